@@ -26,9 +26,9 @@ import jsonschema
 import numpy as np
 
 from quire import LLM, SamplingParams
-from quire.engine.vocabulary import vocabulary_of
 from quire.errors import RequestError
 from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.vocabulary import vocabulary_of
 from quire.params import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 

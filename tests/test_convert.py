@@ -19,8 +19,8 @@ from quire.cli import main
 from quire.config import EngineConfig
 from quire.convert import convert_checkpoint
 from quire.devices.cpu.backend import NativeBackend
-from quire.engine.shares import share_of
-from quire.engine.start import load_tokenizer
+from quire.engine.directory import load_tokenizer
+from quire.engine.stages import share_of
 from quire.errors import ConfigError, ModelError
 from quire.model.converted import MANIFEST, read_converted
 from quire.model.engine_dir import StoredTensor, Writer, read_manifest

@@ -12,8 +12,8 @@ from quire import LLM, SamplingParams, _native
 from quire.build import build_engine
 from quire.cli import main
 from quire.config import EngineConfig
+from quire.engine.directory import ASSETS, SHIPPED_MODEL
 from quire.engine.plan import plan_engine
-from quire.engine.source import ASSETS, SHIPPED_MODEL
 from quire.errors import ConfigError, ModelError
 from quire.model.engine_dir import read_manifest
 from quire.model.info import EngineLimits

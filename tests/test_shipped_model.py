@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quire import LLM, SamplingParams
-from quire.engine.source import ASSETS, SHIPPED_MODEL
+from quire.engine.directory import ASSETS, SHIPPED_MODEL
 from quire.text.output.constraint import call_constraint
 from quire.text.output.parser import parse
 

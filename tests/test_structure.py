@@ -15,6 +15,8 @@ from quire.devices.registry import Isa
 
 ROOT = Path(quire.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+# Each is a folder that plugs into the engine, which imports it by name when an option or a request asks for it.
+FEATURES = {"lora", "grammar", "spec_decode", "pooling", "program", "ranks"}
 # Each part may import parts of lower levels, and itself.
 LEVELS = [
     {"errors", "lazy"},
@@ -23,17 +25,15 @@ LEVELS = [
     {"weights.types"},
     {"devices"},
     {"options"},
-    {"lora", "parallel"},
+    {"feature options"},
     {"config"},
     {"flags"},
-    {"sched", "text", "grammar"},
+    {"sched", "text"},
     {"weights"},
     {"model"},
-    {"spec_decode"},
     {"runtime"},
     {"engine"},
-    {"program"},
-    {"engine.start"},
+    FEATURES,
     {"client"},
     {"llm", "build", "convert", "serve", "cluster", "quantize"},
     {"cli"},
@@ -49,6 +49,8 @@ ALLOWED = {
     ("types", "params"),
     ("types", "steps"),
     ("commands", "bench"),
+    ("program", "grammar"),
+    ("ranks", "lora"),
 }
 # The only modules of devices/ that other parts import: no backend is named outside.
 DEVICE_NEUTRAL = {"adapters", "graph", "ops", "protocol", "registry", "sampling", "host", "processed"}
@@ -65,17 +67,21 @@ def part(name: str, *inner: str) -> str:
     """The part that a module of `quire` belongs to."""
     if inner[:1] and (name == "weights" and inner[0] in WEIGHT_TYPES):
         return "weights.types"
-    return "engine.start" if (name, *inner[:1]) == ("engine", "start") else name
+    if name in FEATURES and inner[:1] == ("options",):
+        return "feature options"
+    return name
 
 
 def imported_modules(tree: ast.AST) -> set[str]:
-    """Every module that is imported, and every name imported from one."""
+    """Every module that is imported, now or by a Lazy later, and every name imported from one."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Lazy":
+            names |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
     return names
 
 
@@ -142,3 +148,54 @@ def test_import_brings_no_family_of_models() -> None:
     code = f"import sys; from quire import LLM; print(*[m for m in sys.modules if m.startswith({start!r})])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {name.removeprefix(start) for name in result.stdout.split()} <= shared
+
+
+def loaded_lines(code: str) -> tuple[int, set[str]]:
+    """The lines of all modules of quire that a run of `code` imports, and their parts."""
+    code += f"""
+import sys
+from pathlib import Path
+root = Path({str(ROOT)!r})
+files = {{Path(m.__file__) for n, m in sys.modules.items() if n.split(".")[0] == "quire" and m.__file__}}
+files = [f for f in files if f.suffix == ".py" and root in f.parents]
+print(sum(len(f.read_text().splitlines()) for f in files), *[f.relative_to(root) for f in files])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines, *files = result.stdout.splitlines()[-1].split()
+    return int(lines), {str(file).removesuffix(".py").replace("/", ".") for file in files}
+
+
+GENERATE = "from quire import LLM; LLM(max_model_len=64, threads=1).generate(['Once'], use_tqdm=False)"
+# Before the first request: the process of `quire serve`, and that of its engine.
+SERVER = """
+from quire.client.client import AsyncEngine, ClientOptions
+from quire.client.metrics import Metrics
+from quire.commands.serve import EngineConfig, ServerConfig
+from quire.serve import server
+config = EngineConfig()
+engine = AsyncEngine(config, ClientOptions(), Metrics("", "vllm:"))
+server._prepare(engine, config, ServerConfig(), server.MAKER)
+"""
+ENGINE = """
+from quire.config import EngineConfig
+from quire.engine import process
+process._load_maker("quire.client.start").start_core(EngineConfig.from_options(max_model_len=64, threads=1))
+"""
+MOST_LINES = {"generate": 24_000, "server": 22_000, "engine": 21_500}
+"""Lines that a run imports at most. The aim is 15,000 for generate: lower a bound when less is imported."""
+SPINE_ONLY = ("weights.gguf.", "weights.readers.", "text.formats.", "text.output.", "serve.")
+
+
+@pytest.mark.parametrize(
+    ("run", "code"),
+    [("generate", GENERATE), ("server", SERVER), ("engine", ENGINE)],
+    ids=["generate", "server", "engine"],
+)
+def test_a_plain_run_imports_no_feature(run: str, code: str) -> None:
+    lines, modules = loaded_lines(code)
+    assert lines <= MOST_LINES[run]
+    for module in modules - {"program.frames"}:
+        name, *inner = module.split(".")
+        assert name not in FEATURES or inner in (["__init__"], ["options"]), f"{module} is imported"
+        if run != "server":
+            assert not module.startswith(SPINE_ONLY) or module.endswith("__init__"), f"{module} is imported"

@@ -10,8 +10,8 @@ from typing import Any
 from bench.article.lengths import conversations
 from bench.article.study import ENGINES, OPTIMIZE, Claim, Result, Setting, Study, seconds, seconds_apart
 from quire.bench.price import cost_per_million
+from quire.engine.directory import model_directory
 from quire.engine.plan import make_backend
-from quire.engine.source import model_directory
 from quire.errors import ConfigError
 
 LONGEST = 320

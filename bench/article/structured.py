@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench.article.study import ENGINES, Claim, Result, Setting, Study
-from quire.engine.start import load_tokenizer
-from quire.engine.vocabulary import vocabulary_of
+from quire.engine.directory import load_tokenizer
 from quire.errors import ConfigError, RequestError
 from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.vocabulary import vocabulary_of
 from quire.params import StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 

@@ -30,7 +30,7 @@ PUBLIC = {
     "quire.types",
 }
 # What an endpoint is made of: `quire.serve.endpoints.Dialect` registers it.
-SERVING = {"quire.engine.source", "quire.serve", "quire.text.tokenizer"}
+SERVING = {"quire.engine.directory", "quire.serve", "quire.text.tokenizer"}
 # What reads a network written in Python makes what a family makes of a checkpoint.
 OPENS_NETWORKS = {"quire.devices.protocol", "quire.engine.source", "quire.model", "quire.weights"}
 NETWORKS = {"tensorrt_llm/layers.py", "tensorrt_llm/lowering.py"}

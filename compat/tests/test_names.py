@@ -20,7 +20,7 @@ import pytest
 
 import quire
 from conftest import Installed
-from quire.engine.source import ASSETS
+from quire.engine.directory import ASSETS
 from quire.errors import RequestError
 
 PROMPT = "Once upon a time"

@@ -16,7 +16,7 @@ import pytest
 
 from conftest import Installed
 from quire import LLM, SamplingParams
-from quire.engine.source import ASSETS
+from quire.engine.directory import ASSETS
 from quire.errors import ConfigError, EngineError, RequestError
 from quire.program import function, gen
 from quire_compat.sglang.engine import Engine

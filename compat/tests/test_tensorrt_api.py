@@ -14,7 +14,7 @@ import pytest
 
 from conftest import Installed
 from quire import LLM, LoRARequest, SamplingParams
-from quire.engine.source import ASSETS, SHIPPED_MODEL
+from quire.engine.directory import ASSETS, SHIPPED_MODEL
 
 MODEL = ASSETS / SHIPPED_MODEL
 PROMPTS = [[0, 40, 71, 95], [0, 33, 60]]

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import Installed
 from quire import LLM, SamplingParams
-from quire.engine.source import ASSETS, SHIPPED_MODEL
+from quire.engine.directory import ASSETS, SHIPPED_MODEL
 from quire.model.converted import read_converted
 from quire.model.engine_dir import read_manifest
 from quire.model.info import EngineLimits

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from quire.engine.source import ASSETS, SHIPPED_MODEL
+from quire.engine.directory import ASSETS, SHIPPED_MODEL
 
 STORIES = ASSETS / SHIPPED_MODEL
 DRAFT = ASSETS / "quire-stories-draft"

@@ -17,9 +17,10 @@ import msgspec
 
 from quire.config import EngineConfig
 from quire.devices.protocol import Backend
+from quire.engine.directory import model_directory
 from quire.engine.plan import make_backend
-from quire.engine.shares import share_of
-from quire.engine.source import asked_of, for_divided, model_directory
+from quire.engine.source import asked_of, for_divided
+from quire.engine.stages import share_of
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.companions import copy_companions

@@ -15,12 +15,12 @@ from msgspec import Meta
 
 from quire.devices.registry import BackendName, Isa
 from quire.errors import ConfigError, RequestError
-from quire.lora import LoraConfig
+from quire.lora.options import LoraConfig
 from quire.options import QUANTIZATIONS
 from quire.options import check_options as check_options
 from quire.options import option as option
-from quire.parallel import ParallelConfig
 from quire.params import SamplingParams
+from quire.ranks.options import ParallelConfig
 from quire.types import PoolerOptions, Pooling
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -274,6 +274,11 @@ class DeviceConfig:
             threads=max(1, threads // ranks),
             numa_bind_nodes=(nodes[rank % len(nodes)],) if nodes else (),
         )
+
+    @property
+    def binds_cores(self) -> bool:
+        """Return whether the process keeps to some cores."""
+        return bool(self.numa_bind or self.numa_bind_nodes or self.numa_bind_cpus)
 
     @property
     def trace_directory(self) -> Path:

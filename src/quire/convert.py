@@ -11,8 +11,9 @@ import numpy as np
 
 from quire.config import EngineConfig
 from quire.devices.protocol import FloatArray
-from quire.engine.shares import share_of
-from quire.engine.source import asked_of, model_directory
+from quire.engine.directory import model_directory
+from quire.engine.source import asked_of
+from quire.engine.stages import share_of
 from quire.errors import ConfigError
 from quire.model import converted
 from quire.model.checkpoint import OpenModel

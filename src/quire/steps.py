@@ -15,6 +15,10 @@ from msgspec import Meta
 ChoicesMethod = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]
+EXPIRED = "expired"
+"""EXPIRED is the finish reason of the "done" event if the session is not there."""
+FAILED = "failed"
+"""FAILED is the finish reason of the "done" event if a step cannot be done."""
 Role = Literal["system", "user", "assistant"]
 Words = Annotated[str, Meta(max_length=1 << 20)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]

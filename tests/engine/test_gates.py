@@ -57,7 +57,10 @@ def request(name: str, n: int = 1) -> Request:
 
 
 def core(*doors: Door) -> EngineCore:
-    return EngineCore(Scheduler(SchedulerConfig(), 64, 16, 64, True), Echo(), doors)
+    made = EngineCore(Scheduler(SchedulerConfig(), 64, 16, 64, True), Echo())
+    for door in doors:
+        made.add_gate(door)
+    return made
 
 
 def run(made: EngineCore, steps: int = 20) -> dict[tuple[str, int], Delta]:

@@ -33,12 +33,12 @@ DELTA = Delta("r", 1, [3], Usage(4, 0, 1), [SCORES], [SCORES], FinishReason.ERRO
 @pytest.mark.parametrize(
     "command",
     [
-        ipc.Add([REQUEST]),
+        ipc.Submit([REQUEST]),
         ipc.Abort("x"),
         ipc.Abort("x", 3),
         ipc.Stop(),
-        ipc.Call(4, Sleep(2, "wait")),
-        ipc.Call(5, WakeUp(("weights",))),
+        ipc.Order(4, Sleep(2, "wait")),
+        ipc.Order(5, WakeUp(("weights",))),
     ],
 )
 def test_commands_return_equal(command: ipc.Command) -> None:
@@ -49,12 +49,14 @@ def test_commands_return_equal(command: ipc.Command) -> None:
     "event",
     [
         ipc.Loading(1.5),
-        ipc.Ready(ModelCard("m", 8, 16, (1, 2), defaults={"top_k": 5}), {"weights": 1.5}, EngineStats()),
+        ipc.EngineReady(
+            ModelCard("m", 8, 16, (1, 2), defaults={"top_k": 5}), {"weights": 1.5}, EngineStats()
+        ),
         ipc.Updates(
             [DELTA], [ipc.Scheduled("r", 0, 2.5)], EngineStats(num_running=3), [ipc.StepTime(0.5, 0.25)]
         ),
         ipc.Reply(1, EngineStats(), "no"),
-        ipc.Failed("ModelError", "no weights"),
+        ipc.EngineFailed("ModelError", "no weights"),
     ],
 )
 def test_events_return_equal(event: ipc.Event) -> None:

@@ -104,6 +104,7 @@ def test_predictions_change_nothing(
     """Right predictions, predictions with a part cut out or put in, and rubbish."""
     wanted = plain("llama-f32")
     llm = load(tiny_model, "llama-f32")
+    llm._features.join("spec_decode")
     llm._core._executor.parts[-1].controller.adaptive = False  # so that times do not count
     outputs = [list(outputs[0].token_ids) for _, outputs in wanted]
     for number, change in enumerate(

@@ -15,10 +15,10 @@ from quire import LLM
 from quire.cli import Program, main
 from quire.commands import flags, serve
 from quire.config import SECTIONS, EngineConfig
-from quire.engine.numa import parse_cores
 from quire.errors import ConfigError
 from quire.flags.arguments import integer, rewritten
 from quire.flags.table import ForeignFlag, engine_flags, vllm_data
+from quire.ranks.numa import parse_cores
 from quire.serve.options import ServerConfig, read_config, split_options
 from tests.shared import REFERENCE
 

@@ -117,9 +117,8 @@ def use_table(llm: LLM, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
         return msgspec.structs.replace(made, grammar="table" if "allowed" in case else None)
 
     monkeypatch.setattr(llm._front, "request", constrained)
-    core = llm._core
-    core._host = core._host or core._make_host(core)
-    monkeypatch.setattr(core._host, "_grammars", TableGrammars(case))
+    llm._features.join("program")
+    monkeypatch.setattr(llm._core.host, "_grammars", lambda: TableGrammars(case))
 
 
 @needs_data

@@ -11,7 +11,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.engine.core import EngineCore
-from quire.engine.source import ASSETS, SHIPPED_MODEL
+from quire.engine.directory import ASSETS, SHIPPED_MODEL
 from quire.errors import ProgramError, RequestError, SessionExpiredError
 from quire.params import StructuredOutputsParams
 from quire.program import calls
@@ -256,7 +256,7 @@ def test_sessions_go_on_where_they_stopped(llm: LLM) -> None:
 
 def test_sessions_are_bounded_in_time_and_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    sessions = llm._core._host._interpret.sessions  # type: ignore[union-attr]
+    sessions = llm._core.host._interpret.sessions  # type: ignore[union-attr]
     monkeypatch.setattr(sessions, "_clock", lambda: now)
     one = run(llm, [text(STORY), gen("a", 4)], keep=True)
     now = SECONDS / 2

@@ -10,7 +10,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli import main
-from quire.engine.source import ASSETS
+from quire.engine.directory import ASSETS
 from quire.quantize.methods import BITS
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.readers.planned import PlannedCheckpoint

@@ -13,10 +13,10 @@ from quire.devices.host import HostLogits
 from quire.devices.protocol import Executable, FloatArray
 from quire.devices.reference.sampler import ReferenceSampler
 from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.part import GrammarPart
+from quire.pooling.part import PoolingPart
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
-from quire.runtime.slots.grammar import GrammarPart
-from quire.runtime.slots.pooling import PoolingPart
 from quire.runtime.slots.protocol import SlotPart
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart
@@ -64,7 +64,7 @@ def new(slot: int, params: dict[str, Any], tokens: Sequence[int] = (5, 6), **mor
 def make_parts() -> list[SlotPart]:
     sampling = SamplingPart(ReferenceSampler(VOCAB))
     grammar = GrammarPart(sampling, VOCAB, cast(GrammarCompiler, AnyGrammar()))
-    return [sampling, grammar, ScoringPart(sampling.sampler), PoolingPart(None)]
+    return [sampling, grammar, ScoringPart(sampling.sampler), PoolingPart(None, {})]
 
 
 def lay_out(*seqs: ScheduledSeq) -> StepLayout:

@@ -26,7 +26,8 @@ from quire.config import EngineConfig
 from quire.engine.verbs import Ping, ResetPrefixCache, Result, Verb
 from quire.errors import EngineError, ModelError
 from quire.params import SamplingParams
-from quire.program import Programs, Texts
+from quire.program.host import Programs
+from quire.program.texts import Texts
 from quire.text.template.render import ChatTemplate
 from quire.text.tokenizer import Tokenizer, TokenizerOptions
 from quire.types import (

@@ -17,9 +17,9 @@ from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import Array, Executable, FloatArray, Limits, ModelInput
+from quire.engine.directory import load_tokenizer
 from quire.engine.plan import make_backend, plan_engine
 from quire.engine.source import find_files
-from quire.engine.start import load_tokenizer
 from quire.errors import ConfigError
 from quire.weights.schemes import weights_name
 

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from quire.cli import Command
 from quire.config import SECTIONS, EngineConfig, check_options, option
-from quire.engine.source import model_directory
+from quire.engine.directory import model_directory
 from quire.errors import EngineError
 from quire.llm import LLM
 

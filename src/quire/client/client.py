@@ -16,28 +16,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from quire.client.engine_process import EngineProcess, Startup, startup_of, status_of
 from quire.client.generation import Generation
-from quire.client.line import Line, Startup, startup_of, status_of
 from quire.client.metrics import Metrics, RequestTimes
 from quire.config import EngineConfig
-from quire.engine.channel import open_pair
 from quire.engine.ipc import (
     Abort,
-    Add,
-    Call,
     Command,
+    EngineFailed,
+    EngineReady,
     Event,
-    Failed,
     Launch,
     Loading,
-    Ready,
+    Order,
     Reply,
     Stop,
+    Submit,
     Updates,
 )
 from quire.engine.log import LogFormat, LogLevel
 from quire.engine.process import pack_launch
 from quire.engine.verbs import Ping, Result, Sleep, Verb, WakeUp
+from quire.engine.wire import open_pair
 from quire.errors import ConfigError, EngineError, ModelError, OverloadedError, QuireError, RequestError
 from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request
 
@@ -89,7 +89,7 @@ class AsyncEngine:
         self.state: State = "starting"
         self.sleeping = False
         self.on_dead: Callable[[], None] | None = None
-        self._line: Line | None = None
+        self._engine: EngineProcess | None = None
         self._live: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._call_ids = itertools.count(1)
@@ -113,15 +113,15 @@ class AsyncEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.end_all(EngineError("the server was stopped before this request finished: send it again"))
-        line, self._line = self._line, None
-        if line is not None:
-            line.send(Stop())
-            await self._reap(line, grace=2.0)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.send(Stop())
+            await self._reap(engine, grace=2.0)
 
     @property
     def pid(self) -> int | None:
         """The id of the engine process, if it runs."""
-        return None if self._line is None else self._line.process.pid
+        return None if self._engine is None else self._engine.process.pid
 
     @property
     def healthy(self) -> bool:
@@ -156,7 +156,7 @@ class AsyncEngine:
                 raise
             channel = theirs.fileno()
         loop = asyncio.get_running_loop()
-        _, line = await loop.create_unix_connection(partial(Line, process), sock=ours)
+        _, engine = await loop.create_unix_connection(partial(EngineProcess, process), sock=ours)
         assert process.stdin is not None
         options = self.options
         launch = Launch(
@@ -168,61 +168,63 @@ class AsyncEngine:
         )
         process.stdin.write(pack_launch(launch))
         try:
-            info = await asyncio.wait_for(self._until_ready(line, began), options.start_timeout)
+            info = await asyncio.wait_for(self._until_ready(engine, began), options.start_timeout)
         except BaseException as error:
-            await self._reap(line, grace=0.0)
+            await self._reap(engine, grace=0.0)
             if isinstance(error, asyncio.TimeoutError):
                 raise EngineError(f"the engine did not start within {options.start_timeout:g} s") from error
             raise
-        self._line = line
-        line.listen(partial(self._receive, line))
+        self._engine = engine
+        engine.listen(partial(self._receive, engine))
         self.sleeping = False
         self._last_event = time.monotonic()
         self.state = "ready"
         return info
 
-    async def _until_ready(self, line: Line, began: float) -> ModelCard:
+    async def _until_ready(self, engine: EngineProcess, began: float) -> ModelCard:
         loading = began
-        died = asyncio.create_task(line.end())
+        died = asyncio.create_task(engine.end())
         try:
             while True:
-                found = asyncio.ensure_future(line.events.get())
+                found = asyncio.ensure_future(engine.events.get())
                 await asyncio.wait({found, died}, return_when=asyncio.FIRST_COMPLETED)
                 if not found.done():
                     found.cancel()
-                    raise EngineError(f"the engine process ended while starting ({status_of(line.process)})")
+                    raise EngineError(
+                        f"the engine process ended while starting ({status_of(engine.process)})"
+                    )
                 event = found.result()
                 if isinstance(event, Loading):
                     loading = event.at
-                elif isinstance(event, Failed):
+                elif isinstance(event, EngineFailed):
                     raise _START_ERRORS.get(event.kind, EngineError)(event.message)
-                elif isinstance(event, Ready):
+                elif isinstance(event, EngineReady):
                     self.metrics.stats = event.stats
                     self.startup = startup_of(began, loading, event.phases, time.monotonic())
                     return event.info
         finally:
             died.cancel()
 
-    async def _reap(self, line: Line, grace: float) -> None:
+    async def _reap(self, engine: EngineProcess, grace: float) -> None:
         """Wait `grace` seconds for the process to end, then kill it."""
         try:
-            await asyncio.wait_for(line.process.wait(), grace)
+            await asyncio.wait_for(engine.process.wait(), grace)
         except asyncio.TimeoutError:
-            if line.process.returncode is None:
-                line.process.kill()
-            await line.process.wait()
-        line.close()
+            if engine.process.returncode is None:
+                engine.process.kill()
+            await engine.process.wait()
+        engine.close()
 
     async def _supervise(self) -> None:
         """Watch the engine process; when it dies, fail its requests and start another."""
         while True:
-            line = self._line
-            assert line is not None
-            await line.end()
-            why = line.failure.message if line.failure else status_of(line.process)
+            engine = self._engine
+            assert engine is not None
+            await engine.end()
+            why = engine.failure.message if engine.failure else status_of(engine.process)
             log.error("the engine process ended (%s): starting another", why)
-            self.state, self._line = "restarting", None
-            line.close()
+            self.state, self._engine = "restarting", None
+            engine.close()
             self.end_all(EngineError(f"the engine failed while this request ran ({why}): send it again"))
             self.metrics.restarted()
             if not await self._restart():
@@ -268,7 +270,7 @@ class AsyncEngine:
             self._live[request.id] = _Live(generation, times, set(range(request.sampling.n)))
             self._num_queued += 1
             self._num_queued_tokens += request.weight
-        self._send(Add(requests))
+        self._send(Submit(requests))
         return generation
 
     async def generate(self, request: Request) -> AsyncIterator[Delta]:
@@ -365,7 +367,7 @@ class AsyncEngine:
 
     # --- messages from the engine ----------------------------------------------------------------------
 
-    def _receive(self, line: Line, event: Event) -> None:
+    def _receive(self, engine: EngineProcess, event: Event) -> None:
         self._last_event = time.monotonic()
         if isinstance(event, Updates):
             self._stepped(event, self._last_event)
@@ -375,8 +377,8 @@ class AsyncEngine:
             future = self._calls.pop(event.id, None)
             if future is not None and not future.done():
                 future.set_result(event)
-        elif isinstance(event, Failed):
-            line.failure = event
+        elif isinstance(event, EngineFailed):
+            engine.failure = event
 
     def _stepped(self, step: Updates, now: float) -> None:
         """The engine has computed a step."""
@@ -438,11 +440,11 @@ class AsyncEngine:
     # --- the channel -----------------------------------------------------------------------------------
 
     def _send(self, command: Command) -> None:
-        if self._line is not None:  # else the engine that had the request has ended
-            self._line.send(command)
+        if self._engine is not None:  # else the engine that had the request has ended
+            self._engine.send(command)
 
     def _ask(self, verb: Verb) -> asyncio.Future[Reply]:
-        call = Call(next(self._call_ids), verb)
+        call = Order(next(self._call_ids), verb)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call.id] = future
         self._send(call)

@@ -5,35 +5,33 @@ Shared by `LLM` and the server, so that both accept and refuse the same. Knows t
 
 from __future__ import annotations
 
-import importlib
 import random
 import time
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from quire.client.frames import frames_of
 from quire.client.outputs import OutputStream
-from quire.config import EngineConfig
-from quire.engine.process import Started
-from quire.errors import PromptTooLongError, RequestError
+from quire.client.request_checks import check_params, check_tokens, for_processors, room_after, scored_from
+from quire.errors import RequestError
+from quire.lazy import Lazy
 from quire.logits_processor import ProcessorClass
-from quire.params import SamplingParams, StructuredOutputsParams, token_lists
-from quire.program.frames import PLAIN, Frames
-from quire.text.formats.registry import reasoning_format
-from quire.text.formats.shapes import Place, ReasoningFormat
+from quire.params import SamplingParams, StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import SEED_MASK, ModelCard, Pooling, Request, ThinkingBudget
 
 if TYPE_CHECKING:
+    from quire.client import frames, thinking
+    from quire.program import frames as plain
+    from quire.program.frames import Frames
+    from quire.text.formats import registry
+    from quire.text.formats.shapes import Place, ReasoningFormat
     from quire.text.template.render import ChatTemplate
+else:
+    frames, plain = Lazy("quire.client.frames"), Lazy("quire.program.frames")
+    registry, thinking = Lazy("quire.text.formats.registry"), Lazy("quire.client.thinking")
 
 
-TOKENS_OF = {"logprobs": "logprob_token_ids", "prompt_logprobs": "prompt_logprob_token_ids"}
-MAX_ASKED_TOKENS = 128
-MAX_TURN = 256  # tokens at the end of a prompt that may tell whether it has begun the reasoning
 # Texts up to this length are always tokenized; longer ones if they may fit into the model's length.
 MAX_CHARACTERS = 1 << 20
 
@@ -83,8 +81,10 @@ class Front:
     def frames(self) -> Frames:
         """How the chat template frames messages."""
         if self.template is None or self.tokenizer is None:
-            return PLAIN
-        return frames_of(lambda messages: self.render(messages, add_generation_prompt=False), self.tokenizer)
+            return plain.PLAIN
+        return frames.frames_of(
+            lambda messages: self.render(messages, add_generation_prompt=False), self.tokenizer
+        )
 
     @property
     def renders_quickly(self) -> bool:
@@ -153,10 +153,10 @@ class Front:
         if not self.info.generates:
             raise RequestError(f"{self.info.name} makes vectors, not text: use embeddings, classes or scores")
         tokens = self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
-        self._check_tokens(tokens)
-        self._check_params(params)
-        params = self._for_processors(params)
-        room = self._room(tokens)
+        check_tokens(tokens, self.info)
+        check_params(params, self.info, self.tokenizer is not None)
+        params = for_processors(params, self.processors, self.takes_functions, self.processed_logprobs)
+        room = room_after(tokens, self.info)
         length = self.info.max_model_len
         if params.max_tokens is not None and params.max_tokens > length and not clamp:
             raise RequestError(
@@ -186,26 +186,8 @@ class Front:
             choices=choices,
             thinking=self._thinking(params, tokens, place),
             prediction=self._prediction(params),
-            scored_from=_scored_from(params, len(tokens)),
+            scored_from=scored_from(params, len(tokens)),
         )
-
-    def _for_processors(self, params: SamplingParams) -> SamplingParams:
-        """The parameters, checked by the engine's processors; without drafts if Python reads each row."""
-        if params.logits_processors and not self.takes_functions:
-            raise RequestError(
-                "logits_processors are functions of this process, and the engine runs in another: use LLM, or name a "
-                "class by --logits-processors and steer it by extra_args",
-                "logits_processors",
-            )
-        for kind in self.processors:
-            if hasattr(kind, "validate_params"):
-                try:
-                    kind.validate_params(params)
-                except ValueError as error:
-                    raise RequestError(f"{kind.__name__}: {error}", "extra_args") from error
-        if params.logits_processors or self.processors or (params.wants_logprobs and self.processed_logprobs):
-            return msgspec.structs.replace(params, speculative_decoding=False)
-        return params
 
     def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
         """The predicted output as tokens; what does not fit the request's length is of no use."""
@@ -227,47 +209,15 @@ class Front:
         """How the model sets its reasoning apart: the format of that name, or the one that its template uses."""
         name = self.reasoning_parser
         source = self.template.source if name == "auto" and self.template is not None else ""
-        return reasoning_format(name, source, self.reasoning_plugins)
+        return registry.reasoning_format(name, source, self.reasoning_plugins)
 
     def _thinking(
         self, params: SamplingParams, tokens: list[int], place: Place | None
     ) -> ThinkingBudget | None:
-        """The bound on reasoning, if there is one and the output can still begin or go on with reasoning."""
         limit = params.thinking_token_budget
-        if limit is None or place == "answer" or self.tokenizer is None:
+        if limit is None or place == "answer" or self.tokenizer is None or self.reasoning is None:
             return None
-        form = self.reasoning
-        if form is None:
-            return None
-        begin, end = form.begin, form.end
-        if form.channels is not None:
-            channels = form.channels
-            begin, end = (channels.channel + channels.reasoning + channels.message,), channels.ends
-        if not end:
-            return None
-        if place is None:
-            place = form.place(self.tokenizer.decode(tokens[-MAX_TURN:], skip_special_tokens=False))
-        return None if place == "answer" else ThinkingBudget(limit, begin, end, place == "reasoning")
-
-    def _room(self, tokens: list[int]) -> int:
-        """How many tokens of output fit after the prompt. PromptTooLongError if none does."""
-        count, longest = len(tokens), self.info.max_input_len
-        if longest is not None and count > longest:
-            raise PromptTooLongError(
-                f"This engine's maximum context length is {longest} tokens of prompt, and the prompt has {count}: "
-                "shorten it or build the engine with a larger --max-input-len",
-                count,
-                longest,
-            )
-        length = self.info.max_model_len
-        if count >= length:
-            raise PromptTooLongError(
-                f"This model's maximum context length is {length} tokens, including at least one of output, and the "
-                f"prompt has {count} tokens: shorten it or raise --max-model-len",
-                count,
-                length - 1,
-            )
-        return length - count
+        return thinking.thinking_budget(limit, self.reasoning, self.tokenizer, tokens, place)
 
     def pooled(
         self,
@@ -284,7 +234,7 @@ class Front:
         Without `activate`, an embedding is not scaled to length 1. With `splits`, a text that is too long is taken if
         options allow parts (`quire.client.chunks`).
         """
-        self._check_tokens(tokens)
+        check_tokens(tokens, self.info)
         longest = self.longest_text if splits and self.longest_text else self.longest_input
         if len(tokens) > longest:
             raise RequestError(
@@ -361,49 +311,6 @@ class Front:
             raise RequestError("this engine has no tokenizer: pass token ids", "prompt")
         return self.tokenizer
 
-    def _check_tokens(self, tokens: list[int]) -> None:
-        if not tokens:
-            raise RequestError("the prompt is empty: pass at least one token", "prompt")
-        for token in tokens:
-            if type(token) is not int or not 0 <= token < self.info.vocab_size:
-                raise RequestError(
-                    f"token id {token!r} is outside the vocabulary (0 to {self.info.vocab_size - 1})",
-                    "prompt",
-                )
-
-    def _check_params(self, params: SamplingParams) -> None:
-        vocab = self.info.vocab_size
-        if params.min_tokens and params.allowed_token_ids is not None:
-            ends = {*self.info.eos_token_ids, *(params.stop_token_ids or ())}
-            if ends.issuperset(params.allowed_token_ids):
-                raise RequestError(
-                    "allowed_token_ids holds only tokens that end the output, which min_tokens forbids: allow others",
-                    "allowed_token_ids",
-                )
-        for name, tokens in token_lists(params):
-            for token in tokens:
-                if token >= vocab:
-                    raise RequestError(
-                        f"{name}: token id {token} is outside the vocabulary (0 to {vocab - 1})", name
-                    )
-        for name in ("logprobs", "prompt_logprobs"):
-            wanted = getattr(params, name) or 0
-            named = len(getattr(params, TOKENS_OF[name]) or ())
-            if named > MAX_ASKED_TOKENS:
-                raise RequestError(
-                    f"{TOKENS_OF[name]} has {named} tokens, the most is {MAX_ASKED_TOKENS}", TOKENS_OF[name]
-                )
-            if (vocab if wanted == -1 else wanted) > self.info.max_logprobs:
-                raise RequestError(
-                    f"{name} asks for {wanted if wanted != -1 else 'all'} entries per token, the most is "
-                    f"{self.info.max_logprobs} (--max-logprobs)",
-                    name,
-                )
-        if self.tokenizer is None and params.structured_outputs is not None:
-            raise RequestError("structured outputs need a tokenizer", "structured_outputs")
-        if self.tokenizer is None and (params.stop or params.bad_words):
-            raise RequestError("stop strings and bad words need a tokenizer: use stop_token_ids", "stop")
-
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word, at the start of a text and after a space, as in vLLM."""
         if not params.bad_words:
@@ -411,24 +318,3 @@ class Front:
         texts = [text for word in params.bad_words for text in (word, " " + word.lstrip())]
         rows = self._need_tokenizer().encode_batch(texts, add_special_tokens=False)
         return tuple(dict.fromkeys(tuple(row) for row in rows if row))
-
-
-def _scored_from(params: SamplingParams, num_tokens: int) -> int:
-    start = params.prompt_logprob_start or 0
-    if start >= num_tokens:
-        raise RequestError(
-            f"prompt_logprob_start is {start}, but the prompt has {num_tokens} tokens", "prompt_logprob_start"
-        )
-    return max(0, start - 1)
-
-
-class Maker(Protocol):
-    """A module that makes the core of an engine and its front; tests replace it by a scripted one."""
-
-    def start_core(self, config: EngineConfig) -> Started: ...
-    def start_front(self, config: EngineConfig, info: ModelCard) -> Front: ...
-
-
-def load_maker(name: str) -> Maker:
-    """Import the maker module of that name."""
-    return cast(Maker, importlib.import_module(name))

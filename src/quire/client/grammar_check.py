@@ -15,7 +15,7 @@ import msgspec
 
 from quire.client.grammar_worker import Setup, Verdict, frame
 from quire.config import EngineConfig
-from quire.engine.pipes import LENGTH
+from quire.engine.wire import LENGTH
 from quire.errors import EngineError, OverloadedError, RequestError
 from quire.params import StructuredOutputsParams
 from quire.types import ModelCard

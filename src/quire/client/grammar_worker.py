@@ -10,20 +10,25 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.client.front import load_maker
+from quire.client.maker import load_maker
 from quire.config import EngineConfig
-from quire.engine.pipes import framed, read_frame
-from quire.engine.vocabulary import vocabulary_of
+from quire.engine.wire import framed, read_frame
 from quire.errors import EngineError, RequestError
-from quire.grammar.compiler import GrammarCompiler
+from quire.lazy import Lazy
 from quire.params import StructuredOutputsParams
 from quire.types import ModelCard
 
 if sys.platform != "win32":
     import resource
+
+if TYPE_CHECKING:
+    from quire.grammar import compiler, vocabulary
+else:  # the server's process imports this module for its messages alone
+    compiler, vocabulary = Lazy("quire.grammar.compiler"), Lazy("quire.grammar.vocabulary")
 
 log = logging.getLogger("quire.grammar")
 
@@ -69,26 +74,28 @@ def _limit_memory(more: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
-def make_compiler(setup: Setup) -> GrammarCompiler:
+def make_compiler(setup: Setup) -> compiler.GrammarCompiler:
     tokenizer = load_maker(setup.maker).start_front(setup.config, setup.info).tokenizer
     if tokenizer is None:
         raise EngineError("structured outputs need a tokenizer")
     info = setup.info
-    return GrammarCompiler(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
+    return compiler.GrammarCompiler(
+        lambda: vocabulary.vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids)
+    )
 
 
 def main() -> int:
     if sys.platform == "linux":
         os.nice(10)
     setup = msgspec.msgpack.decode(_read(), type=Setup)
-    compiler = make_compiler(setup)
-    compiler.prepare()  # now, so that its memory is not charged to the first constraint
+    grammars = make_compiler(setup)
+    grammars.prepare()  # now, so that its memory is not charged to the first constraint
     _limit_memory(setup.memory)
     _write(Verdict())
     while True:
         params = msgspec.msgpack.decode(_read(), type=StructuredOutputsParams)
         try:
-            _write(Verdict(compiler.check(params)))
+            _write(Verdict(grammars.check(params)))
         except RequestError as error:
             _write(Verdict(error=str(error)))
         except MemoryError:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.errors import EngineError, ProgramError, SessionExpiredError
-from quire.program.program_requests import EXPIRED, FAILED
-from quire.steps import Event
+from quire.steps import EXPIRED, FAILED, Event
 from quire.types import Delta, FinishReason, Request, Usage
 
 Object = dict[str, Any]

@@ -16,9 +16,8 @@ from quire.bench.progress import progress
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import IntArray
+from quire.engine.directory import ASSETS, load_tokenizer, model_directory
 from quire.engine.plan import make_backend
-from quire.engine.source import ASSETS, model_directory
-from quire.engine.start import load_tokenizer
 from quire.errors import ConfigError
 from quire.files import read_text
 from quire.quantize.fisher import fisher_information, read_fisher

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
+from quire.config import EngineConfig
 from quire.engine.verbs import Result, Verb
-from quire.types import Delta, EngineStats, Request, ScheduledBatch
+from quire.types import Delta, EngineStats, ModelCard, Request, ScheduledBatch
 
 
 class Core(Protocol):
@@ -70,3 +71,27 @@ class Host(Protocol):
 
     def count(self, stats: EngineStats) -> None:
         """Add the host's gauges."""
+
+
+class Phases(Protocol):
+    """The parts of the start-up time: seconds by phase, in order."""
+
+    @property
+    def phases(self) -> dict[str, float]: ...
+
+
+class Made(Protocol):
+    """An engine that is ready for its first request."""
+
+    @property
+    def core(self) -> Core: ...
+    @property
+    def info(self) -> ModelCard: ...
+    @property
+    def report(self) -> Phases: ...
+
+
+class CoreMaker(Protocol):
+    """A module that starts an engine core from its configuration."""
+
+    def start_core(self, config: EngineConfig) -> Made: ...

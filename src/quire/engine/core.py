@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from time import perf_counter
 from typing import Protocol
@@ -16,8 +16,11 @@ from quire.errors import EngineError, QuireError, message_of
 from quire.sched.scheduler import Scheduler
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
-ADAPTERS_OFF = "adapters are not enabled: start the engine with --enable-lora"
 log = logging.getLogger("quire.engine")
+
+
+def _nothing_more(request: Request) -> None:
+    """No request asks for a feature."""
 
 
 class Executor(Protocol):
@@ -42,12 +45,12 @@ class EngineCore:
         self,
         scheduler: Scheduler,
         executor: Executor,
-        gates: Sequence[Gate] = (),
-        make_host: Callable[[EngineCore], Host] | None = None,
         depth: int = 1,
     ) -> None:
         self.scheduler = scheduler
-        self.gates = gates
+        self.gates: list[Gate] = []
+        self.host: Host | None = None  # of composed requests
+        self.demand: Callable[[Request], None] = _nothing_more
         # Called before a batch with new sequences is computed, with the times of each step, and with the begin, the
         # end (seconds of time.perf_counter) and the batch of each.
         self.on_batch: Callable[[ScheduledBatch], None] | None = None
@@ -61,17 +64,21 @@ class EngineCore:
         self._flight: deque[tuple[ScheduledBatch, float, Future[StepOutput] | None]] = deque()
         self._ended = 0.0  # when the last step ended
         self._ready: list[Delta] = []  # the next step returns them
-        self._waiting = Gates(gates)
-        self._keepers = [gate for gate in gates if isinstance(gate, Keeper)]
+        self._waiting = Gates(self.gates)
+        self._keepers: list[Keeper] = []
         # Samples that ended, by step: those of a step in flight still use what keepers keep for them.
         self._ended_samples: deque[list[tuple[str, int | None]]] = deque()
-        self._make_host = make_host
-        self._host: Host | None = None  # made for the first composed request
+
+    def add_gate(self, gate: Gate) -> None:
+        """Let requests pass a further gate, after the others."""
+        self.gates.append(gate)
+        if isinstance(gate, Keeper):
+            self._keepers.append(gate)
 
     @property
     def has_work(self) -> bool:
         """Return whether `step` has something to do."""
-        if self._host is not None and self._host.has_work:
+        if self.host is not None and self.host.has_work:
             return True
         return bool(self._ready) if self.asleep else self.busy
 
@@ -85,12 +92,13 @@ class EngineCore:
         if not request.is_composed:
             self.queue(request)
             return
-        if self._host is None and self._make_host is not None:
-            self._host = self._make_host(self)
-        if self._host is None:
-            self._ready += ends(request, FinishReason.ERROR, "this engine runs no programs")
-        else:
-            self._host.add(request)
+        try:
+            self.demand(request)
+            if self.host is None:
+                raise EngineError("this engine runs no programs")
+            self.host.add(request)
+        except Exception as error:
+            self._refuse(request, error)
 
     def queue(self, request: Request) -> None:
         """Queue a request of one model call once it has passed the gates."""
@@ -99,14 +107,16 @@ class EngineCore:
                 raise EngineError(
                     f"request id {request.id!r} is in use by a request that has not ended; choose another id"
                 )
-            if request.adapter is not None and not self._keepers:
-                raise EngineError(ADAPTERS_OFF)
+            self.demand(request)
             if not self._waiting.take(request):
                 self._ready += self.scheduler.add(request)
         except Exception as error:
-            if not isinstance(error, QuireError):
-                log.exception("request %s cannot be queued", request.id)
-            self._ready += ends(request, FinishReason.ERROR, message_of(error))
+            self._refuse(request, error)
+
+    def _refuse(self, request: Request, error: Exception) -> None:
+        if not isinstance(error, QuireError):
+            log.error("request %s cannot be queued", request.id, exc_info=error)
+        self._ready += ends(request, FinishReason.ERROR, message_of(error))
 
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None:
         """Queue `request` as a continuation of a live sample: see `Scheduler.fork`."""
@@ -124,8 +134,8 @@ class EngineCore:
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one sample of it. Ignore unknown ids: the request has ended."""
-        if self._host is not None and request_id in self._host:
-            self._host.abort(request_id)
+        if self.host is not None and request_id in self.host:
+            self.host.abort(request_id)
         elif request_id not in self._waiting:
             self._ready += self.scheduler.abort(request_id, index)
         elif (request := self._waiting.abort(request_id, index)) is not None:
@@ -133,8 +143,8 @@ class EngineCore:
 
     def drop(self, request_id: str, index: int | None = None) -> None:
         """End a request without deltas, because its reader has gone."""
-        if self._host is not None and request_id in self._host:
-            self._host.drop(request_id)
+        if self.host is not None and request_id in self.host:
+            self.host.drop(request_id)
             return
         if request_id in self._waiting:
             self._waiting.remove(request_id)
@@ -147,12 +157,12 @@ class EngineCore:
         """Obey an operator, now or (a Future) beside the steps. EngineError if the verb's feature is off."""
         handler = self.handlers.get(type(verb))
         if handler is None:
-            raise EngineError(ADAPTERS_OFF)
+            raise EngineError(f"{type(verb).__name__}: the engine was started without this feature")
         return handler(verb)
 
     def step(self) -> list[Delta]:
         """Fill the flight and take in the oldest result; returns the deltas of all its sequences."""
-        host = self._host
+        host = self.host
         if host is not None:
             host.advance()
         deltas = self._take_ready() if self.asleep else self._compute()
@@ -216,7 +226,7 @@ class EngineCore:
 
     def settle(self, mode: str) -> None:
         """End all requests ("abort"), finish them ("wait"), or only finish programs ("keep"); empty the flight."""
-        host = self._host
+        host = self.host
         if host is not None and mode == "abort":
             host.abort_all()
         wait = mode == "wait"
@@ -234,8 +244,8 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Return counters and gauges."""
         stats = self.scheduler.stats()
-        if self._host is not None:
-            self._host.count(stats)
+        if self.host is not None:
+            self.host.count(stats)
         return stats
 
     def _reset(self, verb: ResetPrefixCache) -> bool:

@@ -13,7 +13,7 @@ from quire.engine.verbs import Result, Verb
 from quire.types import Delta, EngineStats, ModelCard, Request
 
 
-class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Queue requests."""
 
     requests: list[Request]
@@ -26,7 +26,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
     index: int | None = None
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Order(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A verb of an operator, answered once by a Reply with the same `id`."""
 
     id: int
@@ -37,7 +37,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Leave the loop; drop running requests."""
 
 
-Command = Add | Abort | Call | Stop
+Command = Submit | Abort | Order | Stop
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -46,7 +46,7 @@ class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
     at: float
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The engine takes requests from now on. `phases` are the parts of the loading time, in seconds."""
 
     info: ModelCard
@@ -82,7 +82,7 @@ class Updates(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The answer to a Call: how things are after it and its `result`, or `error`."""
+    """The answer to an Order: how things are after it and its `result`, or `error`."""
 
     id: int
     stats: EngineStats | None = None
@@ -90,14 +90,14 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     result: Result = None
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The engine cannot start or continue. `kind` is the class of the error."""
 
     kind: str
     message: str
 
 
-Event = Loading | Ready | Updates | Reply | Failed
+Event = Loading | EngineReady | Updates | Reply | EngineFailed
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True):

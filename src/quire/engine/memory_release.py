@@ -50,6 +50,7 @@ class MemoryRelease(Generic[M]):
         self._load, self._make_cache, self._compile = load, make_cache, compile
         self._cache: KVCache | None = None
         self._present = set(PARTS)
+        self.keeps_weights = False  # what else uses them never gives them back
         self.after_load: list[Callable[[], None]] = []  # puts back what a new executable lacks
 
     @property
@@ -70,7 +71,7 @@ class MemoryRelease(Generic[M]):
             return
         self._runner.unload()
         self._cache = None
-        if "weights" not in self._present:
+        if "weights" not in self._present and not self.keeps_weights:
             self._model = None
         gc.unfreeze()  # the engine's process froze what lives since its start
         gc.collect()
@@ -78,16 +79,22 @@ class MemoryRelease(Generic[M]):
     def restore(self, parts: Sequence[str]) -> None:
         """Take the parts that are missing. Raises EngineError for a name that is no part."""
         check_parts(parts)
+        if self._take(parts):
+            for put_back in self.after_load:
+                put_back()
+
+    def _take(self, parts: Sequence[str]) -> bool:
+        """Take the parts that are missing; returns whether the executable is a new one."""
         for part in parts:
             if part == "weights" and self._model is None:
                 self._model = self._load()
             if part == "kv_cache" and part not in self._present:
                 self._cache = self._make_cache()
             self._present.add(part)
-        if self.complete and not self._runner.loaded:
+        anew = self.complete and not self._runner.loaded
+        if anew:
             assert self._model is not None
             cache = self._make_cache() if self._cache is None else self._cache
             self._runner.load(self._compile(self._model, cache), cache)
             self._cache = None
-            for put_back in self.after_load:
-                put_back()
+        return anew

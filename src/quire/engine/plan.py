@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace as replaced
 
-from quire.config import DeviceConfig, EngineConfig, ModelConfig, SpeculativeOptions
-from quire.devices import registry
+from quire.config import DeviceConfig, EngineConfig, ModelConfig
+from quire.devices import registry as devices
 from quire.devices.protocol import (
     Arithmetic,
     Backend,
@@ -21,16 +21,9 @@ from quire.devices.protocol import (
     KVSpec,
     Limits,
 )
-from quire.engine.adapted import adapter_slots, adapters_bytes
-from quire.engine.shares import (
-    StagePlan,
-    check_parallel,
-    drafting_target,
-    own_head_bytes,
-    share_of,
-    with_same_blocks,
-)
+from quire.engine import registry
 from quire.engine.source import find_files, for_divided
+from quire.engine.stages import StagePlan, check_node, share_of, with_same_blocks
 from quire.errors import ConfigError
 from quire.model.cost import Cost
 from quire.model.info import ModelInfo
@@ -39,28 +32,8 @@ from quire.model.loaded import ServedModel
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import Shard
 from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
-from quire.runtime.trees import tree_blocks, with_trees
-from quire.spec_decode.make import (
-    WITHOUT_MODEL,
-    Drafter,
-    DraftNeed,
-    find_drafter,
-    plan_draft,
-    verifier_of,
-)
-from quire.weights.hub import find_model
 
 MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
-
-
-def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
-    """How to draft. If the configured model is a speculator, it drafts unless another drafter is asked for."""
-    options, model = config.speculation.options, config.model
-    if options is not None and (options.model is not None or options.method in WITHOUT_MODEL):
-        return options
-    if model.model and verifier_of(find_model(model.model, model.revision, model.download_dir)) is not None:
-        return msgspec.structs.replace(options or SpeculativeOptions(), model=model.model)
-    return options
 
 
 def tapped(model: ServedModel, taps: tuple[int, ...]) -> Graph:
@@ -74,18 +47,65 @@ def device_of(config: EngineConfig, rank: int) -> DeviceConfig:
     if parallel.distributed_executor_backend == "ray":
         return config.device
     index = rank - parallel.own_ranks.start
-    return config.device.of_rank(index, parallel.ranks_per_node, registry.usable_threads())
+    return config.device.of_rank(index, parallel.ranks_per_node, devices.usable_threads())
 
 
 def make_backend(device: DeviceConfig, model: ModelInfo | None = None) -> Backend:
     """The configured backend, or the one that a foreign model needs. ConfigError if these differ."""
     if model is None or not model.foreign:
-        return registry.make_backend(device.backend, device.threads, device.isa)
+        return devices.make_backend(device.backend, device.threads, device.isa)
     if device.backend != "auto":
         raise ConfigError(
             f"{model.spec.architecture} runs through transformers, not --backend {device.backend}: leave it out"
         )
-    return registry.make_foreign_backend(device.threads)
+    return devices.make_foreign_backend(device.threads)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a feature takes of a rank, in bytes; and further blocks of the KV cache.
+
+    `limits` is the largest step if the feature adds to one, `taps` the layers whose output it reads. With
+    `recomputes_last` the last token of a cached prefix is computed again.
+    """
+
+    weights: int = 0
+    workspace: int = 0
+    kv_per_token: int = 0
+    blocks: int = 0
+    limits: Limits | None = None
+    taps: tuple[int, ...] = ()
+    recomputes_last: bool = False
+
+    def __add__(self, other: Need) -> Need:
+        return Need(
+            self.weights + other.weights,
+            self.workspace + other.workspace,
+            self.kv_per_token + other.kv_per_token,
+            self.blocks + other.blocks,
+            self.limits or other.limits,
+            self.taps + other.taps,
+            self.recomputes_last or other.recomputes_last,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """What a feature sees of a rank that is planned: an outline of its share, and the largest step without features."""
+
+    config: EngineConfig
+    model: ModelInfo
+    backend: Backend
+    share: ServedModel
+    limits: Limits
+    shard: Shard
+
+
+class Planned(Protocol):
+    """A feature that options ask for."""
+
+    def need(self, planning: Planning) -> Need:
+        """Return what the feature takes. ConfigError if it does not go with the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +121,25 @@ class EnginePlan:
     memory: MemoryPlan
     cost: Cost
     config: EngineConfig
-    drafter: Drafter | None
-    draft: DraftNeed
+    features: dict[str, Planned]
+    need: Need
     shard: Shard
     stages: tuple[StagePlan, ...]
 
+    @property
+    def step_limits(self) -> Limits:
+        """Return the largest step, with what features add to one."""
+        return self.need.limits or self.limits
+
     def kv_cache(self) -> KVCache:
-        """Room for all sequences, and for branches of drafts."""
+        """Make room for all sequences, and for features' own blocks."""
         memory = self.memory
-        own = tree_blocks(self.draft.trees, memory.block_size)
-        return self.backend.kv_cache(self.kv_spec, memory.num_blocks + own, memory.block_size)
+        blocks = memory.num_blocks + self.need.blocks
+        return self.backend.kv_cache(self.kv_spec, blocks, memory.block_size)
 
     def executable(self, model: ServedModel, kv: KVCache) -> Executable:
-        return self.backend.compile(
-            tapped(model, self.draft.taps), kv, with_trees(self.limits, self.draft.trees)
-        )
+        """Compile the model for the largest step."""
+        return self.backend.compile(tapped(model, self.need.taps), kv, self.step_limits)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -133,6 +157,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
     config = _for_whole_prompts(config, longest) if model.spec.bidirectional else config
     config = for_divided(config, files)
     parallel = config.parallel
+    check_node(parallel)
     stages, shard = parallel.pipeline_parallel_size, share_of(parallel, 0, model)
     backend = make_backend(device_of(config, 0), model)
     outline = backend.outline()
@@ -142,41 +167,37 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
         config.scheduler.max_num_batched_tokens,
         model.limits.max_batch_size or config.scheduler.max_num_seqs,
     )
-    slots = adapter_slots(config.lora)
+    slots = config.lora.slots if config.lora.enable_lora else 0
     limits = Limits(
         config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs), slots
     )
-    sketch = files.outline(outline, shard)
-    drafter = find_drafter(speculative_options(config), config.model.download_dir)
-    check_parallel(config, shard, model.spec, drafter is not None and drafter.runs_model)
-    target = drafting_target(drafter, sketch, outline, True)
-    draft = plan_draft(drafter, outline, target, limits, config.cache.block_size)
-    dtype, planned = kv_dtype(config, model.dtype), []
+    features = {
+        name: registry.make(name, config)
+        for name, entry in registry.FEATURES.items()
+        if entry.by_options(config)
+    }
+    dtype, planned, need = kv_dtype(config, model.dtype), list[StagePlan](), Need()
     for stage in range(stages):
-        own, last = replaced(shard, stage=stage), stage == stages - 1
-        drafts, share = (draft, sketch) if last else (DraftNeed(), files.outline(outline, own))
-        kv_spec = model.kv_spec(dtype, own)
-        if backend.places_blocks and shard.alone and not model.spec.bidirectional and not draft.kv_per_token:
+        own = replaced(shard, stage=stage)
+        share, kv_spec = files.outline(outline, own), model.kv_spec(dtype, own)
+        planning = Planning(config, model, outline, share, limits, own)
+        need = sum((feature.need(planning) for feature in features.values()), Need())
+        if backend.places_blocks and shard.alone and not model.spec.bidirectional and not need.kv_per_token:
             kv_spec = kv_spec.divided()
-        own_tokens = tree_blocks(drafts.trees, config.cache.block_size) * config.cache.block_size
-        need = MemoryNeed(
-            weights=share.weight_bytes
-            + drafts.weights
-            + adapters_bytes(share, outline, config.lora, slots)
-            + (own_head_bytes(target, share) if last else 0),
-            workspace=outline.workspace_bytes(
-                tapped(share, drafts.taps), kv_spec, with_trees(limits, drafts.trees)
-            )
-            + drafts.workspace
-            + own_tokens * kv_spec.bytes_per_token,
-            kv_bytes_per_token=kv_spec.bytes_per_token + drafts.kv_per_token,
+        block_bytes = config.cache.block_size * kv_spec.bytes_per_token
+        memory_need = MemoryNeed(
+            weights=share.weight_bytes + need.weights,
+            workspace=outline.workspace_bytes(tapped(share, need.taps), kv_spec, need.limits or limits)
+            + need.workspace
+            + need.blocks * block_bytes,
+            kv_bytes_per_token=kv_spec.bytes_per_token + need.kv_per_token,
             max_model_len=longest,
             max_model_len_is_given=config.model.max_model_len is not None,
             max_num_seqs=max_num_seqs,
             shape=kv_spec.block_shape,
             budget=config.scheduler.max_num_batched_tokens,
         )
-        memory = plan_memory(config.cache, need, available)
+        memory = plan_memory(config.cache, memory_need, available)
         planned.append(StagePlan(own, kv_spec, memory, share.cost))
     planned = with_same_blocks(planned)
     ends, name = planned[-1], _name(config.model, model.directory)
@@ -190,8 +211,8 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
         ends.memory,
         ends.cost,
         config,
-        drafter,
-        draft,
+        features,
+        need,
         shard,
         tuple(planned),
     )

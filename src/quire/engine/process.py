@@ -14,36 +14,34 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from typing import Protocol, cast
+from typing import cast
 
-from quire.config import EngineConfig
 from quire.engine import garbage
-from quire.engine.api import Core
-from quire.engine.channel import Channel, ChannelClosedError
+from quire.engine.api import Core, CoreMaker
 from quire.engine.ipc import (
     Abort,
-    Add,
-    Call,
     Command,
+    EngineFailed,
+    EngineReady,
     Event,
-    Failed,
     Launch,
     Loading,
-    Ready,
+    Order,
     Reply,
     Scheduled,
     StepTime,
     Stop,
+    Submit,
     Updates,
     decode_command,
     decode_launch,
     encode,
 )
 from quire.engine.log import set_up_logging
-from quire.engine.pipes import framed, leave_with_parent, read_frame
 from quire.engine.verbs import WakeUp
+from quire.engine.wire import Channel, ChannelClosedError, framed, leave_with_parent, read_frame
 from quire.errors import EngineError, QuireError, message_of
-from quire.types import Delta, FinishReason, ModelCard, Request, ScheduledBatch, ends
+from quire.types import Delta, FinishReason, Request, ScheduledBatch, ends
 
 log = logging.getLogger("quire.engine")
 
@@ -51,33 +49,9 @@ LAST_SECONDS = 2.0  # for the last frame of an engine that failed
 JOB_POLL = 5  # milliseconds between looks at work beside the steps, while nothing else happens
 
 
-class Report(Protocol):
-    """The parts of the start-up time: seconds by phase, in order."""
-
-    @property
-    def phases(self) -> dict[str, float]: ...
-
-
-class Started(Protocol):
-    """An engine that is ready for its first request."""
-
-    @property
-    def core(self) -> Core: ...
-    @property
-    def info(self) -> ModelCard: ...
-    @property
-    def report(self) -> Report: ...
-
-
-class Maker(Protocol):
-    """A module that starts an engine core from its configuration."""
-
-    def start_core(self, config: EngineConfig) -> Started: ...
-
-
-def _load_maker(name: str) -> Maker:
+def _load_maker(name: str) -> CoreMaker:
     """The maker in that module; tests use a scripted one."""
-    return cast(Maker, importlib.import_module(name))
+    return cast(CoreMaker, importlib.import_module(name))
 
 
 def pack_launch(launch: Launch) -> bytes:
@@ -99,8 +73,8 @@ class EngineLoop:
         self._channel = channel
         self._stats_interval = stats_interval
         self._stats_due = 0.0
-        self._calls: deque[Call] = deque()
-        self._jobs: list[tuple[Call, Future[str]]] = []  # beside the steps; answered once they are done
+        self._calls: deque[Order] = deque()
+        self._jobs: list[tuple[Order, Future[str]]] = []  # beside the steps; answered once they are done
         self._refused: list[Delta] = []
         self._scheduled: list[Scheduled] = []
         self._steps: list[StepTime] = []
@@ -133,12 +107,12 @@ class EngineLoop:
                 self._obey(decode_command(frame))
 
     def _obey(self, command: Command) -> None:
-        if isinstance(command, Add):
+        if isinstance(command, Submit):
             for request in command.requests:
                 self._add(request)
         elif isinstance(command, Abort):
             self._core.abort(command.request_id, command.index)
-        elif isinstance(command, Call):
+        elif isinstance(command, Order):
             self._calls.append(command)
         elif isinstance(command, Stop):
             self._running = False
@@ -151,7 +125,7 @@ class EngineLoop:
             log.exception("request %s cannot be queued", request.id)
             self._refused += ends(request, FinishReason.ERROR, message_of(error))
 
-    def _answer(self, call: Call) -> None:
+    def _answer(self, call: Order) -> None:
         try:
             result = self._core.do(call.verb)
         except Exception as error:
@@ -204,19 +178,21 @@ def _serve(launch: Launch, channel: Channel) -> None:
     garbage.keep()
     garbage.collect_rarely()
     loop = EngineLoop(started.core, channel, launch.stats_interval)
-    channel.send(encode(Ready(started.info, started.report.phases, started.core.stats())))
+    channel.send(encode(EngineReady(started.info, started.report.phases, started.core.stats())))
     loop.run()
 
 
-def _failure(error: Exception) -> Failed:
+def _failure(error: Exception) -> EngineFailed:
     """The error as the client reports it."""
     if isinstance(error, MemoryError):
-        return Failed("EngineError", f"out of memory: {error or 'an allocation failed'}; see `quire plan`")
-    return Failed(type(error).__name__, str(error) or type(error).__name__)
+        return EngineFailed(
+            "EngineError", f"out of memory: {error or 'an allocation failed'}; see `quire plan`"
+        )
+    return EngineFailed(type(error).__name__, str(error) or type(error).__name__)
 
 
 def main() -> int:
-    """Returns the exit status: 0 after a Stop, 1 if the engine failed (a Failed frame gives the reason)."""
+    """Returns the exit status: 0 after a Stop, 1 if the engine failed (an EngineFailed frame gives the reason)."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the API process decides when this one ends
     stdin = sys.stdin.fileno()

@@ -12,14 +12,13 @@ import msgspec
 from quire import __version__
 from quire.config import EngineConfig, ModelConfig
 from quire.devices import registry
+from quire.engine.directory import model_directory
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
 from quire.model import load
 from quire.model.info import Asked, ModelInfo, Reading
 from quire.model.parts.decoder import DecoderConfig
-from quire.spec_decode.make import verifier_of
 from quire.weights.gguf import is_gguf
-from quire.weights.hub import find_model
 from quire.weights.schemes import FLOAT_KINDS, METHODS, Quantization, scheme
 from quire.weights.source import quantization_method
 
@@ -27,27 +26,6 @@ if TYPE_CHECKING:
     from quire.model import foreign
 else:
     foreign = Lazy("quire.model.foreign")
-
-ASSETS = Path(__file__).parent.parent / "assets"
-SHIPPED_MODEL = "quire-stories"
-
-
-def model_directory(config: ModelConfig) -> Path:
-    """The local directory or GGUF file of the configured model; by default, of the model inside the package.
-
-    A speculator stands for the target that it names.
-    """
-    if config.model:
-        weights = config.load_format != "dummy"
-        path = find_model(config.model, config.revision, config.download_dir, weights, config.hf_token)
-        target = verifier_of(path)
-        if target is None:
-            return path
-        return find_model(target, download_dir=config.download_dir, weights=weights, token=config.hf_token)
-    shipped = ASSETS / SHIPPED_MODEL
-    if not shipped.is_dir():
-        raise ModelError("this installation contains no model: name a directory or a Hugging Face id")
-    return shipped
 
 
 def quantized_weights(config: ModelConfig, path: Path) -> Quantization | None:

@@ -14,8 +14,9 @@ import msgspec
 
 from quire.client.adapters import LoadedAdapter, LoadedAdapters, requests_for, with_adapter
 from quire.client.client import AsyncEngine, ClientOptions
-from quire.client.front import Front, load_maker
+from quire.client.front import Front
 from quire.client.grammar_check import GrammarChecker
+from quire.client.maker import load_maker
 from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.vectors import PoolingOutput, VectorRequestOutput

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from quire.client.adapters import with_adapter
-from quire.client.beams import BeamSearchOutput, BeamSearchParams, beam_output
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.config import EngineConfig
 from quire.engine.local import LocalCall
@@ -16,7 +16,6 @@ from quire.errors import RequestError
 from quire.lazy import Lazy
 from quire.llm.arrays import TokenArrays, token_arrays
 from quire.llm.options import EngineOptions, engine_config
-from quire.llm.pending import PendingOutput, PendingOutputs
 from quire.llm.pooling import PoolingMethods
 from quire.llm.programs import ProgramRunner
 from quire.llm.prompts import Message, Prompt, as_list, no_media, salt_of, tokens_of
@@ -25,8 +24,13 @@ from quire.logits_processor import ProcessorClass
 from quire.params import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from quire.client import beams
+    from quire.client.beams import BeamSearchOutput, BeamSearchParams
+    from quire.llm import pending
+    from quire.llm.pending import PendingOutput, PendingOutputs
     from quire.text.template import render
 else:
+    beams, pending = Lazy("quire.client.beams"), Lazy("quire.llm.pending")
     render = Lazy("quire.text.template.render")
 
 Kwargs = Mapping[str, Any]
@@ -64,8 +68,13 @@ class LLM(PoolingMethods, ProgramRunner):
     def _start(self, config: EngineConfig, processors: Sequence[ProcessorClass] = ()) -> None:
         super()._start(config, processors)
         self._enqueued: list[tuple[LocalCall, list[OutputStream]]] = []
-        self._pending = PendingOutputs()
-        weakref.finalize(self, self._pending.close)
+
+    @cached_property
+    def _pending(self) -> PendingOutputs:
+        """Outputs that are collected beside the caller, made when the first is asked for."""
+        made = pending.PendingOutputs()
+        weakref.finalize(self, made.close)
+        return made
 
     @classmethod
     def from_config(cls: type[L], config: EngineConfig) -> L:
@@ -207,7 +216,7 @@ class LLM(PoolingMethods, ProgramRunner):
         sampling = params.sampling_params()
         assert sampling.beam is not None
         outputs = self.generate(prompts, sampling, use_tqdm=use_tqdm, lora_request=lora_request)
-        return [beam_output(output, sampling.beam) for output in outputs]
+        return [beams.beam_output(output, sampling.beam) for output in outputs]
 
     def stream_chat(
         self,

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.config import EngineConfig
-from quire.flags.foreign import take_foreign
+from quire.config import SECTIONS, EngineConfig
+from quire.lazy import Lazy
+
+if TYPE_CHECKING:
+    from quire.flags import foreign
+else:
+    foreign = Lazy("quire.flags.foreign")
 
 log = logging.getLogger("quire")
 
@@ -28,6 +34,7 @@ def engine_config(
     would change a result.
     """
     given = {**defaults, **{name: value for name, value in options.items() if value is not None}}
-    for notice in take_foreign(given):
+    own = {field.name for section in SECTIONS.values() for field in fields(section)} | {"seed"}
+    for notice in foreign.take_foreign(given) if given.keys() - own else ():
         log.warning("%s", notice)
     return EngineConfig.from_options(**given)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.client.adapters import with_adapter
 from quire.client.front import Front
-from quire.client.scoring import ScoringRules, plan_scores
-from quire.client.vectors import (
-    ClassificationOutput,
-    EmbeddingOutput,
-    PoolingOutput,
-    ScoringOutput,
-    VectorRequestOutput,
-    by_token,
-    probabilities,
-    shortened,
-)
 from quire.errors import RequestError
+from quire.lazy import Lazy
 from quire.llm.prompts import Prompt, as_list, tokens_of
 from quire.llm.running import RunningEngine
 from quire.params import PoolingParams
 from quire.types import Pooling, Request
+
+if TYPE_CHECKING:
+    from quire.client import scoring, vectors
+    from quire.client.vectors import (
+        ClassificationOutput,
+        EmbeddingOutput,
+        PoolingOutput,
+        ScoringOutput,
+        VectorRequestOutput,
+    )
+else:
+    scoring, vectors = Lazy("quire.client.scoring"), Lazy("quire.client.vectors")
 
 Kwargs = Mapping[str, Any]
 Params = PoolingParams | Sequence[PoolingParams]
@@ -95,8 +97,8 @@ class PoolingMethods(RunningEngine):
             wanted = params.dimensions if dimensions is None else dimensions
             if wanted is not None and not 1 <= wanted <= len(vector):
                 raise RequestError(f"dimensions must be from 1 to {len(vector)}", "dimensions")
-            output = EmbeddingOutput(shortened(vector, wanted))
-            found.append(VectorRequestOutput(request.id, output, request.tokens))
+            output = vectors.EmbeddingOutput(vectors.shortened(vector, wanted))
+            found.append(vectors.VectorRequestOutput(request.id, output, request.tokens))
         return found
 
     def classify(
@@ -120,9 +122,9 @@ class PoolingMethods(RunningEngine):
         if any(request.pooling == "all" for request in requests):
             raise RequestError(f"{self.name} classifies tokens, not texts: use encode", "pooling")
         for request, vector, params in zip(requests, self._compute(requests), each, strict=True):
-            probs = probabilities(vector, None if params.use_activation is False else info.scores)
-            output = ClassificationOutput(probs, info.labels[probs.index(max(probs))])
-            found.append(VectorRequestOutput(request.id, output, request.tokens))
+            probs = vectors.probabilities(vector, None if params.use_activation is False else info.scores)
+            output = vectors.ClassificationOutput(probs, info.labels[probs.index(max(probs))])
+            found.append(vectors.VectorRequestOutput(request.id, output, request.tokens))
         return found
 
     def score(
@@ -148,16 +150,16 @@ class PoolingMethods(RunningEngine):
         seconds = [data_2] if isinstance(data_2, str) else list(data_2)
         firsts = [data_1] if isinstance(data_1, str) else list(data_1)
         activate = not isinstance(pooling_params, PoolingParams) or pooling_params.use_activation is not False
-        rules = ScoringRules(limit=limit, activate=activate)
-        scoring = plan_scores(self._front, self._new_id, firsts, seconds, rules)
-        adapters, info = self._adapters_of(lora_request, len(scoring.requests)), self._front.info
+        rules = scoring.ScoringRules(limit=limit, activate=activate)
+        plan = scoring.plan_scores(self._front, self._new_id, firsts, seconds, rules)
+        adapters, info = self._adapters_of(lora_request, len(plan.requests)), self._front.info
         requests = [
-            with_adapter(one, adapter, info) for one, adapter in zip(scoring.requests, adapters, strict=True)
+            with_adapter(one, adapter, info) for one, adapter in zip(plan.requests, adapters, strict=True)
         ]
-        scores = scoring.scores(self._compute(requests))
+        scores = plan.scores(self._compute(requests))
         return [
-            VectorRequestOutput(
-                scoring.requests[scoring.pairs[i][-1]].id, ScoringOutput(score), scoring.tokens(i)
+            vectors.VectorRequestOutput(
+                plan.requests[plan.pairs[i][-1]].id, vectors.ScoringOutput(score), plan.tokens(i)
             )
             for i, score in enumerate(scores)
         ]
@@ -174,10 +176,10 @@ class PoolingMethods(RunningEngine):
         self, texts: Sequence[list[int]], each: Sequence[PoolingParams], lora_request: Any
     ) -> list[VectorRequestOutput[PoolingOutput]]:
         requests = self._pooled(texts, each, lora_request)
-        vectors = self._compute(requests)
+        made = self._compute(requests)
         return [
-            VectorRequestOutput(request.id, pooling_output(request, vector), request.tokens)
-            for request, vector in zip(requests, vectors, strict=True)
+            vectors.VectorRequestOutput(request.id, pooling_output(request, vector), request.tokens)
+            for request, vector in zip(requests, made, strict=True)
         ]
 
     def _pooled(
@@ -194,7 +196,9 @@ class PoolingMethods(RunningEngine):
 
 def pooling_output(request: Request, vector: list[float]) -> PoolingOutput:
     """The vector of a text, or those of its tokens."""
-    return PoolingOutput(by_token(vector, len(request.tokens)) if request.pooling == "all" else vector)
+    return vectors.PoolingOutput(
+        vectors.by_token(vector, len(request.tokens)) if request.pooling == "all" else vector
+    )
 
 
 def pooled_request(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.client.program_events import ProgramReader
-from quire.client.programs import ProgramCall, program_request
 from quire.errors import RequestError
+from quire.lazy import Lazy
 from quire.llm.running import RunningEngine
-from quire.program.frames import Frames
 from quire.types import Request
+
+if TYPE_CHECKING:
+    from quire.client import program_events, programs
+    from quire.program.frames import Frames
+else:
+    program_events, programs = Lazy("quire.client.program_events"), Lazy("quire.client.programs")
 
 
 class ProgramRunner(RunningEngine):
@@ -25,14 +29,14 @@ class ProgramRunner(RunningEngine):
         EngineError for one that fails.
         """
         try:
-            call = msgspec.convert(dict(program), ProgramCall)
+            call = msgspec.convert(dict(program), programs.ProgramCall)
         except msgspec.ValidationError as error:
             raise RequestError(f"the program is malformed: {error}", "steps") from error
-        request = program_request(self._front, self._new_id(), call)
+        request = programs.program_request(self._front, self._new_id(), call)
         return self._program_events(request)
 
     def _program_events(self, request: Request) -> Iterator[dict[str, Any]]:
-        reader = ProgramReader(request)
+        reader = program_events.ProgramReader(request)
         with self._submit([request]) as call:
             for deltas in call:
                 for delta in deltas:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.client.adapters import LoadedAdapter, LoadedAdapters, LoRARequest, requests_for
-from quire.client.chunks import joined, split_long
 from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.start import start_front
@@ -31,15 +30,19 @@ from quire.errors import EngineError, QuireError, RequestError
 from quire.lazy import Lazy
 from quire.llm.metrics import PREFIX, LocalMetrics, Metric
 from quire.logits_processor import ProcessorClass, load_processors
+from quire.params import StructuredOutputsParams
 from quire.sched import Scheduler
 from quire.text.tokenizer import Tokenizer
 from quire.types import UNKNOWN_MODEL, Delta, EngineStats, FinishReason, Request
-from quire.weights.adapter import table_rows
 from quire.weights.hub import find_adapter
 
 if TYPE_CHECKING:
     from rich import console, progress
+
+    from quire.client import chunks
+    from quire.weights import adapter as adapter_files
 else:
+    chunks, adapter_files = Lazy("quire.client.chunks"), Lazy("quire.weights.adapter")
     console, progress = Lazy("rich.console"), Lazy("rich.progress")
 
 Tqdm = bool | Callable[..., Any]
@@ -51,7 +54,14 @@ class RunningEngine:
     def _start(self, config: EngineConfig, processors: Sequence[ProcessorClass] = ()) -> None:
         with ThreadPoolExecutor(1) as executor:  # reads the tokenizer while this thread reads the weights
             front = executor.submit(start_front, config, UNKNOWN_MODEL, seed=config.seed)
-            started, model = begin_start(config, processors, lambda: front.result().tokenizer)
+
+            def tokenizer() -> Tokenizer:
+                found = front.result().tokenizer
+                if found is None:
+                    raise EngineError("this engine has no tokenizer")
+                return found
+
+            started, model = begin_start(config, processors, tokenizer)
             with started.report.phase("tokenizer"):
                 self._front = front.result()
         self._front.info = started.info
@@ -65,14 +75,19 @@ class RunningEngine:
         self._metrics = LocalMetrics(metrics)
         self._engine = LocalEngine(started.core, self._metrics)
         self._close = weakref.finalize(self, _close, self._engine, started.close)
-        self._grammars = started.grammars
-        self._front.compile_grammar = started.grammars.check
+        self._features = started.features
+        self._front.compile_grammar = self._compile_grammar
         self._front.processors += load_processors(tuple(processors))
         self._front.takes_functions = True
         self._ids = itertools.count()
         self._asleep = False
         self._adapters = LoadedAdapters()
         self._loading = threading.Lock()
+
+    def _compile_grammar(self, params: StructuredOutputsParams) -> str:
+        """Return the text of a constraint that compiles. RequestError gives the reason if there is none."""
+        compiler = self._engine.ask(lambda core: self._features.join("grammar").compiler)
+        return str(compiler.check(params))
 
     def shutdown(self) -> None:
         """Stop the engine. Running calls, and later ones, raise EngineError."""
@@ -216,7 +231,7 @@ class RunningEngine:
             path = str(find_adapter(request.lora_path, config.download_dir, config.hf_token))
             digest = self._load_adapter(path)
             name, number = request.lora_name, request.lora_int_id
-            tokens = table_rows(Path(path)) if self.config.lora.spare_tokens else 0
+            tokens = adapter_files.table_rows(Path(path)) if self.config.lora.spare_tokens else 0
             return self._adapters.add(
                 name, request.lora_path, path, digest, number, asked=request, tokens=tokens
             )
@@ -256,7 +271,7 @@ class RunningEngine:
     def _compute(self, requests: Sequence[Request]) -> list[list[float]]:
         """Run pooled requests and return their vectors in order. QuireError if one fails."""
         vectors: dict[str, list[float]] = {}
-        texts = split_long(requests, self._front.longest_input)
+        texts = chunks.split_long(requests, self._front.longest_input)
         with self._submit([part for parts in texts for part in parts]) as call:
             for deltas in call:
                 for delta in deltas:
@@ -265,7 +280,7 @@ class RunningEngine:
                     if delta.embedding is not None:
                         vectors[delta.request_id] = delta.embedding
         is_embedding = self._front.info.scores is None
-        return [joined(parts, [vectors[part.id] for part in parts], is_embedding) for parts in texts]
+        return [chunks.joined(parts, [vectors[part.id] for part in parts], is_embedding) for parts in texts]
 
 
 def _close(engine: LocalEngine, end_ranks: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from quire.devices.adapters import Adapter, Change, Up
 from quire.devices.ops import Normalize
 from quire.devices.protocol import Backend, FloatArray, Matrix, Norm
 from quire.errors import ModelError
-from quire.lora import LoraDtype
+from quire.lora.options import LoraDtype
 from quire.model.adapter_names import AdapterNames, Pair
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import Decoder, DecoderConfig

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.model.load import BUILT, CONVERTED
 from quire.weights.gguf import is_gguf
-from quire.weights.source import open_tokenizer
+from quire.weights.tokenizer import open_tokenizer
 
 # The files that a tokenizer, a chat template and a reader of the directory need; the weights' index is not one.
 KEPT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")

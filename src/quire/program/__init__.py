@@ -7,12 +7,6 @@ Here are requests that are answered by several others: beam search, select, and 
 import importlib
 from typing import Any
 
-from quire.program.core import Program, Run
-from quire.program.host import Programs
-from quire.program.texts import Texts
-
-__all__ = ["Program", "Programs", "Run", "Texts"]
-
 
 def __getattr__(name: str) -> Any:
     language = importlib.import_module("quire.program.language")

@@ -10,16 +10,19 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.grammar.compiler import Grammar
-from quire.grammar.matcher import Matcher
 from quire.params import SamplingParams
 from quire.program.beam_scores import Adjustment
 from quire.program.beam_search import BeamSearch, Candidate, Hypothesis
 from quire.program.core import Run
 from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
+
+if TYPE_CHECKING:
+    from quire.grammar.compiler import Grammar
+    from quire.grammar.matcher import Matcher
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Hypothesis:
 
 
 @dataclass(slots=True)
-class Step:
+class BeamStep:
     """The result of one step: candidates that complete a beam with their scores, and those that live on."""
 
     completed: list[tuple[Candidate, float]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class BeamSearch:
         count = 2 if self.rules.early_stopping is None else max(2, 1 + len(self.ends))
         return count * self.rules.beam_width
 
-    def step(self, candidates: Sequence[Candidate]) -> Step:
+    def step(self, candidates: Sequence[Candidate]) -> BeamStep:
         """Choose among all live beams' continuations."""
         self.length += 1
         ranked = sorted(candidates, key=lambda c: -c.total)  # stable: the lower parent first among equals
@@ -101,8 +101,8 @@ class BeamSearch:
         """Score a beam of the current length."""
         return self.rules.score(total, self._prompt_len, self.length, ended)
 
-    def _open_ended(self, ranked: Sequence[Candidate]) -> Step:
-        made = Step()
+    def _open_ended(self, ranked: Sequence[Candidate]) -> BeamStep:
+        made = BeamStep()
         for candidate in ranked:
             if candidate.token in self.ends:
                 made.completed.append((candidate, self.score(candidate.total, True)))
@@ -110,8 +110,8 @@ class BeamSearch:
                 made.survivors.append(candidate)
         return made
 
-    def _bounded(self, ranked: Sequence[Candidate]) -> Step:
-        made, width = Step(), self.rules.beam_width
+    def _bounded(self, ranked: Sequence[Candidate]) -> BeamStep:
+        made, width = BeamStep(), self.rules.beam_width
         for place, candidate in enumerate(ranked):
             if candidate.token in self.ends:
                 if place < width:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.engine.api import Queue
 from quire.errors import EngineError
-from quire.grammar.compiler import Grammar, GrammarCompiler
 from quire.steps import Event
 from quire.types import Delta, Request
+
+if TYPE_CHECKING:
+    from quire.grammar.compiler import Grammar, GrammarCompiler
 
 T = TypeVar("T")
 
@@ -28,7 +30,7 @@ class Run:
         core: Queue,
         owners: dict[str, Run],
         later: list[Later],
-        grammars: GrammarCompiler | None = None,
+        grammars: Callable[[], GrammarCompiler] | None = None,
     ) -> None:
         self.request = request
         self.live: dict[str, int] = {}  # samples that run, by request
@@ -74,7 +76,7 @@ class Run:
         """Call `take` with a compiled grammar between two steps; then the program goes on, with an empty delta."""
         if self._grammars is None:
             raise EngineError("this engine was started without support for grammars")
-        self.later(self._grammars.submit(grammar), take)
+        self.later(self._grammars().submit(grammar), take)
 
     @property
     def waits(self) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING
 
 from quire.engine.api import Queue
 from quire.engine.gates import IDLE_WAIT, Gates
 from quire.errors import message_of
-from quire.grammar.compiler import GrammarCompiler
 from quire.program.beam_requests import beam_search
 from quire.program.core import Later, Program, Run
 from quire.program.program_requests import Interpreting
@@ -17,13 +17,18 @@ from quire.program.selection import select
 from quire.program.texts import Texts
 from quire.types import Delta, EngineStats, FinishReason, Request, Usage, ends
 
+if TYPE_CHECKING:
+    from quire.grammar.compiler import GrammarCompiler
+
 log = logging.getLogger("quire.engine")
 
 
 class Programs:
     """The host of composed requests. A program that raises ends only its own request, with an error."""
 
-    def __init__(self, core: Queue, texts: Texts, grammars: GrammarCompiler | None = None) -> None:
+    def __init__(
+        self, core: Queue, texts: Texts, grammars: Callable[[], GrammarCompiler] | None = None
+    ) -> None:
         self._core, self._texts, self._grammars = core, texts, grammars
         self._interpret = Interpreting(core, texts)
         self._runs: dict[str, tuple[Run, Generator[None, Delta, list[Delta]]]] = {}

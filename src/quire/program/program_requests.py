@@ -13,12 +13,10 @@ from quire.program.interpreter import Interpreter, StepError
 from quire.program.sessions import Sessions
 from quire.program.tasks import Tasks
 from quire.program.texts import Texts
-from quire.steps import Event, gens
+from quire.steps import EXPIRED, FAILED, Event, gens
 from quire.types import Delta, FinishReason, Request, Usage
 
 CHARACTERS_PER_TOKEN = 16  # the longest text of a lane, for each token of the model's length
-EXPIRED = "expired"  # finish reason of the "done" event if the session is not there
-FAILED = "failed"  # and if a step cannot be done
 
 
 class Interpreting:

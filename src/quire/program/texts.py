@@ -17,18 +17,16 @@ T = TypeVar("T")
 class Texts:
     """Loads a tokenizer once, and is the gate that holds programs meanwhile. Without `load`, programs are refused."""
 
-    def __init__(
-        self, load: Callable[[], Tokenizer | None] | None, max_model_len: int, caching: bool
-    ) -> None:
+    def __init__(self, load: Callable[[], Tokenizer] | None, max_model_len: int, caching: bool) -> None:
         self.max_model_len, self.caching = max_model_len, caching
         self._load = load
-        self._loaded: Future[Tokenizer | None] | None = None
+        self._loaded: Future[Tokenizer] | None = None
         self._held: dict[str, Request] = {}
         self._cuts: Cuts | None = None
         self._threads: ThreadPoolExecutor | None = None
 
     @property
-    def jobs(self) -> list[Future[Tokenizer | None]]:
+    def jobs(self) -> list[Future[Tokenizer]]:
         """Return the loading of the tokenizer, if requests wait for it."""
         return [self._loaded] if self._held and self._loaded is not None else []
 
@@ -65,10 +63,9 @@ class Texts:
     @property
     def tokenizer(self) -> Tokenizer:
         """QuireError if there is none or it cannot be loaded."""
-        tokenizer = None if self._loaded is None else self._loaded.result()
-        if tokenizer is None:
+        if self._loaded is None:
             raise QuireError("this engine has no tokenizer, which programs need")
-        return tokenizer
+        return self._loaded.result()
 
     @property
     def cuts(self) -> Cuts:

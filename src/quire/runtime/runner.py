@@ -15,7 +15,6 @@ from quire.errors import EngineError
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import SlotPart
-from quire.runtime.trees import DraftTrees
 from quire.types import ScheduledBatch, StepOutput
 
 Begun = tuple[StepLayout, ModelInput]
@@ -27,6 +26,16 @@ class Earlier(Protocol):
     def begin(self, inputs: ModelInput) -> None: ...
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None: ...
+
+
+class Branches(Protocol):
+    """Adds further sequences to a step, which share blocks with its own."""
+
+    def grow(self, step: StepLayout, cache: KVCache) -> None:
+        """Add the branches that wait to the layout of a step."""
+
+    def settle(self, step: StepLayout, cache: KVCache) -> None:
+        """Copy the blocks of accepted branches back to their sequences."""
 
 
 class Runner:
@@ -43,21 +52,25 @@ class Runner:
         inputs: InputBuilder,
         parts: Sequence[SlotPart],
         max_logit_rows: int,
-        trees: DraftTrees | None = None,
         earlier: Earlier | None = None,
     ) -> None:
         self.parts = list(parts)
         self._active: list[SlotPart] = []  # those that act in a step
         self._greedy = True  # whether all slots need only the largest logit
         self._executable: Executable | None = executable
-        self._caches = list(caches)
+        self.caches = list(caches)  # the model's, and those of features that share its block ids
         self._inputs = inputs
         self._max_logit_rows = max_logit_rows
-        self._trees = trees
+        self.branches: Branches | None = None  # further sequences of a step
         self._earlier = earlier
         self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample, of submitted batches
         self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
         self._thread = ThreadPoolExecutor(1, "quire-step")
+
+    def add_part(self, part: SlotPart, last: bool = False) -> None:
+        """Let a further part act from the next batch on, after sampling or as the `last`."""
+        parts = self.parts
+        self.parts = [*parts, part] if last else [parts[0], part, *parts[1:]]
 
     @property
     def loaded(self) -> bool:
@@ -67,12 +80,12 @@ class Runner:
         """Let go of executable and KV cache; no batch may be unfinished, and none may come before `load`."""
         if self._executable is not None:
             self._executable = None
-            del self._caches[0]
+            del self.caches[0]
 
     def load(self, executable: Executable, cache: KVCache) -> None:
         """Compute with these from now on."""
         self._executable = executable
-        self._caches.insert(0, cache)
+        self.caches.insert(0, cache)
 
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
         """Put an adapter into a slot of the executable, or empty it; returns its bytes. From any thread."""
@@ -135,10 +148,10 @@ class Runner:
             self._active = [part for part in self.parts if part.active]
             self._greedy = all(part.greedy for part in self._active)
         if batch.mapped:
-            for cache in self._caches:
+            for cache in self.caches:
                 cache.place_blocks(batch.mapped)
         if batch.copies:
-            for cache in self._caches:
+            for cache in self.caches:
                 cache.copy_blocks(batch.copies)
         output = StepOutput(batch.step, {})
         if begun is not None:
@@ -154,8 +167,8 @@ class Runner:
             part.clear(slot)
 
     def _compute(self, step: StepLayout, output: StepOutput, begun: ModelInput | None = None) -> None:
-        if self._trees is not None:
-            self._trees.grow(step, self._caches[0])
+        if self.branches is not None:
+            self.branches.grow(step, self.caches[0])
         rows: list[int] = []
         firsts = []
         for part in self._active:
@@ -173,8 +186,8 @@ class Runner:
         result = StepRows(executable, logits, len(rows), self._max_logit_rows)
         for part, first in zip(self._active, firsts, strict=True):
             part.take(result, first, output)
-        if self._trees is not None:
-            self._trees.settle(step, self._caches[0])
+        if self.branches is not None:
+            self.branches.settle(step, self.caches[0])
         if output.errors or self._failed:
             self._fail(step, output)
 

@@ -21,14 +21,14 @@ import uvicorn
 import uvloop
 
 from quire.client.client import AsyncEngine, ClientOptions
-from quire.client.front import load_maker
 from quire.client.grammar_check import GrammarChecker
+from quire.client.maker import load_maker
 from quire.client.metrics import Metrics
 from quire.config import EngineConfig
 from quire.engine import garbage
 from quire.engine.log import set_up_logging
-from quire.engine.node import run_node
 from quire.errors import ConfigError, EngineError
+from quire.lazy import Lazy
 from quire.serve import banner
 from quire.serve.access import AccessLog
 from quire.serve.adapters import check_adapters
@@ -43,6 +43,10 @@ from quire.types import UNKNOWN_MODEL
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from quire.ranks import node
+else:
+    node = Lazy("quire.ranks.node")
 
 log = logging.getLogger("quire.serve")
 
@@ -66,7 +70,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     """
     if engine_config.parallel.node_rank:
         set_up_logging(config.log_format, config.log_level)
-        return run_node(engine_config)
+        return node.run_node(engine_config)
     check_limits()
     sys.setswitchinterval(SWITCH_SECONDS)
     garbage.collect_rarely()

@@ -11,6 +11,7 @@ import numpy as np
 from quire.config import SpeculativeOptions
 from quire.devices.protocol import Backend, KVCache, KVSpec, Limits
 from quire.devices.sampling import Sampler
+from quire.engine.directory import WITHOUT_MODEL
 from quire.errors import ConfigError, ModelError
 from quire.files import read_json
 from quire.model.info import Asked
@@ -37,9 +38,8 @@ from quire.spec_decode.token_map import TokenMap, map_tokens
 from quire.spec_decode.tree import MOST_TREES, TreeShape
 from quire.weights.hub import find_model
 from quire.weights.schemes import scheme
-from quire.weights.source import open_tokenizer
+from quire.weights.tokenizer import open_tokenizer
 
-WITHOUT_MODEL = ("ngram", "suffix", "mtp")
 LOOKUP_TOKENS = 5
 DRAFT_MODEL_TOKENS = 4
 NO_CACHE = KVSpec(1, 1, 16, "float32")
@@ -190,27 +190,20 @@ def detect(path: Path) -> str:
     return "eagle" if "eagle" in name else "draft_model"
 
 
-def verifier_of(path: Path) -> str | None:
-    """The target that a speculator's config names: a path, also relative to its own, or an id. None: it is a model."""
-    file = path / "config.json"
-    if not path.is_dir() or not file.exists():
-        return None
-    named = (read_json(file).get("speculators_config") or {}).get("verifier") or {}
-    name = named.get("name_or_path")
-    if not isinstance(name, str) or not name:
-        return None
-    return str(path / name) if (path / name).is_dir() else name
-
-
 @dataclass(frozen=True, slots=True)
 class DraftNeed:
-    """Memory of a drafter in bytes, the target's layers that it reads, and the trees that it drafts, if any."""
+    """Memory of a drafter in bytes, the target's layers that it reads, and the trees that it drafts, if any.
+
+    `reads_pairs`: its KV at a position depends on the token after it too. So the last position of a cached prefix must
+    be computed again.
+    """
 
     weights: int = 0
     workspace: int = 0
     kv_per_token: int = 0
     taps: tuple[int, ...] = ()
     trees: TreeShape | None = None
+    reads_pairs: bool = False
 
 
 def plan_draft(
@@ -227,7 +220,9 @@ def plan_draft(
     workspace = sum(backend.workspace_bytes(graph, spec, limits) for graph in head.graphs)
     per_token = 0 if head.kv_spec is None else spec.bytes_per_token
     own = slots * scratch_blocks(max(ahead, head.most if head.block else 0), block_size)
-    return DraftNeed(head.weight_bytes, workspace + own * block_size * per_token, per_token, head.taps, trees)
+    workspace += own * block_size * per_token
+    reads_pairs = head.kv_spec is not None and not head.stages and head.again is not None
+    return DraftNeed(head.weight_bytes, workspace, per_token, head.taps, trees, reads_pairs)
 
 
 def draft_limits(limits: Limits, trees: TreeShape | None) -> Limits:
@@ -240,17 +235,12 @@ def draft_limits(limits: Limits, trees: TreeShape | None) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A proposer that is ready, the most tokens it drafts for a sequence, who plans, and its KV cache, if it has one.
-
-    `reads_pairs`: its KV at a position depends on the token after it too. So the last position of a cached prefix must
-    be computed again.
-    """
+    """A proposer that is ready, its most tokens for a sequence, who plans, and its KV cache, if it has one."""
 
     proposer: Proposer | None = None
     limit: int = 0
     controller: Controller = field(default_factory=Controller)
     cache: KVCache | None = None
-    reads_pairs: bool = False
 
 
 def make_drafting(
@@ -305,4 +295,4 @@ def make_drafting(
             if trees is None
             else ChainTreeProposer(*common, trees, max_seqs, vocab_size)
         )
-    return Drafting(proposer, limit, controller, blocks, reads_pairs=head.again is not None)
+    return Drafting(proposer, limit, controller, blocks)

@@ -6,21 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire.errors import ModelError
 from quire.files import read_json
-from quire.lazy import Lazy
-from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.checkpoint.tasks import with_task
 from quire.weights.gguf import is_gguf
 from quire.weights.readers import find_quantization
-
-if TYPE_CHECKING:
-    from quire.weights.gguf import tokenizer as gguf_tokenizer
-else:
-    gguf_tokenizer = Lazy("quire.weights.gguf.tokenizer")
 
 Change = Callable[[Checkpoint], Checkpoint]
 
@@ -106,8 +99,3 @@ def quantization_method(path: Path) -> str | None:
     config, path = (path, path.parent) if path.is_file() else (path / "config.json", path)
     found = find_quantization(read_json(config), str(config), path) if config.exists() else None
     return None if found is None else found.method
-
-
-def open_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a model directory or a GGUF file. Raises ModelError."""
-    return gguf_tokenizer.open_tokenizer(path) if is_gguf(path) else Tokenizer.load(path)

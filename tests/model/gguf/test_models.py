@@ -26,7 +26,7 @@ from quire.model.info import EngineLimits, Reading
 from quire.model.load import inspect_model, open_checkpoint_files
 from quire.model.spec import RopeSpec
 from quire.weights.gguf.kinds import KINDS
-from quire.weights.source import open_tokenizer
+from quire.weights.tokenizer import open_tokenizer
 from tests.adapter_files import write_adapter
 from tests.gguf_files import add_config, add_tokenizer, finish, write_gguf
 from tests.tiny import BOS, CONFIG, EOS, write_checkpoint

@@ -15,7 +15,7 @@ from quire.model.gguf import read_gguf
 from quire.model.load import load_model
 from quire.weights.layouts import Blocks
 from quire.weights.schemes import Quantized
-from quire.weights.source import open_tokenizer
+from quire.weights.tokenizer import open_tokenizer
 from tests.devices.native_cases import EXACT
 from tests.model.tiny_models import Session
 from tests.near import assert_near

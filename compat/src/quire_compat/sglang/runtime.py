@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from quire.config import ModelConfig
-from quire.engine.source import model_directory
+from quire.engine.directory import model_directory
 from quire.errors import EngineError
 from quire.program import language
 from quire.program.language.runtime import arguments

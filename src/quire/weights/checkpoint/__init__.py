@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quire.errors import ModelError
 from quire.files import read_json
+from quire.lazy import Lazy
 from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
-from quire.weights.checkpoint.torch_pickle import TorchFile
 from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import Array, QuantTensor, Rows
+
+if TYPE_CHECKING:
+    from quire.weights.checkpoint import torch_pickle
+else:
+    torch_pickle = Lazy("quire.weights.checkpoint.torch_pickle")
 
 __all__ = ["ChangedCheckpoint", "Checkpoint", "ShardedCheckpoint", "open_checkpoint"]
 
 # In order of preference, as transformers looks for them.
 FORMATS: tuple[tuple[str, Callable[[Path], Checkpoint]], ...] = (
     ("model.safetensors", SafetensorsFile),
-    ("pytorch_model.bin", TorchFile),
+    ("pytorch_model.bin", lambda path: torch_pickle.TorchFile(path)),
 )
 MAX_INDEX = 64 << 20  # bytes
 
@@ -92,7 +97,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         if index.exists():
             return _open_shards(index, opener)
     # Older quantized models have names of their own, such as gptq_model-4bit-128g.safetensors or sq-llama-7b-w3-s0.pt.
-    for pattern, opener in (("*.safetensors", SafetensorsFile), ("*.pt", TorchFile)):
+    for pattern, opener in (("*.safetensors", SafetensorsFile), ("*.pt", FORMATS[1][1])):
         index_files, other = sorted(directory.glob(f"{pattern}.index.json")), sorted(directory.glob(pattern))
         if len(index_files) == 1:
             return _open_shards(index_files[0], opener)

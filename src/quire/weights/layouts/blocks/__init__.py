@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quire.lazy import Lazy
 from quire.weights.layouts.base import PlainLayout
-from quire.weights.layouts.blocks.decode import DECODERS as PLAIN
-from quire.weights.layouts.blocks.decode_grids import DECODERS as GRIDDED
-from quire.weights.layouts.blocks.make import rounded_rows
-from quire.weights.layouts.blocks.scaled import DECODERS as SCALED
-from quire.weights.layouts.blocks.scaled import floats_of
 from quire.weights.tensor import Bytes, FloatArray, QuantTensor, Sparse, nothing
+
+if TYPE_CHECKING:
+    from quire.weights.layouts.blocks import decoders, make
+else:
+    decoders, make = Lazy("quire.weights.layouts.blocks.decoders"), Lazy("quire.weights.layouts.blocks.make")
 
 PIECE = 1 << 18  # elements decoded at a time, so that intermediate arrays stay in cache
 
@@ -87,7 +88,6 @@ LABELS = {
     **dict.fromkeys(("affine8_32", "affine8_128"), "UINT8 with zero points"),
     **dict.fromkeys(("e5m2_32", "e5m2_128"), "FP8 E5M2 by block"),
 }
-DECODERS = {**PLAIN, **GRIDDED}
 
 
 class Blocks(PlainLayout, frozen=True, tag="blocks"):
@@ -132,10 +132,10 @@ class Blocks(PlainLayout, frozen=True, tag="blocks"):
         """Floats rounded to one of the kinds ROUNDED. ValueError for others, and for rows that are not whole blocks."""
         if self.kind not in ROUNDED or values.shape[1] % KINDS[self.kind].columns:
             raise ValueError(f"rows of {values.shape[1]} floats are not rounded to {self.kind}")
-        return self.tensor(rounded_rows(self.kind, values))
+        return self.tensor(make.rounded_rows(self.kind, values))
 
     def dequantize(self, tensor: QuantTensor) -> FloatArray:
-        if self.kind not in SCALED:
+        if self.kind not in decoders.SCALED:
             return decode(self.kind, tensor.codes).reshape(tensor.shape)
         values = _decode_rows(self.kind, tensor.codes, np.empty(tensor.shape, np.float32))
         if tensor.sparse is not None:
@@ -159,7 +159,7 @@ def decode(kind: str, raw: Bytes) -> FloatArray:
     about = KINDS[kind]
     blocks = raw.reshape(-1, about.nbytes)
     out = np.empty((len(blocks), about.columns), np.float32)
-    run, step = DECODERS[kind], PIECE // about.columns
+    run, step = decoders.ALONE[kind], PIECE // about.columns
     with np.errstate(invalid="ignore", over="ignore"):  # an infinite scale gives infinite values
         for start in range(0, len(blocks), step):
             out[start : start + step] = run(blocks[start : start + step])
@@ -172,5 +172,7 @@ def _decode_rows(kind: str, raw: Bytes, out: FloatArray) -> FloatArray:
         rows = raw[start : start + step]
         blocks = rows[:, about.row :].reshape(len(rows), -1, about.nbytes)
         with np.errstate(invalid="ignore", over="ignore"):
-            out[start : start + step] = SCALED[kind](floats_of(rows[:, : about.row]), blocks)
+            out[start : start + step] = decoders.SCALED[kind](
+                decoders.floats_of(rows[:, : about.row]), blocks
+            )
     return out

@@ -1,0 +1,93 @@
+"""One engine process as its client sees it: the channel to it, and the times of its start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from quire.engine.ipc import Command, EngineFailed, Event, decode_event, encode
+from quire.engine.wire import FrameReader, framed
+
+log = logging.getLogger("quire.client")
+
+LAST_SECONDS = 0.5  # for what an engine that has ended has sent
+
+
+class EngineProcess(asyncio.Protocol):
+    """One engine process and the channel to it; a restart replaces both. Use from one event loop.
+
+    Events wait in `events` until somebody listens.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.failure: EngineFailed | None = None
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self._ended = asyncio.Event()
+        self._frames = FrameReader()
+        self._receive: Callable[[Event], None] = self.events.put_nowait
+        self._transport: asyncio.Transport | None = None
+
+    def listen(self, receive: Callable[[Event], None]) -> None:
+        """Order `receive` with each event from now on."""
+        self._receive = receive
+        while not self.events.empty():
+            receive(self.events.get_nowait())
+
+    def send(self, command: Command) -> None:
+        """Send a command, unless the engine has ended."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(framed(encode(command)))
+
+    async def end(self) -> None:
+        """Wait until the process has ended and its last event has come."""
+        await self.process.wait()
+        try:
+            await asyncio.wait_for(self._ended.wait(), LAST_SECONDS)
+        except asyncio.TimeoutError:
+            log.warning("another process holds the channel of an engine that has ended")
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._frames.take(data):
+            self._receive(decode_event(frame))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended.set()
+
+
+@dataclass(slots=True)
+class Startup:
+    """The last start in seconds by phase; `total` is the time that passed."""
+
+    phases: dict[str, float] = field(default_factory=dict)
+    total: float = 0.0
+
+
+def startup_of(began: float, loading: float, phases: dict[str, float], now: float) -> Startup:
+    """All phases from the call until now; unattributed time becomes "other", so that they add up."""
+    parts = {"starting the engine process": loading - began, **phases}
+    parts["other"] = (now - began) - sum(parts.values())
+    return Startup(parts, now - began)
+
+
+def status_of(process: Process) -> str:
+    code = process.returncode
+    if code is None:
+        return "still running"
+    if code == -signal.SIGKILL:
+        return "killed by signal 9, as Linux does if memory runs out"
+    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"

@@ -1,0 +1,23 @@
+"""The module that makes an engine and its front, found by name: tests take a scripted one."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol, cast
+
+from quire.client.front import Front
+from quire.config import EngineConfig
+from quire.engine.api import Made
+from quire.types import ModelCard
+
+
+class Maker(Protocol):
+    """A module that makes the core of an engine and its front; tests replace it by a scripted one."""
+
+    def start_core(self, config: EngineConfig) -> Made: ...
+    def start_front(self, config: EngineConfig, info: ModelCard) -> Front: ...
+
+
+def load_maker(name: str) -> Maker:
+    """Import the maker module of that name."""
+    return cast(Maker, importlib.import_module(name))

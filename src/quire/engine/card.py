@@ -1,0 +1,49 @@
+"""The model as its callers see it: sizes, limits, and defaults of sampling parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from quire.config import ModelConfig
+from quire.engine.plan import EnginePlan
+from quire.files import read_json
+from quire.model.info import ModelInfo
+from quire.types import ModelCard
+
+# The keys of generation_config.json that Quire uses; the others configure searches that Quire does not do.
+DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def card_of(plan: EnginePlan) -> ModelCard:
+    """The model as its callers see it."""
+    memory, spec, config = plan.memory, plan.model.spec, plan.config
+    most, head = config.model.max_logprobs, plan.model.pooling
+    return ModelCard(
+        name=plan.name,
+        max_model_len=memory.max_model_len,
+        max_input_len=plan.model.limits.max_input_len,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=plan.model.eos_token_ids,
+        max_logprobs=most if most >= 0 else spec.vocab_size,
+        spare_tokens=config.lora.spare_tokens,
+        defaults=_default_params(config.model, plan.model),
+        generates=spec.has_head and not spec.bidirectional,
+        pooling=config.model.pooling or (None if head is None else head.rows),
+        scores=None if head is None else head.scores,
+        labels=() if head is None else head.labels,
+        segment_size=spec.vocab_size // spec.segments if spec.segments > 1 else 0,
+        num_parameters=plan.model.num_parameters,
+        weight_bytes=memory.weights,
+    )
+
+
+def _default_params(config: ModelConfig, found: ModelInfo) -> dict[str, Any]:
+    """Sampling defaults from the model's generation_config.json, as vLLM takes them; "vllm" means none."""
+    if config.generation_config == "vllm":
+        return config.generation_changes
+    generation = found.generation
+    if config.generation_config != "auto":
+        generation = read_json(Path(config.generation_config) / "generation_config.json")
+    own = {name: generation[name] for name in DEFAULT_PARAMS if generation.get(name) is not None}
+    return {**own, **config.generation_changes}

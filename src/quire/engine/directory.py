@@ -1,0 +1,82 @@
+"""Finds the files of the configured model, and its tokenizer. Knows directories and names; opens no weights."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from msgspec import structs
+
+from quire.config import EngineConfig, ModelConfig, SpeculativeOptions
+from quire.errors import ModelError
+from quire.files import read_json
+from quire.text.tokenizer import Tokenizer
+from quire.weights.hub import find_model
+from quire.weights.tokenizer import open_tokenizer
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+WITHOUT_MODEL = ("ngram", "suffix", "mtp")
+"""Methods of drafting that need no model of their own."""
+ASSETS = Path(__file__).parent.parent / "assets"
+SHIPPED_MODEL = "quire-stories"
+
+
+def model_directory(config: ModelConfig) -> Path:
+    """The local directory or GGUF file of the configured model; by default, of the model inside the package.
+
+    A speculator stands for the target that it names.
+    """
+    if config.model:
+        weights = config.load_format != "dummy"
+        path = find_model(config.model, config.revision, config.download_dir, weights, config.hf_token)
+        target = verifier_of(path)
+        if target is None:
+            return path
+        return find_model(target, download_dir=config.download_dir, weights=weights, token=config.hf_token)
+    shipped = ASSETS / SHIPPED_MODEL
+    if not shipped.is_dir():
+        raise ModelError("this installation contains no model: name a directory or a Hugging Face id")
+    return shipped
+
+
+def verifier_of(path: Path) -> str | None:
+    """The target that a speculator's config names: a path, also relative to its own, or an id. None: it is a model."""
+    file = path / "config.json"
+    if not path.is_dir() or not file.exists():
+        return None
+    named = (read_json(file).get("speculators_config") or {}).get("verifier") or {}
+    name = named.get("name_or_path")
+    if not isinstance(name, str) or not name:
+        return None
+    return str(path / name) if (path / name).is_dir() else name
+
+
+def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
+    """How to draft. If the configured model is a speculator, it drafts unless another drafter is asked for."""
+    options, model = config.speculation.options, config.model
+    if options is not None and (options.model is not None or options.method in WITHOUT_MODEL):
+        return options
+    if model.model and verifier_of(find_model(model.model, model.revision, model.download_dir)) is not None:
+        return structs.replace(options or SpeculativeOptions(), model=model.model)
+    return options
+
+
+def load_tokenizer(config: ModelConfig) -> Tokenizer:
+    """The model's tokenizer, or the one configured in its place."""
+    if config.tokenizer:
+        revision, token = config.tokenizer_revision, config.hf_token
+        return open_tokenizer(find_model(config.tokenizer, revision, config.download_dir, False, token))
+    return open_tokenizer(model_directory(config))
+
+
+def has_tokenizer(config: ModelConfig) -> bool:
+    """Whether prompts may be texts. Dummy weights do without a tokenizer if the directory holds none."""
+    if config.skip_tokenizer_init or config.tokenizer or config.load_format != "dummy":
+        return not config.skip_tokenizer_init
+    directory = model_directory(config)
+    found = any((directory / name).is_file() for name in TOKENIZER_FILES)
+    if not found:
+        logger.warning("%s holds no tokenizer: prompts and outputs are token ids", directory)
+    return found

@@ -1,0 +1,95 @@
+"""What a feature plugs into: an engine that is planned, and one that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from quire.config import EngineConfig
+from quire.devices.sampling import Sampler
+from quire.engine import registry
+from quire.engine.core import EngineCore
+from quire.engine.memory_release import MemoryRelease
+from quire.engine.plan import EnginePlan
+from quire.model.loaded import ServedModel
+from quire.model.pooling import PoolingHead
+from quire.runtime.inputs import InputBuilder
+from quire.runtime.runner import Runner
+from quire.runtime.slots.sampling import SamplingPart
+from quire.text.tokenizer import Tokenizer
+from quire.types import Request
+
+
+def _all_of_it(slot: int, draft: list[int]) -> int:
+    return len(draft)
+
+
+@dataclass(slots=True)
+class Joined:
+    """A running engine, as features join it: slot parts, gates, verbs, and what features share.
+
+    `tokenizer` loads the model's tokenizer. `count_allowed` says how much of a slot's draft a grammar allows;
+    `adapter_heads` has the pooling heads of adapters that bring one, by digest.
+    """
+
+    plan: EnginePlan
+    model: ServedModel
+    sampler: Sampler
+    sampling: SamplingPart
+    inputs: InputBuilder
+    runner: Runner
+    memory: MemoryRelease[Any]
+    core: EngineCore
+    features: Features
+    tokenizer: Callable[[], Tokenizer] | None
+    count_allowed: Callable[[int, list[int]], int] = _all_of_it
+    adapter_heads: dict[str, PoolingHead] = field(default_factory=dict)
+
+    @property
+    def config(self) -> EngineConfig:
+        """Return the configuration as it was planned."""
+        return self.plan.config
+
+    @property
+    def max_blocks(self) -> int:
+        """Return the most blocks of a sequence."""
+        memory = self.plan.memory
+        return -(-memory.max_model_len // memory.block_size)
+
+
+class Feature(Protocol):
+    """A folder that plugs into an engine. With an option that asks for it, it is also `Planned`."""
+
+    def join(self, engine: Joined) -> None:
+        """Add slot parts, gates, verbs or a host. EngineError if the options of the feature are off."""
+
+
+class Features:
+    """Makes features when something asks for them, and joins each to the engine once. Not for several threads."""
+
+    def __init__(self, config: EngineConfig, planned: dict[str, Any]) -> None:
+        self._config, self._planned = config, planned
+        self._joined: dict[str, Any] = {}
+        self._engine: Joined | None = None
+
+    def begin(self, engine: Joined) -> None:
+        """Join the planned features to the engine."""
+        self._engine = engine
+        for name in self._planned:
+            self.join(name)
+
+    def join(self, name: str) -> Any:
+        """Join a feature, unless it has joined, and return it."""
+        assert self._engine is not None
+        if name not in self._joined:
+            feature = self._planned.get(name) or registry.make(name, self._config)
+            feature.join(self._engine)
+            self._joined[name] = feature
+        return self._joined[name]
+
+    def demand(self, request: Request) -> None:
+        """Join the features that a request asks for. EngineError if one is off."""
+        for name, entry in registry.FEATURES.items():
+            if name not in self._joined and entry.by_request(request):
+                self.join(name)

@@ -1,0 +1,47 @@
+"""Features by name, and what asks for each. A feature's modules are imported when an option or a request does."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.engine.directory import speculative_options
+from quire.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Tells which configurations and which requests ask for a feature."""
+
+    by_options: Callable[[EngineConfig], bool] = lambda config: False
+    by_request: Callable[[Request], bool] = lambda request: False
+
+
+FEATURES = {
+    "lora": Asked(lambda config: config.lora.enable_lora, lambda request: request.adapter is not None),
+    "grammar": Asked(by_request=lambda request: request.constrained),
+    "pooling": Asked(by_request=lambda request: request.pooling is not None),
+    "spec_decode": Asked(
+        lambda config: speculative_options(config) is not None, lambda request: bool(request.prediction)
+    ),
+    "program": Asked(by_request=lambda request: request.is_composed),
+}
+"""Features in the order in which they join an engine. `quire/NAME/feature.py` has `make(config)`."""
+
+
+def make(name: str, config: EngineConfig) -> Any:
+    """Import a feature and make it for a configuration. Returns a `quire.engine.feature.Feature`."""
+    return importlib.import_module(f"quire.{name}.feature").make(config)
+
+
+def divider() -> Any:
+    """Import what divides a model among ranks: see `quire.ranks.division`."""
+    return importlib.import_module("quire.ranks.division")
+
+
+def core_binder() -> Any:
+    """Import what binds a process to cores: see `quire.ranks.numa`."""
+    return importlib.import_module("quire.ranks.numa")

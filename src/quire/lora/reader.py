@@ -1,0 +1,84 @@
+"""Adapters of a served model: reading their files, and the memory that they may take. Knows models, no request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.devices.adapters import Adapter
+from quire.devices.protocol import Backend
+from quire.errors import ConfigError
+from quire.lazy import Lazy
+from quire.lora.options import LoraConfig
+from quire.model.adapter import AdapterBase, build_adapter
+from quire.model.cost import matrices
+from quire.model.families.names import TensorNames
+from quire.model.loaded import LoadedModel, ServedModel
+from quire.model.parts.decoder import DecoderConfig
+from quire.weights.adapter import open_adapter
+from quire.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from quire.model.gguf import adapted as gguf
+else:
+    gguf = Lazy("quire.model.gguf.adapted")
+
+Reader = Callable[[Path], tuple[str, Callable[[], Adapter]]]
+
+
+def adapter_base(model: ServedModel, backend: Backend) -> AdapterBase:
+    """The model as adapters change it. ConfigError if it takes none."""
+    if not isinstance(model, LoadedModel):
+        raise ConfigError("--enable-lora is for Quire's own families; this model runs through transformers")
+    if model.names is None:
+        raise ConfigError(
+            f"--enable-lora: {model.info.directory} was built by an older version: run `quire build` again"
+        )
+    names, opened = model.names, model.open
+    if model.family is not None:
+        names = model.family()
+        if opened is not None:
+            opened = partial(_by_family_names, model.spec, names, model.names, opened)
+    return AdapterBase(
+        model.decoder,
+        names,
+        backend,
+        model.dtype,
+        opened,
+        model.shard,
+        None if model.info.pooling is None else model.info.head_of,
+    )
+
+
+def _by_family_names(
+    config: DecoderConfig, names: TensorNames, own: TensorNames, opened: Callable[[], Checkpoint]
+) -> Checkpoint:
+    return gguf.by_family_names(config, names, own, opened())
+
+
+def adapter_reader(model: Callable[[], ServedModel], backend: Backend, config: LoraConfig) -> Reader:
+    """Opens adapters of the model that is loaded now."""
+
+    def read(path: Path) -> tuple[str, Callable[[], Adapter]]:
+        files = open_adapter(path, config.max_lora_rank)
+        base = adapter_base(model(), backend)
+        return files.digest, partial(build_adapter, base, files, config.lora_dtype)
+
+    return read
+
+
+def adapters_bytes(model: ServedModel, backend: Backend, config: LoraConfig, slots: int) -> int:
+    """Memory for `slots` adapters of the largest rank on all attention and MLPs. ConfigError: the model takes none.
+
+    Adapters of experts and whole tables take more, and most adapters less.
+    """
+    base = adapter_base(model, backend)
+    narrow = config.lora_dtype == "bfloat16" or (config.lora_dtype == "auto" and base.dtype == "bfloat16")
+    widths = [
+        sum(matrix.shape)
+        for path, matrix in matrices(base.decoder.weights).items()
+        if ".attention." in path or ".mlp." in path
+    ]
+    return slots * config.max_lora_rank * sum(widths) * (2 if narrow else 4)

@@ -1,0 +1,146 @@
+"""What an engine tells its other ranks, and what they answer. Knows frames and arrays; knows no process."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from quire.devices.protocol import Limits, ModelInput
+from quire.errors import EngineError
+from quire.ranks.connections import Address
+
+MOST_COMMAND = 1 << 28
+"""Bytes of a command: far above the arrays of any step."""
+MOST_REPORT = 1 << 16
+
+
+class RankLaunch(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank computes, and where it reaches the others: `addresses` by rank.
+
+    All ranks of a stage tap the same layers, because what is tapped is computed for all tokens.
+    """
+
+    limits: Limits
+    num_blocks: int
+    block_size: int
+    taps: tuple[int, ...]
+    addresses: list[Address]
+
+
+class RunStep(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`Executable.run`: the arrays of a ModelInput, with the block tables of the step's sequences alone.
+
+    `arrays` are tokens, positions, cu_q, kv_len, block table and logit rows; `echoes` and `adapters` are empty if there
+    are none.
+    """
+
+    arrays: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
+    echoes: bytes = b""
+    adapters: bytes = b""
+
+
+class RunHead(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`Executable.logits`."""
+
+    start: int
+    stop: int
+
+
+class CopyBlocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`KVCache.copy_blocks`."""
+
+    copies: list[tuple[int, int]]
+
+
+class PlaceAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`Executable.adapt` with the rank's share of an adapter, which it reads itself. The rank answers."""
+
+    slot: int
+    path: str
+    digest: str
+
+
+class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`Executable.adapt` without an adapter."""
+
+    slot: int
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`MemoryRelease.release`. The rank answers."""
+
+    parts: tuple[str, ...]
+
+
+class Restore(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`MemoryRelease.restore`. The rank answers."""
+
+    parts: tuple[str, ...]
+
+
+Command = RunStep | RunHead | CopyBlocks | PlaceAdapter | DropAdapter | Release | Restore
+
+
+class RankReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The rank has loaded its share."""
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The rank is alive."""
+
+
+class RankAnswer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The rank has done what it was asked to, or could not because of an error: with `refused` a ModelError."""
+
+    error: str = ""
+    refused: bool = False
+
+
+class RankFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The rank ends because of an error."""
+
+    error: str
+
+
+Report = RankReady | Beat | RankAnswer | RankFailed
+
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_launch = msgspec.msgpack.Decoder(RankLaunch)
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+encode = msgspec.msgpack.Encoder().encode
+
+
+def decode_command(frame: bytes) -> Command:
+    return _commands.decode(frame)
+
+
+def decode_launch(frame: bytes) -> RankLaunch:
+    return _launch.decode(frame)
+
+
+def decode_report(frame: bytes) -> Report:
+    return _reports.decode(frame)
+
+
+def packed_step(inputs: ModelInput, block_size: int) -> RunStep:
+    used = -(-int(inputs.kv_len_B.max()) // block_size) if len(inputs.kv_len_B) else 0
+    table = inputs.block_table_SM[inputs.slots_B, :used]
+    arrays = inputs.tokens_T, inputs.positions_T, inputs.cu_q_B1, inputs.kv_len_B, table, inputs.logit_rows_L
+    tokens, positions, cu_q, kv_len, blocks, rows = (array.tobytes() for array in arrays)
+    echoes = b"" if inputs.echoes_E2 is None else inputs.echoes_E2.tobytes()
+    adapters = b"" if inputs.adapters_B is None else inputs.adapters_B.tobytes()
+    return RunStep((tokens, positions, cu_q, kv_len, blocks, rows), echoes, adapters)
+
+
+def unpacked_step(step: RunStep) -> ModelInput:
+    """EngineError: the arrays do not have the sizes of a step."""
+    try:
+        tokens, positions, cu_q, kv_len, table, rows = (np.frombuffer(data, np.int32) for data in step.arrays)
+        count = len(kv_len)
+        slots, table = np.arange(count, dtype=np.int32), table.reshape(count, -1)
+        echoes = np.frombuffer(step.echoes, np.int32).reshape(-1, 2) if step.echoes else None
+        adapters = np.frombuffer(step.adapters, np.int32) if step.adapters else None
+        arrays = tokens, positions, cu_q, kv_len, slots, table, rows
+        return ModelInput(*arrays, echoes_E2=echoes, adapters_B=adapters)
+    except ValueError as error:
+        raise EngineError(f"a step that is damaged: {error}") from error

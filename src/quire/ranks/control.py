@@ -1,0 +1,224 @@
+"""The other ranks of an engine: starts them, waits until they have found it, and passes them each step.
+
+The engine process is rank 0: it computes its share of the last stage, and does everything but forward passes alone. The
+others hold their share of the weights and of the KV cache. All connect to the engine, wherever they run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from quire.config import EngineConfig
+from quire.devices.protocol import Limits, Peers
+from quire.errors import EngineError, ModelError
+from quire.ranks.commands import Command, RankLaunch, encode
+from quire.ranks.connections import Hello, Kind, Links
+from quire.ranks.peers import PeerGroup, shared_files
+from quire.ranks.processes import FAREWELL, Member, RankHost, RankJoin, RankProcess, watch
+from quire.ranks.ray_cluster import Cluster
+from quire.ranks.residual import StageInput
+
+log = logging.getLogger("quire.engine")
+
+LOOPBACK = "127.0.0.1"
+LOOK = 0.2
+"""Seconds between looks at whether a rank that has not joined yet has ended."""
+
+
+class Ranks:
+    """The other ranks of the engine. `peers` are those of its own stage, `earlier` those of the stages before."""
+
+    def __init__(self, config: EngineConfig, width: int, limits: Limits, agreement: str) -> None:
+        """`width` is that of the residual stream, `agreement` what all ranks must be about to compute."""
+        self._config, self._parallel = config, config.parallel
+        self._agreement = agreement
+        self._aborts: list[Callable[[int], None]] = []
+        self._members = [
+            Member(rank, partial(_abort, self._aborts)) for rank in range(1, self._parallel.world)
+        ]
+        size = self._parallel.tensor_parallel_size
+        self.peers, self.earlier = self._members[: size - 1], self._members[size - 1 :]
+        self._cluster = None
+        if self._parallel.distributed_executor_backend == "ray":
+            self._cluster = Cluster(config)
+        self._links, self._secret = self._listen()
+        self._files = shared_files(self._parallel)
+        self._group = PeerGroup(self._parallel, 0, self._files.get(0))
+        self._aborts.append(self._group.abort)
+        self.asking = threading.Lock()
+        """Held from `ask` to the end of `wait_answers`."""
+        self.input: StageInput | None = None
+        if self.earlier:
+            self.input = StageInput(width, limits.max_tokens)
+            self._aborts.append(self.input.abort)
+        self._gathered, self._problem = threading.Event(), ""
+        stopped = threading.Event()
+        self._close = weakref.finalize(
+            self, _stop, self._members, self._files, self._links, self._group, stopped
+        )
+        threading.Thread(target=watch, args=(self._members, stopped), daemon=True).start()
+
+    @property
+    def connection(self) -> Peers | None:
+        """The engine's connection to the ranks of its own stage; None if there are none."""
+        return self._group.peers
+
+    def start(self, limits: Limits, num_blocks: int, block_size: int, taps: tuple[int, ...]) -> None:
+        """Start the ranks of this machine, or of a Ray cluster. All load while the engine does: see `wait_ready`."""
+        own = [member for member in self._members if member.rank in self._parallel.own_ranks]
+        joins = [
+            RankJoin(
+                self._config, member.rank, self._links.address, self._secret, self._files.get(member.rank)
+            )
+            for member in own
+        ]
+        if self._cluster is not None:
+            hosts: Sequence[RankHost] = self._cluster.start(joins, [member.end for member in own])
+        else:
+            hosts = [RankProcess(join, member.end) for join, member in zip(joins, own, strict=True)]
+        for member, host in zip(own, hosts, strict=True):
+            member.process = host
+        threading.Thread(
+            target=self._gather, args=(limits, num_blocks, block_size, taps), daemon=True
+        ).start()
+
+    def wait_ready(self) -> None:
+        """Wait until all have loaded. EngineError names the rank that could not, with its last log lines."""
+        self._gathered.wait()
+        if self._problem:
+            raise EngineError(self._problem)
+        self._group.connect(self._reach, self._parallel.distributed_timeout_seconds)
+        if self.input is not None:
+            self.input.connect(self._reach("stage", self._parallel.tensor_parallel_size))
+        for member in self._members:
+            if not member.wait_ready():
+                raise EngineError(member.obituary())
+
+    def send(self, command: Command) -> None:
+        """Let the other ranks of the engine's own stage compute what it is about to. EngineError: one has ended."""
+        _send(self.peers, command)
+
+    def send_all(self, command: Command) -> None:
+        """Let all other ranks do something between the steps that they compute. EngineError: one has ended."""
+        _send(self._members, command)
+
+    def send_ahead(self, command: Command) -> None:
+        """Let the earlier stages compute what the engine is going to. EngineError: a rank has ended."""
+        _send(self.earlier, command)
+
+    def ask(self, command: Command) -> None:
+        """Let all other ranks do something that they answer: see `wait_answers`. EngineError: one has ended."""
+        frame = encode(command)
+        for member in self._members:
+            member.ask(frame)
+
+    def wait_answers(self) -> None:
+        """Wait until all have done what they were asked to. EngineError, or the ModelError of one: one could not."""
+        for rank, answer in [(member.rank, member.answer()) for member in self._members]:
+            if answer.error:
+                kind = ModelError if answer.refused else EngineError
+                raise kind(f"rank {rank}: {answer.error}")
+
+    def failure(self, error: BaseException | None = None) -> EngineError:
+        """The error for a rank that has ended, or `error` if all still run."""
+        deadline = time.monotonic() + FAREWELL
+        while time.monotonic() < deadline:
+            for member in self._members:
+                if member.ended.is_set():
+                    return EngineError(member.obituary())
+            time.sleep(LOOK / 10)
+        return EngineError(f"parallel ranks: {error or 'one does not answer'}")
+
+    def close(self) -> None:
+        """End the ranks and give the shared memory back."""
+        self._close()
+
+    def _listen(self) -> tuple[Links, bytes]:
+        """Where the ranks find the engine, and the secret that they prove to know."""
+        parallel = self._parallel
+        if parallel.nnodes == 1:
+            secret = secrets.token_bytes(32)
+            host = LOOPBACK if self._cluster is None else self._cluster.own_host
+            return Links(host, 0, secret), secret
+        if not parallel.secret:
+            log.warning(
+                "without --distributed-secret-file, whoever reaches %s:%d can pose as a rank of this engine",
+                parallel.master_addr,
+                parallel.master_port,
+            )
+        return Links(parallel.master_addr, parallel.master_port, parallel.secret), parallel.secret
+
+    def _gather(self, limits: Limits, num_blocks: int, block_size: int, taps: tuple[int, ...]) -> None:
+        """Wait until all ranks have found the engine, and tell each what to compute."""
+        try:
+            for member in self._members:
+                connection, hello = self._await("control", member)
+                member.join(connection, hello)
+                self._check(hello)
+            addresses = [self._links.address, *(member.address for member in self._members)]
+            frame = encode(RankLaunch(limits, num_blocks, block_size, taps, addresses))
+            for member in self._members:
+                member.send(frame)
+        except EngineError as error:
+            self._problem = str(error)
+        finally:
+            self._gathered.set()
+
+    def _reach(self, kind: Kind, rank: int) -> socket.socket:
+        return self._await(kind, self._members[rank - 1])[0]
+
+    def _await(self, kind: Kind, member: Member) -> tuple[socket.socket, Hello]:
+        """The connection that a rank makes to the engine. EngineError: it makes none in time, or has ended."""
+        deadline = time.monotonic() + self._parallel.distributed_timeout_seconds
+        while (found := self._links.take(kind, member.rank, LOOK)) is None:
+            if member.ended.is_set():
+                raise EngineError(member.obituary())
+            if self._links.closed or time.monotonic() > deadline:
+                host, port = self._links.address
+                raise EngineError(f"rank {member.rank} has not found the engine at {host}:{port}")
+        return found
+
+    def _check(self, hello: Hello) -> None:
+        """EngineError: a rank does not fit the engine."""
+        if hello.agreement != self._agreement:
+            raise EngineError(
+                f"rank {hello.rank} at {hello.address[0]} would compute something else: start all machines with the "
+                "same model, options and version of Quire, and with the same --isa if their CPUs differ"
+            )
+
+
+def _send(members: Sequence[Member], command: Command) -> None:
+    frame = encode(command)
+    for member in members:
+        member.send(frame)
+
+
+def _abort(aborts: Sequence[Callable[[int], None]], rank: int) -> None:
+    for abort in aborts:
+        abort(rank)
+
+
+def _stop(
+    members: Sequence[Member],
+    files: dict[int, int],
+    links: Links,
+    group: PeerGroup,
+    stopped: threading.Event,
+) -> None:
+    stopped.set()
+    links.close()
+    for member in members:
+        member.stop()
+    for member in members:
+        member.close()
+    group.close()
+    for file in set(files.values()):
+        os.close(file)

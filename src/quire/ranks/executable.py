@@ -1,0 +1,134 @@
+"""The engine's executable and KV cache when other ranks compute with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.devices.adapters import Adapter
+from quire.devices.protocol import Executable, FloatArray, KVCache, KVSpec, ModelInput
+from quire.devices.sampling import Logits
+from quire.engine.memory_release import MemoryRelease
+from quire.errors import EngineError, QuireError
+from quire.ranks.commands import (
+    Command,
+    CopyBlocks,
+    DropAdapter,
+    PlaceAdapter,
+    Release,
+    Restore,
+    RunHead,
+    packed_step,
+)
+from quire.ranks.control import Ranks
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+class RankedExecutable:
+    """The engine's executable, which has the other ranks of its stage compute the same, after the stages before."""
+
+    def __init__(self, own: Executable, ranks: Ranks, block_size: int) -> None:
+        self._own, self._ranks, self._block_size = own, ranks, block_size
+
+    def run(self, inputs: ModelInput) -> Logits:
+        def compute() -> Logits:
+            stage = self._ranks.input
+            if stage is None:
+                return self._own.run(inputs)
+            hidden_TD = stage.receive(len(inputs.tokens_T))
+            return self._own.run(msgspec.structs.replace(inputs, hidden_TD=hidden_TD))
+
+        return self._together(packed_step(inputs, self._block_size), compute)
+
+    def logits(self, start: int, stop: int) -> Logits:
+        return self._together(RunHead(start, stop), lambda: self._own.logits(start, stop))
+
+    def hidden(self) -> FloatArray:
+        return self._own.hidden()
+
+    def adapt(self, slot: int, adapter: Adapter | None) -> int:
+        if adapter is None:
+            self._ranks.send_all(DropAdapter(slot))  # no step that has begun uses it
+        else:
+            with self._ranks.asking:
+                self._ranks.ask(PlaceAdapter(slot, adapter.path, adapter.digest))
+                self._ranks.wait_answers()
+        return self._own.adapt(slot, adapter)
+
+    def taps(self) -> tuple[FloatArray, ...]:
+        return self._own.taps()
+
+    def _together(self, command: Command, own: Callable[[], T]) -> T:
+        self._ranks.send(command)
+        try:
+            return own()
+        except QuireError:
+            raise
+        except RuntimeError as error:
+            raise self._ranks.failure(error) from error
+
+
+class RankedKVCache:
+    """The engine's KV cache, whose blocks the other ranks of its stage copy too."""
+
+    def __init__(self, own: KVCache, ranks: Ranks) -> None:
+        self.own, self._ranks = own, ranks
+
+    @property
+    def spec(self) -> KVSpec:
+        return self.own.spec
+
+    @property
+    def num_blocks(self) -> int:
+        return self.own.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self.own.block_size
+
+    def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
+        raise EngineError("ranks keep blocks whole")
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._ranks.send(CopyBlocks(list(copies)))
+        self.own.copy_blocks(copies)
+
+
+class RankedMemoryRelease(MemoryRelease[M]):
+    """The engine's memory, and that of the other ranks."""
+
+    def __init__(self, ranks: Ranks, *parts: Any) -> None:
+        """`parts` as in MemoryRelease."""
+        super().__init__(*parts)
+        self._ranks = ranks
+
+    def release(self, parts: Sequence[str]) -> None:
+        with self._ranks.asking:
+            self._ranks.ask(Release(tuple(parts)))
+            super().release(parts)
+            self._ranks.wait_answers()
+
+    def _take(self, parts: Sequence[str]) -> bool:
+        with self._ranks.asking:
+            self._ranks.ask(Restore(tuple(parts)))
+            anew = super()._take(parts)
+            self._ranks.wait_answers()
+        return anew
+
+
+class EarlierStages:
+    """The stages before the engine's: they begin with a step while the engine still computes the one before."""
+
+    def __init__(self, ranks: Ranks, block_size: int) -> None:
+        self._ranks, self._block_size = ranks, block_size
+
+    def begin(self, inputs: ModelInput) -> None:
+        """Compute a step, whose rows of logits are not known yet."""
+        self._ranks.send_ahead(packed_step(inputs, self._block_size))
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._ranks.send_ahead(CopyBlocks(list(copies)))

@@ -1,0 +1,91 @@
+"""The ranks that compute one stage together: what they share, and how they pass activations to each other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+
+from quire.devices import registry
+from quire.devices.protocol import Peers
+from quire.errors import EngineError
+from quire.ranks.connections import Address, Hello, Kind, Links, connect
+from quire.ranks.options import ParallelConfig
+
+PATIENCE = 10.0
+"""Seconds after which a rank that the others of its stage wait for counts as hung."""
+
+
+def shared_files(parallel: ParallelConfig) -> dict[int, int]:
+    """By rank, the file of its stage if all its ranks are on this machine; the others exchange messages."""
+    files: dict[int, int] = {}
+    size = parallel.tensor_parallel_size
+    if size == 1 or parallel.disable_custom_all_reduce or parallel.distributed_executor_backend == "ray":
+        return files
+    for rank in parallel.own_ranks:
+        group = parallel.group_of(rank)
+        if rank not in files and group.start in parallel.own_ranks and group[-1] in parallel.own_ranks:
+            files |= dict.fromkeys(group, _shared_file(registry.peers_bytes(size)))
+    return files
+
+
+def _shared_file(size: int) -> int:
+    """A file without a name: nothing is left of it when its processes have ended, however they end."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("quire-ranks")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.truncate(fd, size)
+    return fd
+
+
+class PeerGroup:
+    """A rank's connection to the others of its stage, through the shared file `memory` or messages."""
+
+    def __init__(self, parallel: ParallelConfig, rank: int, memory: int | None) -> None:
+        self._rank, self._others = rank, [other for other in parallel.group_of(rank) if other != rank]
+        self._first, size = parallel.group_of(rank).start, parallel.tensor_parallel_size
+        self._exchange = None
+        self.peers: Peers | None = None
+        if memory is not None:
+            self.peers = registry.make_peers(memory, rank - self._first, size, PATIENCE)
+        elif size > 1:
+            kind: registry.ExchangeName = "gloo" if parallel.disable_custom_all_reduce else "tcp"
+            self._exchange = registry.make_exchange(kind, rank - self._first, size, PATIENCE)
+            self.peers = registry.peers_over(self._exchange, rank - self._first, size)
+
+    def connect(self, reach: Callable[[Kind, int], socket.socket], seconds: float) -> None:
+        """Get in touch with the others, over connections that `reach` makes."""
+        if self._exchange is not None:
+            links = {other - self._first: reach("peer", other) for other in self._others}
+            self._exchange.connect(links, seconds)
+
+    def close(self) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
+
+    def abort(self, rank: int) -> None:
+        """End all waiting, because a rank has gone."""
+        if self.peers is not None:
+            self.peers.abort(rank)
+
+
+class Reach:
+    """Connects this rank with others: the higher number connects to the lower one."""
+
+    def __init__(
+        self, rank: int, links: Links, addresses: Sequence[Address], secret: bytes, seconds: float
+    ) -> None:
+        self._rank, self._links, self._addresses = rank, links, addresses
+        self._secret, self._seconds = secret, seconds
+
+    def __call__(self, kind: Kind, other: int) -> socket.socket:
+        """EngineError: the other rank does not answer in time."""
+        if other < self._rank:
+            return connect(self._addresses[other], self._secret, Hello(kind, self._rank), self._seconds)
+        found = self._links.take(kind, other, self._seconds)
+        if found is None:
+            raise EngineError(f"rank {other} did not connect to rank {self._rank}")
+        return found[0]

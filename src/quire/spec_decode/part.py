@@ -1,0 +1,268 @@
+"""Drafts for running sequences: reports each step to a proposer, and asks it for the drafts that pay."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+
+from quire.runtime.inputs import InputBuilder, StepLayout
+from quire.runtime.rows import StepRows
+from quire.spec_decode.branches import DraftTrees
+from quire.spec_decode.controller import PROBE_SHARE, Controller
+from quire.spec_decode.lookup import PredictionProposer
+from quire.spec_decode.odds import Odds, Tally
+from quire.spec_decode.proposer import Computed, Draft, Proposer, SpecSequence, StepView
+from quire.types import NewSeq, StepOutput
+
+MOST_PREDICTED = 64
+"""Tokens of a prediction that one step verifies at most."""
+PREDICTED = 0.95
+"""The acceptance of predictions that is assumed at first: whoever sends one expects it to be right."""
+FADE_OF_ALL = 0.99
+HOLD = 4
+"""Steps without a draft after which a sequence is no longer held for one."""
+DECODE_TOKENS = 2
+"""A step measures the cost of rows if each sequence computes at most so many tokens besides its draft."""
+
+IN_FLIGHT = 4
+"""Steps after which drafts have been computed or dropped."""
+
+Ask = tuple[SpecSequence, int]
+
+
+class SpeculationPart:
+    """Keeps the tokens of sequences that may get drafts. Reads no logits and samples nothing.
+
+    `proposer` None: only requests that predict their output get drafts. `limit` is the most tokens of a draft;
+    `count_allowed` says how much of a slot's draft its grammar allows.
+    """
+
+    greedy = True
+
+    def __init__(
+        self,
+        proposer: Proposer | None,
+        limit: int,
+        controller: Controller,
+        inputs: InputBuilder,
+        count_allowed: Callable[[int, list[int]], int],
+        trees: DraftTrees | None = None,
+    ) -> None:
+        self.controller = controller
+        self._proposer, self._limit = proposer, limit
+        self._predictions = PredictionProposer()
+        self._inputs = inputs
+        self._count_allowed = count_allowed
+        self._trees = trees
+        self._tallies = {"drafts": Tally(FADE_OF_ALL), "predictions": Tally(FADE_OF_ALL, PREDICTED)}
+        self._seqs: dict[int, SpecSequence] = {}
+        self._looks_only = proposer is None or proposer.drafts_freely
+        self._late: list[dict[int, list[int]]] = []  # tokens of steps without planning, by slot
+        self._slept: dict[int, int] = {}  # by slot, the first position computed in them
+        self._asleep = False
+        self._turn = 0
+        self._quiet = 0  # steps since the last drafts
+        self._step: StepLayout | None = None
+        self._began = 0.0
+
+    @property
+    def active(self) -> bool:
+        return bool(self._seqs) or not self._looks_only
+
+    def set(self, new: NewSeq) -> None:
+        self._wake()
+        request = new.request
+        predicts = bool(request.prediction)
+        if request.pooling is not None or not request.sampling.speculative_decoding:
+            return
+        if self._proposer is None and not predicts:
+            return
+        tally = self._tallies["predictions" if predicts else "drafts"]
+        seq = SpecSequence(new.slot, request, new.index, array("i", new.tokens), Odds(tally))
+        self._seqs[new.slot] = seq
+        if predicts:
+            self._predictions.start(seq)
+        if self._proposer is not None:
+            self._proposer.start(seq)
+
+    def clear(self, slot: int) -> None:
+        self._wake()
+        seq = self._seqs.pop(slot, None)
+        if seq is None:
+            return
+        self._predictions.stop(seq)
+        if self._trees is not None:
+            self._trees.clear(slot)
+        if self._proposer is not None:
+            self._proposer.stop(seq)
+
+    def rows(self, step: StepLayout) -> list[int]:
+        self._step = step
+        self._asleep = self.controller.asleep(len(step.seqs))
+        self._quiet += 1
+        if not self._asleep:
+            self._began = time.perf_counter()
+        return []
+
+    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
+        """Record the drawn tokens, and add drafts to `output`."""
+        step = self._step
+        if step is None:
+            return
+        asleep = self._asleep
+        if asleep and self._quiet > IN_FLIGHT and (self._proposer is None or self._proposer.may_sleep):
+            self._late.append(output.tokens)
+            if not self._looks_only:
+                for item in step.seqs:
+                    self._slept.setdefault(item.slot, item.start)
+            return
+        num_seqs, taken = len(output.tokens), time.perf_counter()
+        if not asleep:
+            self._measure(step, taken - self._began)
+        self._wake()
+        computed, drawing = self._take_tokens(step, output)
+        view = self._view(step, rows)
+        if self._proposer is not None:
+            self._proposer.observe(computed, view)
+        if drawing and not asleep:
+            drafting = self._draft(drawing, num_seqs, view, output)
+            self._quiet = 0 if output.drafts else self._quiet
+            self.controller.record_overhead(time.perf_counter() - taken - drafting)
+
+    def _wake(self) -> None:
+        """Record the tokens of steps without planning, and what they computed."""
+        for tokens in self._late:
+            for slot, new in tokens.items():
+                seq = self._seqs.get(slot)
+                if seq is not None:
+                    seq.tokens.extend(new)
+        self._late.clear()
+        if self._slept and self._proposer is not None:
+            inputs, starts = self._inputs, list(self._slept.items())
+            self._slept = {}
+            self._proposer.observe([], StepView(inputs.block_table_SM, inputs.num_blocks, starts))
+
+    def _view(self, step: StepLayout, rows: StepRows) -> StepView:
+        inputs = self._inputs
+        pays = not self.controller.rests
+        if self._looks_only:
+            return StepView(inputs.block_table_SM, drafting_pays=pays)
+        starts = [(seq.slot, seq.start) for seq in step.seqs]
+        return StepView(inputs.block_table_SM, inputs.num_blocks, starts, rows.taps(), pays)
+
+    def _measure(self, step: StepLayout, seconds: float) -> None:
+        if all(seq.wants_logits and len(seq.tokens) <= DECODE_TOKENS for seq in step.seqs):
+            self.controller.steps.record(len(step.tokens), seconds)
+
+    def _take_tokens(self, step: StepLayout, output: StepOutput) -> tuple[list[Computed], list[SpecSequence]]:
+        """The positions computed for speculating sequences, and the sequences that continue after this step."""
+        computed, drawing = [], []
+        for item, row in zip(step.seqs, step.cu_q, strict=False):
+            seq = self._seqs.get(item.slot)
+            if seq is None or item.slot in output.errors:
+                continue
+            new = output.tokens.get(item.slot, [])
+            accepted = max(0, len(new) - output.forced.get(item.slot, 0) - 1)
+            if item.draft and new:
+                seq.odds.record(len(item.draft), accepted)
+            seq.tokens.extend(new)
+            count = len(item.tokens) + accepted
+            rows: Sequence[int] = range(row, row + count)
+            if step.trees is not None and item.slot in step.trees.branches:
+                branches = step.trees.branches[item.slot]
+                output.branched[item.slot] = sum(len(branch.tokens) for branch in branches)
+                if item.slot in step.trees.taken:
+                    rows = step.trees.taken[item.slot].path[:count]
+            computed.append(Computed(seq, item.start, rows))
+            if new and item.slot not in output.ended and not _has_end(seq, new):
+                drawing.append(seq)
+        return computed, drawing
+
+    def _draft(self, drawing: list[SpecSequence], num_seqs: int, view: StepView, output: StepOutput) -> float:
+        """Add drafts to `output`. Returns the seconds in which a model made them."""
+        if self.controller.rests and self._looks_only:
+            self._turn += 1
+            drawing = drawing[self._turn % PROBE_SHARE :: PROBE_SHARE] or drawing[:1]
+        predicted: list[Ask] = [
+            (seq, min(MOST_PREDICTED, seq.room)) for seq in drawing if seq.request.prediction and seq.room > 0
+        ]
+        drafts = dict(
+            zip((seq.slot for seq, _ in predicted), self._predictions.propose(predicted, view), strict=True)
+        )
+        asks: list[Ask] = []
+        if self._proposer is not None:
+            asks = [
+                (seq, min(self._limit, seq.room))
+                for seq in drawing
+                if seq.room > 0 and not (seq.slot in drafts and drafts[seq.slot].tokens)
+            ]
+        if self._proposer is not None and self._proposer.drafts_freely:
+            for (seq, _), draft in zip(asks, self._proposer.propose(asks, view), strict=True):
+                drafts[seq.slot] = draft
+            asks = []
+        return self._plan(drawing, drafts, asks, num_seqs, view, output)
+
+    def _plan(
+        self,
+        drawing: list[SpecSequence],
+        drafts: dict[int, Draft],
+        asks: list[Ask],
+        num_seqs: int,
+        view: StepView,
+        output: StepOutput,
+    ) -> float:
+        """Cut drafts to the length that pays, and let a model make those that pay. Returns the model's seconds."""
+        limits = {seq.slot: count for seq, count in asks}
+        chances = []
+        for seq in drawing:
+            draft = drafts.get(seq.slot)
+            if draft is not None and draft.tokens:
+                self._obey_grammar(seq, draft)
+                chances.append(draft.probabilities or seq.odds.cumulative(len(draft.tokens)))
+            else:
+                chances.append(seq.odds.cumulative(limits.get(seq.slot, 0)))
+        counts = self.controller.plan(chances, num_seqs)
+        wanted: list[Ask] = []
+        for seq, count in zip(drawing, counts, strict=True):
+            if count and seq.slot in limits:
+                wanted.append((seq, count))
+            elif count:
+                output.drafts[seq.slot] = drafts[seq.slot].tokens[:count]
+        if not wanted or self._proposer is None:
+            self._hold(drawing, output)
+            return 0.0
+        began = time.perf_counter()
+        for (seq, _), draft in zip(wanted, self._proposer.propose(wanted, view), strict=True):
+            self._obey_grammar(seq, draft)
+            if draft.tokens:
+                output.drafts[seq.slot] = draft.tokens
+            if draft.branches and self._trees is not None:
+                self._trees.offer(seq.slot, draft.tokens, draft.branches)
+        self._hold(drawing, output)
+        seconds = time.perf_counter() - began
+        self.controller.drafting.record(max(count for _, count in wanted), seconds)
+        return seconds
+
+    def _hold(self, drawing: list[SpecSequence], output: StepOutput) -> None:
+        """Give sequences that had a draft lately an empty one.
+
+        With overlapped steps such a sequence waits for its result, so that its next draft is not too late.
+        """
+        for seq in drawing:
+            seq.since_draft = 0 if seq.slot in output.drafts else seq.since_draft + 1
+            if 0 < seq.since_draft <= HOLD:
+                output.drafts[seq.slot] = []
+
+    def _obey_grammar(self, seq: SpecSequence, draft: Draft) -> None:
+        """Cut off what the sequence's grammar does not allow."""
+        if seq.request.grammar is not None and draft.tokens:
+            count = self._count_allowed(seq.slot, draft.tokens)
+            del draft.tokens[count:]
+            if draft.probabilities is not None:
+                del draft.probabilities[count:]
+
+
+def _has_end(seq: SpecSequence, new: list[int]) -> bool:
+    """Whether a token of `new` may end the sequence."""
+    return not set(seq.request.eos_token_ids).isdisjoint(new)

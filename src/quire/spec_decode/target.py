@@ -1,0 +1,55 @@
+"""The target as its drafter sees it, which runs on the engine's own rank alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.devices.protocol import Backend
+from quire.errors import ConfigError
+from quire.model.loaded import LoadedModel, ServedModel
+from quire.model.pack import Packed, Packer, WeightTypes
+from quire.model.parts.embedding import Head
+from quire.model.parts.source import Given
+from quire.model.shard import WHOLE
+from quire.model.tensors import Tensors
+from quire.spec_decode.make import Drafter
+
+
+def drafting_target(
+    drafter: Drafter | None, model: ServedModel, backend: Backend, outline: bool = False
+) -> ServedModel:
+    """The model as its drafter sees it, which runs on the engine's own rank alone."""
+    if drafter is None or not drafter.runs_model or not isinstance(model, LoadedModel):
+        return model
+    return _with_whole_head(model, backend, outline)
+
+
+def _with_whole_head(model: LoadedModel, backend: Backend, outline: bool = False) -> LoadedModel:
+    """The model for a drafter that runs on one rank: its head is whole, so that logits need no other rank.
+
+    ConfigError: the head cannot be read again.
+    """
+    config = model.spec
+    if model.shard.whole or config.head is None:
+        return model
+    tied = config.tied and not (config.head.bias or config.embedding.spare_tokens)
+    if not tied and (model.names is None or (model.open is None and not outline)):
+        raise ConfigError(
+            f"{model.info.directory} is a built engine: serve the checkpoint to draft on several ranks"
+        )
+    if tied:
+        head = Head(config.head, config.embedding, Given({}), WHOLE, model.decoder.table)
+    else:
+        types = WeightTypes.of(model.info.dtype, model.info.quantized)
+        packer = Packer(None if model.open is None else model.open(), backend, types, outline)
+        assert model.names is not None
+        head = Head(config.head, config.embedding, Packed(Tensors(config, model.names), packer), WHOLE)
+    return replace(model, decoder=model.decoder.with_head(head), shard=WHOLE)
+
+
+def own_head_bytes(target: ServedModel, model: ServedModel) -> int:
+    """Bytes of the head that a drafter's target has beside the rank's share."""
+    if target is model or not isinstance(target, LoadedModel) or target.decoder.head is None:
+        return 0
+    head = target.decoder.head.weight
+    return 0 if head is target.decoder.table else head.nbytes
