@@ -1,19 +1,19 @@
-"""How long a step may be, and which prompt it serves first: the policy by which nobody waits for another's prompt.
+"""Decides how long a step may be and which prompt it prefills first, so that nobody waits for another's prompt.
 
 With a target (`--target-step-time`):
 
-- A step that gives somebody a token takes at most the target. Decoding comes first; prompts get the rest of the step,
-  and a fifth of it where decoding alone leaves less. A step that gives nobody a token is as long as it takes for
-  prompts to be computed quickly, since a shorter one would help nobody.
+- A step that samples tokens takes at most the target. Decoding comes first; prompts get the rest of the step, and a
+  fifth of it where decoding alone leaves less. A step that samples none is long enough to prefill prompts quickly,
+  since a shorter one would help nobody.
 - Prompts are served by *due time*: arrival + PATIENCE x the time that the rest of the prompt takes by itself. So short
-  ones come first, and whoever waits moves up: only prompts that arrive before a prompt is due overtake it.
+  ones come first, and waiting prompts move up: only prompts that arrive before a prompt is due overtake it.
   Earliest due first also keeps all within their due times if any order does (Liu & Layland 1973).
 - Every fourth step serves the oldest prompt first, whatever the others cost. So it gets a quarter of the prompts' time
   even if short ones would take all of it, and then the next one does. Hence nobody waits for a first token much longer
   than four times as long as in the order of arrival, which would compute the same prompts before it at full speed
   (bench/policy.py finds at most 6 over 10,000 requests of two traces, in which decoding differs too).
 
-Without a target, steps are bounded in tokens only and the order is that of arrival: batches count, not waiting.
+Without a target, steps are bounded in tokens only and prompts go in order of arrival: batches count, not waiting.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from quire.sched.sequence import Sequence
 from quire.sched.times import StepRates, StepTimes, StepWork
 
 PATIENCE = 300.0
-"""How many times its own time a prompt waits for others that arrive after it, at most."""
+"""A prompt waits at most PATIENCE times its own prefill time for prompts that arrive after it."""
 TURNS = 4
-"""One of so many steps serves the oldest prompt first."""
+"""Every TURNS-th step serves the oldest prompt first."""
 LEAST_SHARE = 0.25
-"""Seconds that prompts get per second of decoding, at least."""
+"""Prompts get at least LEAST_SHARE seconds per second of decoding."""
 SLACK = 0.05
-"""Share of a step that reading the weights may take when nobody waits for a token: the rest is multiplying."""
+"""When nobody waits for a token, a step grows until reading the weights takes at most the share SLACK of it."""
 LONG_SHARE = 0.04
-"""A prompt is long above this share of the model's length, unless --long-prefill-token-threshold says otherwise."""
+"""A prompt above LONG_SHARE of the model's length is long, unless --long-prefill-token-threshold says otherwise."""
 
 
 class Step(Protocol):
-    """A step in the making, as far as its length depends on it: see `Plan`."""
+    """The part of a `StepPlan` that bounds the step's length."""
 
     @property
     def work(self) -> StepWork: ...
@@ -72,25 +72,25 @@ class Pace:
     # --- order
 
     def arrive(self, seq: Sequence, cached: int) -> None:
-        """Set the due time of a new sequence, of which `cached` tokens need no computation."""
+        """Set the due time of a new sequence; its `cached` tokens need no prefill."""
         if self.target:
             seq.arrival = self._clock()
             seq.key = (seq.key[0], self._due(seq, cached), seq.key[2])
 
     def order(self, partial: list[Sequence]) -> list[Sequence]:
-        """Partly computed prompts as this step serves them."""
+        """Sort partly computed prompts into the order in which this step serves them."""
         if not self.target or len(partial) < 2:
             return partial
         return sorted(partial, key=self.rank)
 
     def rank(self, seq: Sequence) -> tuple[int, float, int]:
-        """Like `Sequence.key`, by what is left of the prompt."""
+        """Rank a sequence like `Sequence.key`, but by the rest of its prompt."""
         if not self.target:
             return seq.key
         return seq.key[0], self._due(seq, seq.num_computed), seq.key[2]
 
     def oldest(self, prompts: Iterable[Sequence]) -> Sequence | None:
-        """The prompt to serve first if it is the turn of the oldest: of the best priority, the first to arrive."""
+        """Pick the prompt of the best priority that arrived first, if it is the oldest one's turn."""
         if not self.target:
             return None
         self._turn = (self._turn + 1) % TURNS
@@ -99,7 +99,7 @@ class Pace:
         return min(prompts, key=lambda seq: (seq.key[0], seq.key[2]), default=None)
 
     def may_start(self, seq: Sequence, partial: int, long: int) -> bool:
-        """Whether one more prompt may be begun beside `partial` others in the making, `long` of which are long."""
+        """Whether one more prompt may start beside `partial` partly computed ones, `long` of which are long."""
         return partial < self._max_partial and (long < self._max_long or not self.is_long(seq))
 
     def is_long(self, seq: Sequence) -> bool:
@@ -112,7 +112,7 @@ class Pace:
     # --- length of a step
 
     def chunk(self, plan: Step, start: int, pending: int, ends: bool) -> int:
-        """How many of `pending` tokens from `start` on may be computed in the step on top of what it has.
+        """Count how many of `pending` tokens from `start` on the step has time for, on top of what it has.
 
         `ends`: the last of them gives a token.
         """
@@ -131,7 +131,7 @@ class Pace:
         )
 
     def spare(self, work: StepWork, most: int) -> int:
-        """Tokens, up to `most`, that sequences which generate may compute on top of `work`."""
+        """Count the tokens, up to `most`, that decoding sequences may compute on top of `work`."""
         if not self.target:
             return most
 
@@ -142,7 +142,7 @@ class Pace:
         return _most(most, fits)
 
     def took(self, plan: Step, seconds: float) -> float:
-        """A step took so many seconds: learn from it. Returns how many of them its prompts took."""
+        """Learn from a step that took `seconds`; return the seconds that its prompts took."""
         prompts = plan.num_prompt_tokens > 0
         share = 0.0
         if prompts and plan.work.outputs:
@@ -152,7 +152,7 @@ class Pace:
 
 
 def _most(high: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `high` that fits, where all smaller ones fit too; 0 if none does."""
+    """Find the largest number up to `high` that fits, where all smaller ones fit too; 0 if none does."""
     if fits(high):
         return high
     low = 0

@@ -1,21 +1,21 @@
 """Plans a step: which sequences compute which tokens, with which slots and blocks. Knows ids only, no arrays.
 
 One rule: a sequence has len(tokens) + num_unseen + len(draft) - num_computed pending tokens, and each step
-computes as many of them as the budget allows: sequences that generate first, then prompts, in the order and the chunks
-of `pace`. Chunked prefill (Agrawal et al. 2023, Sarathi), prefix hits, decoding, verification of drafts and resuming
-after preemption all follow this rule; there are no phases.
+computes as many of them as the budget allows: decoding sequences first, then prompts, in the order and the chunks of
+`pace`. Chunked prefill (Agrawal et al. 2023, Sarathi), prefix hits, decoding, verification of drafts and resuming after
+preemption all follow this rule; there are no phases.
 
 Steps overlap: a step may be planned while earlier ones are computed. It names a token that is not known yet by
 `UNSEEN`, and the executor fills it in. A sequence waits for its own result, while others go on, if its next
 step depends on more than that token: a grammar may force tokens or ask for the last one again, and a draft may be
 accepted in part.
 
-With pipeline stages, as many batches are in flight, and each stage computes another one. A sequence that generates is
-in one of them at a time, because the first stage needs its token; so each step takes a share of those sequences.
+With pipeline stages, as many batches are in flight, and each stage computes another one. A decoding sequence is in one
+of them at a time, because the first stage needs its token; so each step takes a share of the decoding sequences.
 
 Nothing starves or livelocks, for three reasons. Sequences have a fixed total order (`key`: priority if that is
 the policy, then due time, then order of arrival), in which each has finitely many before it. (1) There are never more
-running sequences than tokens in the budget, and each that generates gets at least one, so a long prompt delays no
+running sequences than tokens in the budget, and each decoding one gets at least one, so a long prompt delays no
 decode. (2) A sequence that finds no block takes it from sequences behind it in the order that are not part of the
 step yet, never from one ahead. Those in the step need a block themselves soon, and then they are not. Hence the first
 running sequence gets all it needs: at worst all others are preempted, and a sequence never needs more than the whole
@@ -46,17 +46,17 @@ from quire.sched.turns import Turns
 from quire.types import UNSEEN, EngineStats, NewSeq, ScheduledSeq
 
 CLOSED = ""
-"""Stands among a step's adapters once one found no room: it is no digest."""
+"""CLOSED stands among a step's adapters once one found no room; it equals no digest."""
 
 MOST_PASSED = 64
-"""Waiting prompts that `pace` holds back and that a step looks beyond, at most."""
+"""A step looks beyond at most MOST_PASSED waiting prompts that `pace` holds back."""
 
 
-class Plan(msgspec.Struct):
-    """A step in the making: `seqs[i]` is the batch entry of `flight[i]`.
+class StepPlan(msgspec.Struct):
+    """A step being planned: `seqs[i]` is the batch entry of `flight[i]`.
 
-    `short`: blocks ran out, so admit nothing. `awaited`: a sequence that generates waits for the step. `decoding`:
-    seconds that the step is expected to take without its prompts.
+    `short`: blocks ran out, so admit nothing. `awaited`: a decoding sequence waits for the step. `decoding`: seconds
+    that the step is expected to take without its prompts.
     """
 
     step: int
@@ -119,13 +119,13 @@ class Planner:
         self._slots = list(range(self._max_running - 1, -1, -1))
         self._freed: list[int] = []  # free slots that no batch has announced yet
         self.running: list[Sequence] = []  # sorted by key
-        self.in_flight: deque[Plan] = deque()
+        self.in_flight: deque[StepPlan] = deque()
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute now. Takes slots and blocks."""
         if not self.running and not self._queue.seqs:
             return None
-        plan = Plan(self._stats.num_steps + 1, self._budget)
+        plan = StepPlan(self._stats.num_steps + 1, self._budget)
         if self._by_priority and self._queue.seqs:
             self._make_way()
         if self._queue.seqs and self._turns.pressing:
@@ -152,8 +152,8 @@ class Planner:
         self._freed.append(seq.slot)
         seq.slot = -1
 
-    def _continue_running(self, plan: Plan) -> list[Sequence]:
-        """Place all sequences that generate; returns those whose prompt is partly computed, in order."""
+    def _continue_running(self, plan: StepPlan) -> list[Sequence]:
+        """Place all decoding sequences; return the partly computed prompts, in order."""
         running, size = self.running, self._tables.block_size
         place, flight = plan.seqs.append, plan.flight.append
         partial: list[Sequence] = []
@@ -202,17 +202,17 @@ class Planner:
         return partial
 
     def _share(self) -> int:
-        """How many of the sequences that generate one of the batches in flight takes."""
+        """Count the decoding sequences that each batch in flight takes."""
         count = sum(seq.num_computed + 1 >= seq.prefill_end for seq in self.running)
         return -(-count // self._stages)
 
     def _time_for_drafts(self) -> int:
-        """Tokens of drafts that fit in the step beside one token of each running sequence."""
+        """Count the draft tokens that fit in the step beside one token of each running sequence."""
         count = len(self.running)
         context = sum(seq.num_computed for seq in self.running)
         return self._pace.spare(StepWork(count, count, 0.0, context), self._budget - count)
 
-    def _grow(self, seq: Sequence, count: int, behind: int, plan: Plan) -> int:
+    def _grow(self, seq: Sequence, count: int, behind: int, plan: StepPlan) -> int:
         """Make room for `count` more tokens at the expense of running[behind:]; returns how many fit."""
         tables = self._tables
         start, have = seq.num_computed, len(seq.blocks)
@@ -233,11 +233,11 @@ class Planner:
         seq.blocks += tables.allocate(need)
         return count
 
-    def _victim(self, behind: int, plan: Plan) -> Sequence | None:
-        """The sequence of running[behind:] that loses least; lower priorities first, later ones among equals.
+    def _victim(self, behind: int, plan: StepPlan) -> Sequence | None:
+        """Pick the sequence of running[behind:] that loses least; lower priorities first, later ones among equals.
 
-        Those that the step computes already are spared. Blocks shared with others stay. Those it holds alone are about
-        to be overwritten, cached or not.
+        Sequences that the step already computes are spared. Blocks shared with others stay; the blocks that it holds
+        alone are about to be overwritten, cached or not.
         """
         placed = set(plan.flight)
         found = [seq for seq in self.running[behind:] if seq not in placed]
@@ -258,7 +258,7 @@ class Planner:
         self._queue.push(seq)
 
     def preempt_all(self) -> None:
-        """Send all running sequences back to the queue, and give up the blocks of those that wait."""
+        """Send all running sequences back to the queue, and give up the blocks that waiting ones hold."""
         for seq in list(self.running):
             self._preempt(seq)
         while self._queue.drop_bases():
@@ -299,14 +299,14 @@ class Planner:
         """Whether a preempted sequence still awaits results; until they come, its tokens are not all known."""
         return seq.num_preemptions > 0 and any(seq in plan.flight for plan in self.in_flight)
 
-    def _serve_prompts(self, plan: Plan, partial: list[Sequence]) -> None:
+    def _serve_prompts(self, plan: StepPlan, partial: list[Sequence]) -> None:
         """Share what is left of the step among prompts, partly computed and waiting ones, in the order of `pace`."""
         pace, queue = self._pace, self._queue
         plan.decoding = pace.times.seconds(plan.work)
         making = [seq for seq in partial if seq.status is RUNNING]
         going = deque(pace.order(making))
         num_partial, num_long = len(making), sum(map(pace.is_long, making))
-        # One that gave way to others waits for its turn in order, lest they displace each other for ever.
+        # A sequence that gave way to others waits for its turn in order, or they would displace each other for ever.
         fresh = (seq for seq in queue.seqs if not seq.num_preemptions)
         first = pace.oldest(making if self._next_waiting(plan, 0) is None else chain(making, fresh))
         passed = 0
@@ -360,8 +360,8 @@ class Planner:
             return False
         return True
 
-    def _next_waiting(self, plan: Plan, passed: int) -> Sequence | None:
-        """The waiting sequence to admit next, beyond `passed` that `pace` holds back; None if there is no room."""
+    def _next_waiting(self, plan: StepPlan, passed: int) -> Sequence | None:
+        """Pick the next sequence to admit, after `passed` ones that `pace` holds back; None if there is no room."""
         seqs = self._queue.seqs
         if plan.short or len(self.running) >= self._max_running or passed > min(len(seqs), MOST_PASSED):
             return None
@@ -369,7 +369,7 @@ class Planner:
             return seqs[passed - 1]
         return self._turns.next() if seqs else None
 
-    def _continue_prompt(self, seq: Sequence, plan: Plan) -> bool:
+    def _continue_prompt(self, seq: Sequence, plan: StepPlan) -> bool:
         """Place the next chunk of a running sequence; False if the step has no time for it."""
         start, have = seq.num_computed, len(seq.blocks)
         count = self._chunk(plan, seq, start, len(seq.tokens) + seq.num_unseen - start)
@@ -382,8 +382,8 @@ class Planner:
             self._place_prompt(plan, seq, count, seq.blocks[have:])
         return True
 
-    def _chunk(self, plan: Plan, seq: Sequence, start: int, pending: int) -> int:
-        """How many of the pending tokens of a prompt the step computes. The first one always gets some."""
+    def _chunk(self, plan: StepPlan, seq: Sequence, start: int, pending: int) -> int:
+        """Count how many of a prompt's pending tokens the step computes. The first prompt always gets some."""
         most = min(pending, plan.budget)
         if self._whole_prompts:
             fits = most == pending and (not plan.seqs or self._pace.chunk(plan, start, most, True) == most)
@@ -391,18 +391,18 @@ class Planner:
         count = self._pace.chunk(plan, start, most, most == pending)
         return count if plan.seqs else max(count, 1)
 
-    def _place_prompt(self, plan: Plan, seq: Sequence, count: int, new_blocks: list[int]) -> None:
+    def _place_prompt(self, plan: StepPlan, seq: Sequence, count: int, new_blocks: list[int]) -> None:
         start = seq.num_computed
         plan.place(seq, count, new_blocks)
         ends = plan.seqs[-1].wants_logits
         plan.work = self._pace.times.with_prompt(plan.work, start, count, ends)
         plan.num_prompt_tokens += count
 
-    def _admit(self, seq: Sequence, plan: Plan, making: list[Sequence]) -> bool:
+    def _admit(self, seq: Sequence, plan: StepPlan, making: list[Sequence]) -> bool:
         """Give a waiting sequence a slot, blocks and its first chunk; hold it if another sample computes its prompt.
 
-        False: it has to wait, and so have those behind it. It waits until there are blocks for all its tokens beside
-        those that prompts ahead of it in `making` still need, and time for its first chunk.
+        False: it has to wait, and so has everything behind it. It waits until there are blocks for all its tokens
+        beside the blocks that prompts ahead of it in `making` still need, and time for its first chunk.
         """
         tables, queue = self._tables, self._queue
         while not self._is_in_flight(seq):
@@ -431,7 +431,7 @@ class Planner:
             return True
         return False
 
-    def _start(self, seq: Sequence, plan: Plan) -> None:
+    def _start(self, seq: Sequence, plan: StepPlan) -> None:
         seq.slot = self._slots.pop()
         seq.status = RUNNING
         self._turns.started(seq)
@@ -446,7 +446,7 @@ class Planner:
                 self._stats.prefix_hits += min(seq.num_computed, seq.num_prompt_tokens)
         plan.new.append(NewSeq(seq.slot, seq.request, seq.index, list(seq.tokens)))
 
-    def _commit(self, plan: Plan) -> None:
+    def _commit(self, plan: StepPlan) -> None:
         """Count the planned tokens as computed: later steps may read their KV.
 
         Blocks enter the index as soon as their tokens are known, so that a prompt is shared while it is computed.
@@ -465,7 +465,7 @@ class Planner:
                 self._queue.requeue_held(seq.group)
 
     def check(self, idle: list[Sequence]) -> None:
-        """Assert the invariants of slots and running sequences; `idle` are those that wait."""
+        """Assert the invariants of slots and running sequences; `idle` ones wait."""
         self._tables.check(self.running, self._queue.bases)
         self._turns.check(self.running)
         slots = [seq.slot for seq in self.running]

@@ -52,7 +52,7 @@ class PrefixIndex:
         return self._tree.root
 
     def match(self, tokens: list[int], namespace: Hashable, limit: int) -> tuple[PrefixMatch, Node]:
-        """The longest known prefix of tokens[:limit], and the cursor of its last full block. Changes nothing."""
+        """Find the longest known prefix of tokens[:limit], and the cursor of its last full block. Changes nothing."""
         key: list[Hashable] = [namespace]
         key += tokens[:limit]
         node, length = self._tree.match(key)
@@ -97,8 +97,8 @@ class PrefixIndex:
     ) -> Node:
         """Index the partial block at the end of tokens[:num_computed], unless its tokens are known already.
 
-        `cursor` is that of the last full block. The partial block must not be written to any more. Returns the
-        deepest node.
+        `cursor` points to the last full block. The partial block must not be written to any more. Returns the deepest
+        node.
         """
         full, tail = divmod(num_computed, self._block_size)
         if not tail:

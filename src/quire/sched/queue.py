@@ -19,7 +19,7 @@ def key_of(seq: Sequence) -> tuple[int, float, int]:
 class WaitingQueue:
     """Waiting sequences in order of `key`, and the live samples of each request.
 
-    A sample is *held*, outside the queue, while another one computes the prompt that both share. A waiting fork
+    A sample is *held*, outside the queue, while another one prefills the prompt that both share. A waiting fork
     may hold blocks (`Sequence.base`), and prefixes may be kept by name (`keep`); when blocks run out, they are given up
     before any sequence is preempted.
     """
@@ -133,7 +133,7 @@ class WaitingQueue:
     def drop_bases(self, spare: Sequence | None = None) -> bool:
         """Give up the oldest kept prefix or, if there is none, the bases of waiting forks.
 
-        That of `spare` is given up only if there is no other. False: there are none.
+        The base of `spare` is given up only if there is no other. False: there are none.
         """
         if self._kept:
             self.let_go(next(iter(self._kept)))
@@ -145,11 +145,11 @@ class WaitingQueue:
 
     @property
     def bases(self) -> list[PrefixMatch]:
-        """Everything that is held without being in a table."""
+        """List the matches that are held without being in a table."""
         return [*(seq.base for seq in self._with_base if seq.base is not None), *self._kept.values()]
 
     def request_in_use(self, request: Request) -> str | None:
-        """The error for a request whose id is in use; None if it is new."""
+        """Return the error for a request whose id is in use; None if it is new."""
         if request.id not in self.groups:
             return None
         return f"request id {request.id!r} is in use by a request that has not ended; choose another id"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.errors import EngineError
-from quire.sched.plan import Plan, Planner
+from quire.sched.plan import StepPlan, Planner
 from quire.sched.queue import WaitingQueue
 from quire.sched.sequence import FINISHED, RUNNING, WAITING, Sequence
 from quire.sched.tables import BlockTables
@@ -25,7 +25,7 @@ class Results:
         self._queue = queue
         self._stats = stats
 
-    def take(self, plan: Plan, output: StepOutput) -> list[Delta]:
+    def take(self, plan: StepPlan, output: StepOutput) -> list[Delta]:
         """The deltas of a step. EngineError if `output` lacks a token that was asked for."""
         deltas = []
         ended = False

@@ -46,8 +46,8 @@ class Scheduler:
     Any number of steps may be scheduled before the first result, if they are computed in order. `add`, `fork`, `abort`
     and `drop` may be called at any time. A sequence is limited to `max_model_len` tokens and to the tokens that the
     whole pool holds. With `whole_prompts` every prompt is computed in one step: the budget must be at least
-    `max_model_len`. With pipeline `stages`, that many steps are meant to be in flight. `rates` are what steps are
-    expected to cost before any is measured; `clock` gives seconds. With windowed layers, `shape` is that of blocks.
+    `max_model_len`. With pipeline `stages`, as many steps are meant to be in flight. `rates` predict what steps cost
+    before any is measured; `clock` gives seconds. `shape` is the shape of a block, for models with windowed layers.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Scheduler:
         self._planner = Planner(
             config, self._tables, self._queue, self._stats, self.pace, whole_prompts, max_adapters, stages
         )
-        self.prompt_seconds = 0.0  # of the step that was updated last: what its prompts took
+        self.prompt_seconds = 0.0  # that prompts took of the step updated last
         self._results = Results(self._planner, self._tables, self._queue, self._stats)
 
     @property
@@ -192,7 +192,7 @@ class Scheduler:
         )
 
     def _common(self, request_id: str, index: int, group: Group, tokens: list[int]) -> PrefixMatch | None:
-        """The KV that a new sequence with `tokens` can share with a live sample of `group`."""
+        """Find the KV that a new sequence with `tokens` can share with a live sample of `group`."""
         parents = self._queue.groups.get(request_id)
         for seq in parents.live if parents is not None else ():
             if seq.index == index and seq.status is RUNNING and seq.group.namespace == group.namespace:

@@ -80,7 +80,7 @@ class Sequence:
 
     @property
     def match_limit(self) -> int:
-        """How many tokens may be reused: neither the last one nor positions whose results are still due."""
+        """Tokens that may be reused: neither the last one nor positions whose results are still due."""
         limit = len(self.tokens) - 1
         sampling = self.request.sampling
         if self.request.pooling in ("mean", "cls", "all") or sampling.skip_reading_prefix_cache:
@@ -92,9 +92,9 @@ class Sequence:
         return limit
 
     def cut(self, count: int) -> tuple[int, FinishReason | None, int | None]:
-        """Drop those of the last `count` tokens that follow the end of the sequence, if they contain it.
+        """Drop what follows the end of the sequence, if the end is among its last `count` tokens.
 
-        Returns the number that stay, the finish reason and the stop reason.
+        Returns how many of them stay, the finish reason and the stop reason.
         """
         tokens = self.tokens
         first = len(tokens) - count
@@ -125,7 +125,7 @@ class Sequence:
         return False
 
     def take_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> list[TokenLogprobs]:
-        """Those of `entries` (for the tokens at start + 1, ...) not delivered yet; marks them delivered."""
+        """Take the `entries` (for the tokens at start + 1, ...) not delivered yet, and mark them delivered."""
         due = min(len(entries), self.num_prompt_tokens - 1 - start)
         fresh = entries[max(0, self.num_prompt_logprobs - start) : max(0, due)]
         self.num_prompt_logprobs += len(fresh)
@@ -147,7 +147,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The live samples of one request. Those in `held` wait for another sample to compute the prompt."""
+    """The live samples of one request. Samples in `held` wait for another one to prefill the prompt."""
 
     request: Request
     live: list[Sequence] = field(default_factory=list)
@@ -160,7 +160,7 @@ class Group:
         return (self.request.adapter, self.request.salt)
 
     def prompt_holder(self) -> tuple[Sequence | None, bool]:
-        """A running sample that has the KV of the whole prompt, and whether one will soon have it."""
+        """Find a running sample with the KV of the whole prompt, and tell whether one will soon have it."""
         computing = False
         for seq in self.live:
             if seq.status is RUNNING:
@@ -171,13 +171,13 @@ class Group:
 
 
 def active_repetition(sampling: SamplingParams) -> RepetitionDetectionParams | None:
-    """The patterns that end an output, if it looks for any."""
+    """Return the repetition patterns that end an output, if the request names any."""
     rule = sampling.repetition_detection
     return rule if rule is not None and rule.max_pattern_size else None
 
 
 def report_interval(request: Request, default: int) -> int:
-    """The number of tokens after which a sequence of `request` reports; `default` is the engine's.
+    """Count the tokens after which a sequence of `request` reports; `default` is the engine's.
 
     If only the end result is wanted, nothing in between is read, except that stop strings are searched, and
     log-probabilities reported, token by token.
@@ -189,7 +189,7 @@ def report_interval(request: Request, default: int) -> int:
 
 
 def refusal(request: Request, max_model_len: int, max_total: int) -> str | None:
-    """Why `request` can never run, given `max_model_len` and a KV cache of `max_total` tokens; None if it can."""
+    """Say why `request` can never run, given `max_model_len` and a KV cache of `max_total` tokens; None if it can."""
     num_prompt = len(request.tokens)
     if num_prompt == 0:
         return "the prompt is empty; give at least one token"

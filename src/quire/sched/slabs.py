@@ -1,6 +1,6 @@
 """Owns the memory of blocks, slab by slab, where some layers see only the last positions. Knows ids only, no tokens.
 
-A block holds its tokens' keys and values of all layers. Those of layers with a sliding window are *in sight* as long as
+A block holds its tokens' keys and values of all layers. Sliding-window layers' entries are *in sight* as long as
 some table's next token can see them; afterwards this part of the block may be given back while the rest stays.
 """
 
@@ -17,7 +17,7 @@ class SlabPool:
 
     A block that no table sees keeps its windowed slabs while there is room, if the prefix index names it: a later
     sequence may go on from there. Blocks that a sequence has passed give them up first, the oldest before others;
-    those at the end of a sequence, where its next turn goes on, keep them as long as the index names them.
+    blocks at the end of a sequence, where its next turn goes on, keep them as long as the index names them.
     """
 
     def __init__(self, shape: BlockShape, num_slabs: int, block_size: int) -> None:
@@ -36,11 +36,11 @@ class SlabPool:
 
     @property
     def num_in_sight(self) -> int:
-        """Blocks that some table sees."""
+        """The number of blocks that some table sees."""
         return len(self._sights)
 
     def first_in_sight(self, position: int) -> int:
-        """The first block that a token at `position` reads through a window."""
+        """Find the first block that a token at `position` reads through a window."""
         return self.shape.first_in_sight(position, self._size)
 
     def assign(self, blocks: Iterable[int]) -> None:
@@ -54,7 +54,7 @@ class SlabPool:
             self._mapped.append([block, *taken])
 
     def take_mapped(self) -> list[list[int]]:
-        """The blocks that got slabs since the last call: [block, slab, slab, ...], by column."""
+        """Take the blocks that got slabs since the last call: [block, slab, slab, ...], by column."""
         mapped, self._mapped = self._mapped, []
         return mapped
 
@@ -63,7 +63,7 @@ class SlabPool:
         return block in self._windowed
 
     def count_idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks`, which are whole, no table sees."""
+        """Count the whole `blocks` that no table sees."""
         return sum(block not in self._sights for block in blocks)
 
     def sight(self, blocks: Iterable[int]) -> None:

@@ -37,7 +37,7 @@ class BlockTables:
     ) -> None:
         """With windowed layers in `shape`, `num_blocks` is for whole blocks; tables grow by at most `budget` tokens.
 
-        A cost is in slabs: those of one block are `shape.full` and, while its window is in sight, `shape.windowed`.
+        A cost counts slabs: a block takes `shape.full` and, while its window is in sight, `shape.windowed` more.
         """
         self._recompute_last = recompute_last
         self.block_size = block_size
@@ -72,18 +72,18 @@ class BlockTables:
 
     @property
     def _available(self) -> int:
-        """Slabs that can be allocated."""
+        """Count the slabs that can be allocated."""
         if self.slabs is None:
             return self.pool.num_available
         used, in_sight = self.pool.num_used, self.slabs.num_in_sight
         return self._num_slabs - self._full * used - self._windowed * in_sight
 
     def cost(self, num_blocks: int) -> int:
-        """What a table takes at most while it grows by `num_blocks` blocks."""
+        """Bound the slabs that a table takes while it grows by `num_blocks` blocks."""
         return self._full * num_blocks + self._windowed * min(num_blocks, self._most_in_sight)
 
     def gain(self, seq: Sequence) -> int:
-        """The most that a running sequence gives back."""
+        """Bound the slabs that a running sequence gives back."""
         return self._full * len(seq.blocks) + self._windowed * (len(seq.blocks) - seq.num_passed)
 
     def can_gain(self, gain: int, seq: Sequence, match: PrefixMatch) -> bool:
@@ -91,11 +91,11 @@ class BlockTables:
         return gain + self._available >= self.cost(self.count(len(seq.tokens)) - len(match.blocks))
 
     def count(self, num_tokens: int) -> int:
-        """The number of blocks for `num_tokens` tokens."""
+        """Count the blocks for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def match(self, seq: Sequence) -> tuple[PrefixMatch, Cursor] | None:
-        """The most KV that `seq` can reuse: from the prefix index, its fork's base, or another sample.
+        """Find the most KV that `seq` can reuse: from the prefix index, its fork's base, or another sample.
 
         None: another sample will soon have the prompt; wait for it. Changes nothing.
         """
@@ -118,13 +118,13 @@ class BlockTables:
         return match, cursor
 
     def find(self, tokens: list[int], namespace: Hashable, limit: int) -> tuple[PrefixMatch, Cursor]:
-        """The longest reusable prefix of tokens[:limit] in the index, and the cursor of its last full block."""
+        """Find the longest reusable prefix of tokens[:limit] in the index, and the cursor of its last full block."""
         match, cursor = self.prefix.match(tokens, namespace, limit)
         whole = self._whole(match)
         return (match, cursor) if whole is match else self._cut(match, cursor, whole.num_tokens)
 
     def _whole(self, match: PrefixMatch) -> PrefixMatch:
-        """`match` up to the last place from which a sequence can go on: all that it sees there is still stored."""
+        """Cut `match` to the last place from which a sequence can go on: all that it sees there is still stored."""
         slabs, blocks = self.slabs, match.blocks
         if slabs is None or all(map(slabs.is_whole, self._in_sight(match))):
             return match
@@ -136,7 +136,7 @@ class BlockTables:
         return self._shorten(match, end * self.block_size)
 
     def fork(self, seq: Sequence, num_tokens: int) -> PrefixMatch:
-        """The KV of the first `num_tokens` (at most `num_settled`) tokens of a running sequence, or of fewer.
+        """Share the KV of the first `num_tokens` (at most `num_settled`) tokens of a running sequence, or of fewer.
 
         Full blocks are shared. The last one is copied unless `num_tokens` fills it: both sequences write to it.
         """
@@ -151,7 +151,7 @@ class BlockTables:
         return PrefixMatch(match.blocks[:full], below if tail else -1, tail, limit)
 
     def _less_one(self, match: PrefixMatch, cursor: Cursor) -> tuple[PrefixMatch, Cursor]:
-        """`match` without its last token. The block that had it is the same, as the token after it may count."""
+        """Cut the last token off `match`. Its block stays the same, as the token after it may count."""
         return self._cut(match, cursor, match.num_tokens - 1)
 
     def _cut(self, match: PrefixMatch, cursor: Cursor, limit: int) -> tuple[PrefixMatch, Cursor]:
@@ -176,7 +176,7 @@ class BlockTables:
             self.pool.release(block)
 
     def _in_sight(self, match: PrefixMatch) -> list[int]:
-        """The blocks that a sequence sees through windows after `match`, and the source of its copy."""
+        """List the blocks that a sequence sees through windows after `match`, and the source of its copy."""
         assert self.slabs is not None
         return _blocks(match)[self.slabs.first_in_sight(match.num_tokens) :]
 
@@ -195,7 +195,7 @@ class BlockTables:
             seq.num_passed = first
 
     def count_cached(self, seq: Sequence) -> int:
-        """Tokens of a new sequence whose KV exists, as far as its fork's base and the prefix index tell."""
+        """Count a new sequence's tokens whose KV exists, as far as its fork's base and the prefix index tell."""
         held = 0 if seq.base is None else seq.base.num_tokens
         if not self.caching:
             return held
@@ -203,11 +203,11 @@ class BlockTables:
         return max(held, match.num_tokens)
 
     def owed(self, seq: Sequence) -> int:
-        """The cost of the blocks that a running sequence still needs for its known tokens."""
+        """Count the slabs that a running sequence still needs for its known tokens."""
         return self.cost(max(0, self.count(len(seq.tokens)) - len(seq.blocks)))
 
     def fit(self, seq: Sequence, match: PrefixMatch, owed: int = 0) -> PrefixMatch | None:
-        """`match` if there is room for all tokens of `seq` beside the cost `owed`, else None.
+        """Return `match` if there is room for all tokens of `seq` beside the cost `owed`, else None.
 
         The source of a copy cannot be evicted in the same step. If that block is needed, the match gives up its
         tail.
@@ -228,7 +228,7 @@ class BlockTables:
         return match
 
     def _count_idle(self, match: PrefixMatch) -> int:
-        """Full blocks of `match` that a sequence would see through windows, and no table sees now."""
+        """Count full blocks of `match` that a sequence would see through windows and no table sees now."""
         if self.slabs is None:
             return 0
         return self.slabs.count_idle(match.blocks[self.slabs.first_in_sight(match.num_tokens) :])
@@ -277,7 +277,7 @@ class BlockTables:
         return blocks
 
     def loss(self, seq: Sequence) -> int | None:
-        """Computed tokens whose KV only `seq` holds, lost with its blocks; None if it would free no block."""
+        """Count computed tokens whose KV only `seq` holds, lost with its blocks; None if it would free no block."""
         alone = self.pool.count_exclusive(seq.blocks)
         if not alone:
             return None

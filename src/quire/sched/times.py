@@ -17,30 +17,30 @@ from dataclasses import dataclass
 import msgspec
 
 OVERLAP = 0.3
-"""Share of the shorter of reading and multiplying that the longer one does not hide."""
+"""Reading and multiplying overlap: the longer one hides all but OVERLAP of the shorter."""
 NOISE = 0.1
-"""Relative spread of a step's time around its prediction."""
+"""A step's time spreads around its prediction by NOISE of it."""
 SCALE_DOUBT = 3.0
-"""Relative spread of all factors in common before anything is measured."""
+"""Before anything is measured, all factors may be wrong in common by SCALE_DOUBT of themselves."""
 PART_DOUBT = 0.6
-"""Relative spread of each factor beside the common one; doubt never grows beyond it."""
+"""Each factor may be wrong by PART_DOUBT of itself beside the common error; doubt never grows beyond it."""
 DRIFT = 0.02
-"""Relative change of a factor from one measured step to the next."""
+"""A factor may change by DRIFT of itself from one measured step to the next."""
 SURPRISE = 3.0
-"""A step further off than so many times the expected spread counts as just that far off."""
+"""Outliers are clipped to SURPRISE standard deviations."""
 LEAST_FACTOR = 0.02
 IDLE_PERIOD = 32
-"""Steps that only decode are alike: one of so many is learned from."""
+"""Decode-only steps look alike, so only every IDLE_PERIOD-th is learned from."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRates:
-    """Seconds that a model is expected to take on this machine, before anything is measured.
+    """The seconds that a model is expected to take on this machine, before anything is measured.
 
-    `read`: reading what every step reads. `routed`: reading all routed experts; a token misses a given one with
-    probability `miss`. `token`: multiplying one token by the weights. `output`: computing the logits of one.
+    `read`: reading the weights that every step reads. `routed`: reading all routed experts; a token misses a given one
+    with probability `miss`. `token`: multiplying one token by the weights. `output`: computing one token's logits.
     `pair`: one query and one position that it sees. `position`: reading the keys and values of one position for one
-    sequence. `spans`: the shares of the attention that see at most so many positions (None: all).
+    sequence. `spans`: shares of the attention, each with the most positions that it sees (None: all).
     """
 
     read: float = 0.02
@@ -53,7 +53,7 @@ class StepRates:
     spans: tuple[tuple[float, int | None], ...] = ((1.0, None),)
 
     def seen(self, start: int, count: int) -> float:
-        """Positions that each of `count` tokens from `start` on sees, on average over tokens and layers."""
+        """Count the positions that each of `count` tokens from `start` on sees, averaged over tokens and layers."""
         middle = start + 0.5 * (count + 1)
         return sum(share * (middle if span is None else min(middle, span)) for share, span in self.spans)
 
@@ -68,7 +68,7 @@ class StepWork(msgspec.Struct, frozen=True):
 
 
 class StepTimes:
-    """What steps cost, from `rates` and from the steps recorded so far."""
+    """Predicts the cost of steps from `rates` and the steps recorded so far."""
 
     def __init__(self, rates: StepRates) -> None:
         self.rates = rates
@@ -79,26 +79,26 @@ class StepTimes:
         self._unseen = 0
 
     def with_prompt(self, work: StepWork, start: int, count: int, ends: bool) -> StepWork:
-        """`work` and `count` tokens from `start` on of one more sequence; logits of the last if it `ends` there."""
+        """Add `count` tokens from `start` on of one more sequence to `work`; logits of the last if it `ends` there."""
         seen = self.rates.seen(start, count)
         return StepWork(
             work.tokens + count, work.outputs + ends, work.pairs + count * seen, work.positions + start
         )
 
     def seconds(self, work: StepWork) -> float:
-        """How long a step of this work is expected to take."""
+        """Predict how long a step of this work takes."""
         return sum(map(float.__mul__, self._factors, self._parts(work)))
 
     def reading(self) -> float:
-        """Seconds of a step that computes next to nothing: it reads the weights."""
+        """Predict a step that computes next to nothing: it reads the weights."""
         return self._factors[0] * self.rates.read
 
     def prompt(self, start: int, count: int) -> float:
-        """Seconds of a prompt by itself, from position `start` on, in one step."""
+        """Predict a prompt by itself, from position `start` on, in one step."""
         return self.seconds(self.with_prompt(StepWork(), start, count, ends=True))
 
     def record(self, work: StepWork, seconds: float, learns: bool) -> None:
-        """A step of `work` took so many seconds. Those that are not said to teach something are sampled."""
+        """Learn from a step of `work` that took `seconds`; of steps without `learns`, only every IDLE_PERIOD-th."""
         self._unseen += 1
         if seconds <= 0.0 or not (learns or self._unseen >= IDLE_PERIOD):
             return
@@ -119,7 +119,7 @@ class StepTimes:
                 row[i] += (DRIFT * factors[i]) ** 2
 
     def _parts(self, work: StepWork) -> list[float]:
-        """Seconds of each part by the rates alone, the hidden share of the shorter of the first two left out."""
+        """Estimate each part's seconds by the rates alone, less the hidden share of reading or multiplying."""
         rates = self.rates
         read, multiply = rates.read, rates.token * work.tokens
         routed = rates.routed * (1.0 - rates.miss**work.tokens) if rates.routed else 0.0

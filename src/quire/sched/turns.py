@@ -46,7 +46,7 @@ class Turns:
         return waits and self._num_running > min(len(self._groups), len(self._owners))
 
     def next(self) -> Sequence:
-        """The next sequence to admit. Within a priority: owners, then requests, with nothing running go first."""
+        """Pick the next sequence to admit. In a priority, owners, then requests, with nothing running go first."""
         seqs = self._queue.seqs
         head = seqs[0]
         if len(self._queue.groups) == len(self._groups):
@@ -65,7 +65,7 @@ class Turns:
         return found or head
 
     def displaced(self, seq: Sequence, running: list[Sequence]) -> Sequence | None:
-        """The running sequence that gives way to the waiting `seq`, if it is its turn: the last of the largest.
+        """Pick the running sequence that gives way to the waiting `seq`, if it is its turn: the last of the largest.
 
         None if nothing gives way: `seq` is a further sample, or nobody of its priority or below has more than one.
         """
@@ -82,11 +82,11 @@ class Turns:
         return best
 
     def gain(self, running: list[Sequence], gain: Callable[[Sequence], int]) -> int:
-        """An upper bound on what displacing can free; `gain` is what one sequence gives back."""
+        """Bound what displacing can free; `gain` tells what one sequence gives back."""
         several = len(self._owners) < self._num_running and len(self._queue.owners) > len(self._owners)
         return sum(gain(seq) for seq in running if several or self._groups[seq.request.id] > 1)
 
     def check(self, running: list[Sequence]) -> None:
-        """Assert that the counts are those of `running`."""
+        """Assert that the counts match `running`."""
         assert self._groups == Counter(seq.request.id for seq in running), "running samples are miscounted"
         assert self._owners == Counter(seq.request.owner for seq in running), "owners are miscounted"

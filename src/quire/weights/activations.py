@@ -1,4 +1,4 @@
-"""How formats round activations before they are multiplied with quantized weights: the oracle of every device.
+"""Rounds activations as formats do before they are multiplied with quantized weights: the oracle of every device.
 
 Knows numbers; knows no format and no device. csrc/rowwise/rounding.h says the same.
 """
@@ -15,7 +15,7 @@ from quire.errors import ModelError
 from quire.weights.layouts.rounding import LEAST
 from quire.weights.tensor import FloatArray
 
-# What multiplies weights that stay as a checkpoint quantized them: "checkpoint" rounds as its config says, by weight.
+# KeptActivations multiply weights that stay as a checkpoint quantized them: "checkpoint" rounds as its config says.
 KeptActivations = Literal["float", "int8", "checkpoint"]
 Number = Literal["int8", "e4m3", "e2m1"]
 MOST = {"int8": np.float32(127), "e4m3": np.float32(448), "e2m1": np.float32(6)}
@@ -26,7 +26,7 @@ class Rounding(msgspec.Struct, frozen=True, kw_only=True):
     """Rounds rows of activations to numbers of few bits times a scale, nearest and ties to even.
 
     `columns` neighbouring elements share a scale (0: the whole row). Scales are
-      float32   the largest magnitude divided by that of the numbers
+      float32   the largest magnitude divided by the largest number of the type
       powers    the same, rounded up to a power of two
       e8m0      a power of two after the rule of MX formats (OCP MX 1.0), halfway exponents rounded up
       e4m3      as NVFP4 has them: E4M3 numbers divided by `outer`
@@ -45,7 +45,7 @@ class Rounding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_int8_by_row(self) -> bool:
-        """Whether it is what products with activations in int8 do."""
+        """Whether it rounds as products with int8 activations do."""
         return self == Rounding(number="int8")
 
     @property
@@ -54,7 +54,7 @@ class Rounding(msgspec.Struct, frozen=True, kw_only=True):
         return self == Rounding(number="int8", scales="fixed", outer=self.outer)
 
     def round(self, x: FloatArray) -> FloatArray:
-        """Rows [R, K], rounded. NaN and infinity make their group NaN."""
+        """Round rows [R, K]. NaN and infinity make their group NaN."""
         rows, width = x.shape
         size = min(self.columns, width) or width
         groups = np.pad(x, ((0, 0), (0, -width % size))).reshape(-1, size)
@@ -63,7 +63,7 @@ class Rounding(msgspec.Struct, frozen=True, kw_only=True):
         return np.ascontiguousarray(rounded.reshape(rows, -1)[:, :width])
 
     def joined(self, other: Rounding) -> Rounding | None:
-        """The rounding of an input that weights with both multiply; None if they differ.
+        """Merge the roundings of two weights with the same input; None if they differ.
 
         Of two fixed scales it is the wider one.
         """
@@ -122,7 +122,7 @@ class Rounding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def round_int8(values: FloatArray) -> FloatArray:
-    """Each row rounded to integers from -127 to 127 times its own scale. NaN stays NaN."""
+    """Round each row to integers from -127 to 127 times its own scale. NaN stays NaN."""
     most = np.abs(values).max(axis=1, keepdims=True)
     inverse = np.where(most >= LEAST, np.float32(127) / np.maximum(most, LEAST), np.float32(0))
     whole = np.rint(values * inverse) + np.float32(0)  # an integer has no -0
@@ -131,12 +131,12 @@ def round_int8(values: FloatArray) -> FloatArray:
 
 
 def stored_rounding(rounding: Rounding | None) -> dict[str, Any] | None:
-    """Plain values, for a backend's description of a matrix."""
+    """Give a rounding as plain values, for a backend's description of a matrix."""
     return None if rounding is None else msgspec.structs.asdict(rounding)
 
 
 def restored_rounding(stored: dict[str, Any] | None) -> Rounding | None:
-    """The inverse. Raises ModelError for anything else."""
+    """Invert `stored_rounding`. Raises ModelError for anything else."""
     try:
         return None if stored is None else msgspec.convert(stored, Rounding)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
 """Reads adapters in the layout of PEFT: adapter_config.json beside adapter_model.safetensors or .bin.
 
-Only headers are read at first; `AdapterFiles.values` reads one tensor. The files are untrusted: no pattern of theirs
-is evaluated that could take long, and no size is taken from the config's word. Knows no model.
+Only headers are read at first; `AdapterFiles.values` reads one tensor. The files are untrusted: patterns that could
+take long are refused, and no size is taken from the config's word. Knows no model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ REFUSED = (
     "arrow_config",
     "velora_config",
 )
-# Starts of training that leave the base as it is, and those that change it.
+# PLAIN_STARTS of training leave the base as it is; others change it.
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica", "lora_ga", "loftq")
 SIMPLE = re.compile(r"[\w.]+")
 QUANTIFIERS = re.compile(r"(?<!\\)[*+?{]")
@@ -74,10 +74,10 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """An adapter before its values are read. Names of modules and tensors are those of the base.
+    """An adapter before its values are read. Modules and tensors have the base's names.
 
     `whole` are tensors that replace the base's. `tokens` are rows of an embedding by module: ids, and the tensor of the
-    new rows. `start` is "pissa" or "olora" if the base loses the first guess of the training. `digest` is a hash of
+    new rows. `start` is "pissa" or "olora" if training subtracted initial factors from the base. `digest` is a hash of
     the files. With `outlined` all values are zeros, and none are read.
     """
 
@@ -139,7 +139,7 @@ def open_adapter(path: Path, max_rank: int) -> AdapterFiles:
 
 
 def table_rows(path: Path) -> int:
-    """Tokens of the largest table that an adapter brings whole, or trains rows of; 0: of none. ModelError."""
+    """Count the tokens of the largest table that an adapter replaces or trains rows of; 0: none. ModelError."""
     config = _Config(path, read_json(path / CONFIG, most=MAX_CONFIG))
     weights, opener = _weights(path)
     checkpoint = opener(weights)
@@ -262,7 +262,7 @@ class _Config:
                 raise ModelError(f"{self._where}: lora_alpha must be a finite number, got {alpha!r:.100}")
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
-        """The first pattern that matches decides, as in PEFT."""
+        """Find a module's rank and scale; the first pattern that matches decides, as in PEFT."""
         if module.endswith(".experts.base_layer"):
             module = module.removesuffix("base_layer") + "gate_up_proj"
         elif module.endswith(".experts"):
@@ -331,7 +331,7 @@ def _matches(pattern: str, module: str) -> bool:
 
 
 def _digest(*paths: Path) -> str:
-    """A hash of the files: adapters with the same one answer the same."""
+    """Hash the files: adapters with the same digest answer the same."""
     total = hashlib.sha256()
     for path in paths:
         with open_regular(path) as file:

@@ -1,4 +1,4 @@
-"""From a model argument to a local directory or GGUF file: a path, or a hub id that is fetched or found cached.
+"""Finds the local directory or GGUF file of a model argument: a path, or a hub id that is fetched or found cached.
 
 `import huggingface_hub` is light; its client is imported when `snapshot_download` is first touched, so that
 serving a local directory never pays for it.
@@ -33,7 +33,7 @@ def find_model(
     weights: bool = True,
     token: str | None = None,
 ) -> Path:
-    """The directory or GGUF file of `model`; an id is fetched to `download_dir` (default: the hub's cache).
+    """Find the directory or GGUF file of `model`; an id is fetched to `download_dir` (default: the hub's cache).
 
     An id with a colon (owner/name:Q4_K_M) means the GGUF file whose name contains what follows it.
     torch weights are fetched only if there are no safetensors; without `weights`, for a tokenizer, neither is
@@ -72,7 +72,7 @@ def find_adapter(
     token: str | None = None,
     roots: tuple[Path, ...] | None = None,
 ) -> Path:
-    """The directory of an adapter: a path, the name of one inside the package, or a hub id that is fetched. ModelError.
+    """Find an adapter's directory: a path, the name of a packaged one, or a hub id that is fetched. ModelError.
 
     With `roots` a path must lie in one of them, links followed.
     """
@@ -91,7 +91,7 @@ def find_adapter(
 
 
 def _gguf_inside(directory: Path) -> Path:
-    """The directory, or the GGUF file in it if that is the whole model."""
+    """Return the directory, or the GGUF file in it if that is the whole model."""
     if (directory / "config.json").exists() or not any(directory.glob("*.gguf")):
         return directory
     return _only_gguf(directory, "*.gguf")

@@ -1,4 +1,4 @@
-"""Parts of checkpoint tensors: the tensor, its shape, and what a weight takes from it. Knows no family."""
+"""Parts of checkpoint tensors: the tensor, its shape, and the rows that a weight takes from it. Knows no family."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Take = Callable[..., Array]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A weight in the backend's form, made from one tensor or several.
+    """A weight as the backend wants it, made from one tensor or several.
 
     `tensors` are (name, shape in the checkpoint); `take` gets the arrays and returns [O, K] or [O], of which `columns`
-    are kept. If it computes values and does not only pick them, `shape` is that of the result.
+    are kept. A `take` that computes values, rather than picking them, gives the result's `shape`.
     """
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
@@ -29,13 +29,13 @@ class Part:
     columns: range | None = None
 
     def read(self, checkpoint: Checkpoint) -> Array:
-        """The values. Only the rows taken from a quantized tensor are decoded."""
+        """Read the values. Only the rows taken from a quantized tensor are decoded."""
         if self.layout(checkpoint) is not None:
             return self.quantized(checkpoint).dequantize()
         return self.taken(*(checkpoint.get(name) for name, _ in self.tensors))
 
     def cut(self, rows: range | None = None, columns: range | None = None) -> Part:
-        """Only these rows, or columns, of the result."""
+        """Keep only these rows, or columns, of the result."""
         if rows is None and columns is None:
             return self
         take = self.take
@@ -55,27 +55,27 @@ class Part:
         return Part(self.tensors, take, shape, columns)
 
     def layout(self, checkpoint: Checkpoint) -> AnyLayout | None:
-        """The part's quantized layout; None if it is not quantized, or not made of whole rows."""
+        """Find the part's quantized layout; None if it is not quantized, or not made of whole rows."""
         if len(self.tensors) != 1 or self.shape is not None:
             return None
         layout = checkpoint.layout(self.tensors[0][0])
         return None if layout is None or self.rows() is None else layout
 
     def quantized(self, checkpoint: Checkpoint, outline: bool = False) -> QuantTensor:
-        """The part as the checkpoint quantized it, for a part that has a `layout`; with `outline`, without values."""
+        """Read the part as the checkpoint quantized it, if it has a `layout`; with `outline`, without values."""
         (name, shape), rows, layout = self.tensors[0], self.rows(), checkpoint.layout(self.tensors[0][0])
         assert layout is not None
         assert rows is not None
         return layout.outline(len(rows), shape[-1]) if outline else checkpoint.quantized(name, rows)
 
     def outline(self) -> Array:
-        """An array of the result's shape that takes no memory."""
+        """Make an array of the result's shape that takes no memory."""
         if self.shape is not None:
             return np.broadcast_to(np.float32(0), self.shape)
         return self.taken(*(np.broadcast_to(np.float32(0), shape) for _, shape in self.tensors))
 
     def rows(self) -> Rows | None:
-        """The rows that the part takes from its only tensor, leading axes counted as one; None if it changes rows.
+        """Find the rows that the part takes from its only tensor, leading axes flattened; None if it changes rows.
 
         Found by applying `take` to a column of row numbers.
         """
@@ -88,11 +88,11 @@ class Part:
         return taken[:, 0] if whole else None
 
     def all_columns(self, *arrays: Array) -> Array:
-        """What the part takes from its tensors' arrays, with all columns."""
+        """Apply `take` to the tensors' arrays and keep all columns."""
         return arrays[0] if self.take is None else self.take(*arrays)
 
     def taken(self, *arrays: Array) -> Array:
-        """What the part takes from its tensors' arrays."""
+        """Apply `take` to the tensors' arrays and keep the part's columns."""
         taken = self.all_columns(*arrays)
         return taken if self.columns is None else taken[:, self.columns.start : self.columns.stop]
 
@@ -102,7 +102,7 @@ def part(name: str, shape: tuple[int, ...], take: Take | None = None) -> Part:
 
 
 def chain(*takes: Take | None) -> Take | None:
-    """One after the other, from left to right."""
+    """Compose takes, from left to right."""
     given = [take for take in takes if take is not None]
     if len(given) < 2:
         return given[0] if given else None
@@ -124,7 +124,7 @@ def row_range(start: int, stop: int) -> Take:
 
 
 def rows_of_groups(groups: int, start: int, stop: int) -> Take:
-    """Rows start..stop-1 of each of `groups` equal groups of rows."""
+    """Take rows start..stop-1 of each of `groups` equal groups of rows."""
 
     def take(array: Array) -> Array:
         grouped = array.reshape(groups, -1, *array.shape[1:])[:, start:stop]
@@ -134,7 +134,7 @@ def rows_of_groups(groups: int, start: int, stop: int) -> Take:
 
 
 def padded_rows(size: int, wide: int) -> Take:
-    """Groups of `size` rows, each followed by zeros up to `wide` rows."""
+    """Take groups of `size` rows, each followed by zeros up to `wide` rows."""
 
     def take(array: Array) -> Array:
         grouped = array.reshape(-1, size, *array.shape[1:])
@@ -149,7 +149,7 @@ def padded_rows(size: int, wide: int) -> Take:
 
 
 def halves(head_dim: int, rotary_dim: int) -> Take:
-    """Rows of heads whose rotary pairs are neighbours (2 i, 2 i + 1), reordered to pairs (i, i + rotary_dim / 2).
+    """Reorder rows of heads whose rotary pairs are neighbours (2 i, 2 i + 1) to pairs (i, i + rotary_dim / 2).
 
     Scores do not change if queries and keys are reordered alike.
     """

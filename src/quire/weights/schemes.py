@@ -1,4 +1,4 @@
-"""The names of `--quantization` and the types that they give each weight. Knows layouts; knows no model."""
+"""Maps the names of `--quantization` to the types that they give each weight. Knows layouts; knows no model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8
 from quire.weights.tensor import FloatDtype, Layout
 
 GROUPS = (32, 64, 128)
-# Methods of quantized checkpoints by the names that `--quantization` takes, which are vLLM's.
+# METHODS of quantized checkpoints by the names that `--quantization` takes, which are vLLM's.
 METHODS: Mapping[str, str] = {
     **{name: name for name in ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gguf",
                                "gptq", "hqq", "modelopt", "mxfp4", "mxfp8", "quark", "squeezellm", "torchao")},
@@ -23,7 +23,7 @@ METHODS: Mapping[str, str] = {
     "modelopt_fp4": "modelopt",
 }  # fmt: skip
 
-# Names that round float checkpoints, and check that quantized ones are of that method: the kinds of their blocks.
+# FLOAT_KINDS round float checkpoints to blocks of a kind, and check that quantized ones use that method.
 FLOAT_KINDS = {"fp8": "e4m3", "mxfp4": "mxfp4", "nvfp4": "nvfp4"}
 Activations = Literal["float", "int8"]
 Asked = Literal["auto", "int8", "float", "checkpoint"]  # what --quantization-activations takes
@@ -33,7 +33,7 @@ class Quantized(msgspec.Struct, frozen=True):
     """The type of a quantized weight, and of the activations that multiply it.
 
     With "int8", activations are rounded to int8 with one scale per row (token), and products are summed as integers.
-    With a `Rounding` they are rounded so first; products stay float unless that has one scale in int8 for all rows.
+    A `Rounding` rounds them first; products stay float unless it has one scale in int8 for all rows.
     """
 
     layout: AnyLayout
@@ -46,7 +46,7 @@ WeightType = FloatDtype | Quantized
 class Kept(msgspec.Struct, frozen=True, tag="kept"):
     """Weights stay as the checkpoint quantized them, and are multiplied with activations of this type.
 
-    `kinds` names their types once they are known, the most frequent first; `layout` is that of the first.
+    `kinds` names their types once they are known, the most frequent first; `layout` is the layout of the first.
     """
 
     activations: KeptActivations
@@ -55,7 +55,7 @@ class Kept(msgspec.Struct, frozen=True, tag="kept"):
 
     @property
     def linear(self) -> Quantized | None:
-        """The type of most weights, once it is known."""
+        """Return the type of most weights, once it is known."""
         if self.layout is None:
             return None
         # Products stay float however else a checkpoint rounds activations.
@@ -65,9 +65,9 @@ class Kept(msgspec.Struct, frozen=True, tag="kept"):
 
 
 def input_rounding(weight: WeightType, layouts: Iterable[Layout] = ()) -> Rounding | None:
-    """How a weight's activations are rounded; None if they stay float.
+    """Tell how a weight's activations are rounded; None if they stay float.
 
-    `layouts` are those of its parts; the widest block counts.
+    `layouts` are its parts' layouts; the widest block counts.
     """
     if not isinstance(weight, Quantized) or weight.activations == "float":
         return None
@@ -87,7 +87,7 @@ def multiplies_integers(weight: WeightType) -> bool:
 
 
 class Scheme(msgspec.Struct, frozen=True, tag="scheme"):
-    """The types of a quantized model's matrices: those of products, and the tables of embedding and head."""
+    """The types of a quantized model's matrices: of products, and of the tables of embedding and head."""
 
     linear: Quantized
     table: Quantized
@@ -104,7 +104,7 @@ def scheme(
     activations: Asked = "auto",
     rounds: bool = False,
 ) -> Quantization | None:
-    """The types that `--quantization NAME` means; None for names that leave weights as they are.
+    """Choose the types that `--quantization NAME` means; None for names that leave weights as they are.
 
     With `rounds` the checkpoint holds floats, which fp8, mxfp4 and nvfp4 round too. Four bits are few for the
     embedding and the head, so they get eight unless `pure`. Raises ConfigError.
@@ -140,7 +140,7 @@ def scheme(
 
 
 def _float_scheme(name: str, activations: Asked) -> Scheme:
-    """FP8, MXFP4 or NVFP4; activations stay float unless int8 is asked for, which FP8 cannot be multiplied with."""
+    """Make the scheme of FP8, MXFP4 or NVFP4; activations stay float unless int8 is asked for (not with FP8)."""
     blocks = Blocks(FLOAT_KINDS[name])
     if activations == "int8" and blocks.floats:
         raise ConfigError(
@@ -153,14 +153,14 @@ def _float_scheme(name: str, activations: Asked) -> Scheme:
 
 
 def asks_for_other(asked: Quantization | None, built: Quantization | None) -> bool:
-    """Whether `--quantization` asks for other weights than those that were built."""
+    """Whether `--quantization` asks for weights other than the built ones."""
     if isinstance(asked, Kept) and isinstance(built, Kept):
         return asked.activations != built.activations
     return asked not in (None, built)
 
 
 def weights_name(scheme: Quantization | None, dtype: str) -> str:
-    """The weights' types, as logs and tables name them."""
+    """Name the weights' types, as logs and tables do."""
     if scheme is None:
         return dtype
     if isinstance(scheme, Kept):

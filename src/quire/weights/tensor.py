@@ -17,7 +17,7 @@ FloatDtype = Literal["float32", "float16", "bfloat16"]
 
 
 class Layout(Protocol):
-    """How the codes of a quantized weight become values (weights/layouts)."""
+    """Turns the codes of a quantized weight into values (weights/layouts)."""
 
     @property
     def name(self) -> str:
@@ -25,10 +25,10 @@ class Layout(Protocol):
 
     @property
     def rounds(self) -> int:
-        """Columns of activations that share a scale when they are rounded to int8; 0: the whole row."""
+        """The number of activation columns that share a scale in int8; 0: the whole row."""
 
     def columns(self, width: int) -> int:
-        """Columns of a row whose codes take `width` bytes."""
+        """Count the columns of a row whose codes take `width` bytes."""
 
     @property
     def floats(self) -> bool:
@@ -39,13 +39,13 @@ class Layout(Protocol):
         """Whether tensors have `inputs`."""
 
     def format(self) -> dict[str, Any]:
-        """The fields of a native `Format` by name."""
+        """Give the fields of a native `Format` by name."""
 
     def dequantize(self, tensor: QuantTensor) -> FloatArray:
-        """The float32 values [O, K] of a tensor in this layout. Every device is tested against it."""
+        """Decode a tensor in this layout to float32 [O, K]. Every device is tested against it."""
 
     def outline(self, rows: int, columns: int) -> QuantTensor:
-        """A tensor of this shape whose values are all zero and take no memory."""
+        """Make a tensor of this shape whose values are all zero and take no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class Inputs:
     factors: FloatArray
 
     def seen(self, x: FloatArray) -> FloatArray:
-        """Activations [..., K] as the columns get them."""
+        """Bring activations [..., K] into the order and scale of the columns."""
         return x[..., self.order] * self.factors
 
     def restored(self, values: FloatArray) -> FloatArray:
-        """The values [O, K] of columns as those of inputs."""
+        """Bring the columns' values [O, K] back into the order and scale of the inputs."""
         out = np.empty_like(values)
         out[:, self.order] = values * self.factors
         return out
@@ -71,7 +71,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """Values that are added to a weight [O, K]: those of row r are at starts[r] to starts[r + 1] - 1 of `values`."""
+    """Values added to a weight [O, K]: row r has values[starts[r]:starts[r + 1]]."""
 
     starts: NDArray[np.int32]
     columns: NDArray[np.int32]
@@ -84,19 +84,19 @@ class Sparse:
         return Sparse(starts, self.columns[places], self.values[places])
 
     def add_to(self, values: FloatArray) -> None:
-        """In the order of the values."""
+        """Add the values to an array, in their order."""
         rows = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
         np.add.at(values, (rows, self.columns), self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantTensor:
-    """A weight [O, K] of integer codes [O, K] and what turns them into values, per group of columns: [O, G].
+    """A weight [O, K] of integer codes [O, K], with the scales that turn them into values, per group of columns [O, G].
 
     `codes` are unsigned bytes, one per element; a layout may pack several of them, and scales, into a row's bytes. The
-    layout gives the formula; `zeros` is None if it needs none. `inputs` are those of the columns if they are not the
-    plain ones, `sparse` what is added to the values. All other fields have rows on axis 0, so rows can be picked
-    without touching a value.
+    layout gives the formula; `zeros` is None if it needs none. `inputs`, if not None, reorders or scales the inputs of
+    columns; `sparse` is added to the values. All other fields have rows on axis 0, so rows can be picked without
+    touching a value.
     """
 
     layout: Layout
@@ -116,12 +116,12 @@ class QuantTensor:
         return values if self.inputs is None else self.inputs.restored(values)
 
     def rows(self, picked: Rows) -> QuantTensor:
-        """The tensor made of these rows, in this order."""
+        """Pick these rows, in this order."""
         zeros = None if self.zeros is None else self.zeros[picked]
         sparse = None if self.sparse is None else self.sparse.rows(picked)
         return QuantTensor(self.layout, self.codes[picked], self.scales[picked], zeros, self.inputs, sparse)
 
 
 def nothing(dtype: Any, *shape: int) -> Array:
-    """Zeros of this shape that take no memory."""
+    """Make zeros of this shape that take no memory."""
     return np.broadcast_to(np.zeros((), dtype), shape)

@@ -1,6 +1,6 @@
-"""The layouts of quantized weights, one record per file. Every device serves a layout that is added here.
+"""Layouts of quantized weights, one record per file. Every device serves a layout that is added here.
 
-Its name is that of its traits in csrc/linear/layouts, which devices/cpu packs; the formulas here are the oracle.
+Layouts have the same names as their traits in csrc/linear/layouts; the formulas here are the oracle.
 """
 
 from __future__ import annotations

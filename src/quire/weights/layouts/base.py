@@ -1,4 +1,4 @@
-"""What most layouts have in common."""
+"""PlainLayout: the defaults that most layouts share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PlainLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rounds(self) -> int:
-        """Columns of activations that share a scale when they are rounded to int8; 0: the whole row."""
+        """The number of activation columns that share a scale in int8; 0: the whole row."""
         return 0
 
     @property
@@ -29,5 +29,5 @@ class PlainLayout(msgspec.Struct, frozen=True, kw_only=True):
         return False
 
     def columns(self, width: int) -> int:
-        """Columns of a row whose codes take `width` bytes."""
+        """Count the columns of a row whose codes take `width` bytes."""
         return width

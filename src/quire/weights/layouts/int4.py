@@ -1,4 +1,4 @@
-"""int4: one scale, and perhaps an offset, for each group of columns of a row."""
+"""int4: one scale, and optionally an offset, for each group of columns of a row."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Int4(PlainLayout, frozen=True, tag="int4"):
         return QuantTensor(self, flat, scales, None if self.symmetric else held)
 
     def dequantize(self, tensor: QuantTensor) -> FloatArray:
-        """In float64, where scale * code is exact, and rounded once: a fused multiply-add."""
+        """Compute in float64, where scale * code is exact, and round once: a fused multiply-add."""
         scales = tensor.scales.astype(np.float64)
         if tensor.zeros is None:
             offsets = 8 * scales

@@ -22,7 +22,7 @@ class Int8(PlainLayout, frozen=True, tag="int8"):
         return {"layout": self.name, "inputs": self.inputs}
 
     def quantize(self, values: FloatArray) -> QuantTensor:
-        """The largest magnitude of a row becomes 127."""
+        """Scale each row so that its largest magnitude becomes 127."""
         most = np.abs(values).max(axis=1, keepdims=True)
         inverse = np.where(most >= LEAST, np.float32(127) / np.maximum(most, LEAST), np.float32(0))
         codes = (np.rint(values * inverse).astype(np.int16) + 128).astype(np.uint8)

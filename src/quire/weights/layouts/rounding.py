@@ -13,7 +13,7 @@ LEAST = np.float32(1e-30)  # smaller magnitudes are held as zero: their reciproc
 
 
 def round_to(values: FloatArray, dtype: Literal["float32", "bfloat16"]) -> FloatArray:
-    """Values as this type holds them, in float32."""
+    """Round values to a type; the result is float32."""
     if dtype == "float32":
         return values
     rounded: FloatArray = values.astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -21,6 +21,6 @@ def round_to(values: FloatArray, dtype: Literal["float32", "bfloat16"]) -> Float
 
 
 def grouped(values: FloatArray, group_size: int) -> FloatArray:
-    """[O, K] -> [O, G, group_size], zero padded."""
+    """Split columns into groups: [O, K] -> [O, G, group_size], zero padded."""
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % group_size)))
     return padded.reshape(len(values), -1, group_size)

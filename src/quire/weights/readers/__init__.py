@@ -63,7 +63,7 @@ class Quantization:
     where: str
 
     def reader(self) -> Callable[[Checkpoint], Checkpoint]:
-        """Makes weights of a checkpoint's quantized tensors. Raises ModelError for a method without a reader."""
+        """Make the reader, which turns quantized tensors into weights. Raises ModelError if the method has none."""
         if self.method not in READERS:
             raise ModelError(
                 f"{self.where}: quantized checkpoints are not supported yet ({self.method}); use the original weights"
@@ -71,19 +71,19 @@ class Quantization:
         return partial(load_reader(self.method), settings=self.settings)
 
     def section(self) -> dict[str, Any]:
-        """The settings as config.json would hold them."""
+        """Give the settings as config.json would hold them."""
         return {**self.settings, "quant_method": self.method}
 
 
 def load_reader(method: str) -> Reader:
-    """The reader of a method in READERS."""
+    """Load the reader of a method in READERS."""
     module, _, name = READERS[method].partition(".")
     reader: Reader = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return reader
 
 
 def find_quantization(config: Mapping[str, Any], where: str, directory: Path | None) -> Quantization | None:
-    """The quantization of a model directory, or of a config alone; None if its weights are plain. Raises ModelError."""
+    """Find the quantization of a model directory, or of a config alone; None for plain weights. Raises ModelError."""
     text = config.get("text_config")
     for about in (config, text if isinstance(text, dict) else {}):
         for key in KEYS:
@@ -98,7 +98,7 @@ def find_quantization(config: Mapping[str, Any], where: str, directory: Path | N
 
 
 def _named(directory: Path) -> Quantization | None:
-    """What the only weight file is called, in repositories that say it nowhere else."""
+    """Tell the method by the name of the only weight file, in repositories that say it nowhere else."""
     files = [*directory.glob("*.safetensors"), *directory.glob("*.pt")]
     if len(files) != 1 or files[0].name == "model.safetensors":
         return None
@@ -123,7 +123,7 @@ def _described(settings: Any, where: str, method: str | None) -> Quantization:
 
 
 def _method_of(settings: Mapping[str, Any]) -> str | None:
-    """The method of settings that do not name it."""
+    """Guess the method of settings that do not name it."""
     producer = settings.get("producer")
     if isinstance(producer, dict) and producer.get("name") == "modelopt":
         return "modelopt"

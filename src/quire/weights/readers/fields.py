@@ -23,7 +23,7 @@ PIECE = 1 << 20  # numbers unpacked at a time, so that memory stays small
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The tensors MODULE.SUFFIX of one module. Raises ModelError, naming the tensor, for what is not as it must be."""
+    """The tensors MODULE.SUFFIX of one module. Raises ModelError, naming the tensor, if one is not as it must be."""
 
     checkpoint: Checkpoint
     module: str
@@ -66,7 +66,7 @@ class Fields:
         return self.checkpoint.get(self.name(suffix))
 
     def floats(self, suffix: str) -> FloatArray:
-        """A tensor of scales as float32; a power of two that is held as its exponent is widened. All are finite."""
+        """Read scales as float32; powers of two stored as exponents are widened. Raises ModelError if not finite."""
         values = self.get(suffix)
         if values.dtype in (U8, E8M0):
             exponents = values.view(U8).astype(np.int32) - 127
@@ -78,13 +78,13 @@ class Fields:
         return floats.astype(np.float32)
 
     def words(self, suffix: str) -> Array:
-        """Words of 32 bits without sign."""
+        """Read words of 32 bits without sign."""
         words: Array = self.get(suffix).view(np.uint32)
         return words
 
 
 def unpack(words: Array, bits: int, count: int) -> Array:
-    """The first `count` numbers of `bits` bits in each row of words: one stream, low bits first: uint8 [R, count]."""
+    """Unpack `count` numbers of `bits` bits from each row of words, one stream, low bits first: uint8 [R, count]."""
     if 8 % bits == 0:  # no number crosses a byte
         held = np.ascontiguousarray(words).view(np.uint8)[..., None]
         codes: Array = held >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
@@ -97,7 +97,7 @@ def unpack(words: Array, bits: int, count: int) -> Array:
 
 
 def _unpack_across(words: Array, bits: int, count: int) -> Array:
-    """The same where numbers cross words."""
+    """Unpack numbers that cross words."""
     first = np.arange(count, dtype=np.int64) * bits
     place, shift = first // 32, (first % 32).astype(np.uint64)
     padded = np.pad(words, [(0, 0)] * (words.ndim - 1) + [(0, 1)]).astype(np.uint64)
@@ -106,7 +106,7 @@ def _unpack_across(words: Array, bits: int, count: int) -> Array:
 
 
 def unpack_padded(words: Array, bits: int, count: int) -> Array:
-    """The same where no number crosses a word: each word holds 32 // bits of them."""
+    """Unpack numbers that never cross a word: each word holds 32 // bits of them."""
     shifts = np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits)
     fields = words[..., None] >> shifts & np.uint32((1 << bits) - 1)
     codes: Array = fields.reshape(*words.shape[:-1], -1)[..., :count].astype(np.uint8)
@@ -114,7 +114,7 @@ def unpack_padded(words: Array, bits: int, count: int) -> Array:
 
 
 def eights(words: Array, order: tuple[int, ...] = ORDER) -> Array:
-    """Words [R, O / 8] of eight codes of 4 bits each as codes [O, R]; half byte p is column order[p] of its eight."""
+    """Unpack words [R, O / 8] of eight 4-bit codes to codes [O, R]; half byte p is column order[p] of its eight."""
     mixed = unpack(words, 4, words.shape[1] * 8).reshape(len(words), -1, 8)
     plain = np.empty_like(mixed)
     plain[:, :, order] = mixed
@@ -122,11 +122,11 @@ def eights(words: Array, order: tuple[int, ...] = ORDER) -> Array:
 
 
 def num_words(count: int, bits: int) -> int:
-    """Words that a stream of `count` numbers takes."""
+    """Count the words that a stream of `count` numbers takes."""
     return -(-count * bits // 32)
 
 
 def nibbles(packed: Array) -> Array:
-    """[..., C] bytes -> [..., 2 C] codes, the low half first."""
+    """Unpack [..., C] bytes -> [..., 2 C] codes, the low half first."""
     pairs = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
     return pairs.reshape(*packed.shape[:-1], -1)

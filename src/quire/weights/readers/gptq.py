@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and AutoRound: codes of 2, 3, 4 or 8 bits in words of 32.
+"""GPTQ, AWQ and AutoRound: codes of 2, 3, 4 or 8 bits in words of 32 bits.
 
 GPTQ (Frantar et al. 2022, arXiv:2210.17323): qweight [K bits / 32, O], streams down K; qzeros [G, O bits / 32], streams
 along O; scales [G, O]; g_idx [K]. AWQ (Lin et al. 2023, arXiv:2306.00978): "gemm" has eight columns of O in a word, in
@@ -60,7 +60,7 @@ def _kernel_order(where: str, order: str) -> ModelError:
 
 
 def _rules(dynamic: Mapping[str, Any]) -> DynamicRules:
-    """GPTQModel's `dynamic`: expressions and the settings that they change, or none for modules that stay float."""
+    """Read GPTQModel's `dynamic`: expressions and the settings that they change; None for modules that stay float."""
     return [
         (
             compiled(pattern.removeprefix("+:").removeprefix("-:")),
@@ -71,7 +71,7 @@ def _rules(dynamic: Mapping[str, Any]) -> DynamicRules:
 
 
 def _of_module(settings: Mapping[str, Any], rules: DynamicRules, module: str) -> Mapping[str, Any]:
-    """The settings, changed by the first rule whose expression matches the module's name."""
+    """Change the settings by the first rule whose expression matches the module's name."""
     for rule, changes in rules:
         if matches(rule, module):
             return {**settings, **changes}
@@ -79,7 +79,7 @@ def _of_module(settings: Mapping[str, Any], rules: DynamicRules, module: str) ->
 
 
 def gptq_module(fields: Fields, settings: Mapping[str, Any], first: bool) -> Packed:
-    """`first`: version 1, which stores zero points less one."""
+    """Read a GPTQ module. `first`: version 1, which stores zero points less one."""
     where = f"quantization_config of {fields.module}"
     bits, size = setting(settings, where, "bits", int), setting(settings, where, "group_size", int, -1)
     known = STREAMED if settings.get("quant_method") in AUTO_ROUND else BITS
@@ -153,7 +153,7 @@ class AWQCheckpoint(ModuleCheckpoint):
 
 
 def _awq_module(version: str, size: int, fields: Fields) -> Packed:
-    """The module in its order. Codes in words of 16 bits are gemv_fast's, whatever the config says."""
+    """Read a module in its order. Codes in words of 16 bits are gemv_fast's, whatever the config says."""
     if fields.is_of("qweight", I16):
         raise _kernel_order(fields.name("qweight"), "gemv_fast")
     return _gemm_module(size, fields) if version == "gemm" else _gemv_module(size, fields)
@@ -207,7 +207,7 @@ def _gemv_groups(fields: Fields, size: int, groups: int) -> Groups:
 
 
 def auto_round_checkpoint(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Checkpoint:
-    """AutoRound writes the tensors of GPTQ, AWQ or compressed-tensors; `packing_format` tells which."""
+    """Read AutoRound, which writes the tensors of GPTQ, AWQ or compressed-tensors; `packing_format` tells which."""
     packing = str(settings.get("packing_format") or "auto_round:auto_gptq")
     if settings.get("extra_config"):
         extra = setting(settings, "quantization_config", "extra_config", dict, {})

@@ -1,4 +1,4 @@
-"""Weights of integer codes with a scale, and perhaps a zero point, for each group of columns."""
+"""Weights of integer codes with a scale, and optionally a zero point, for each group of columns."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NATIVE_GROUPS = (32, 64, 128)
 class Groups:
     """value = (code - zero) * scale: codes uint8 [O, K], scales float32 [O, G], zeros integers [O, G] or one for all.
 
-    `order` is the group of each column, or None if groups are runs of `size` columns. With `offsets` [O, G] there are
-    no zeros: value = code * scale - offset.
+    `order` is the group of each column, or None if groups are runs of `size` columns. `offsets` [O, G] take the place
+    of zeros: value = code * scale - offset.
     """
 
     codes: Array
@@ -35,7 +35,7 @@ class Groups:
     offsets: FloatArray | None = None
 
     def spread(self, values: Array) -> Array:
-        """Values of groups [O, G] as values of columns [O, K]."""
+        """Repeat values of groups [O, G] for their columns [O, K]."""
         columns = self.codes.shape[1]
         if self.order is not None:
             return values[:, self.order]
@@ -51,7 +51,7 @@ class Groups:
         return values
 
     def tensor(self, layout: AnyLayout) -> QuantTensor:
-        """The same in a layout; one of larger groups repeats the scales. Columns are put in the order of groups."""
+        """Convert to a layout; smaller groups repeat the scales. Columns are put in the order of groups."""
         if self.order is not None:
             columns = np.argsort(self.order, kind="stable").astype(np.int32)
             plain = replace(self, codes=np.ascontiguousarray(self.codes[:, columns]), order=None)
@@ -88,11 +88,11 @@ def packed_groups(
     offsets: bool = False,
     scales: np.dtype[Any] | None = None,
 ) -> Packed:
-    """A weight that stays in codes if a layout holds it: up to 4 bits as int4, 8 bits as bytes.
+    """Make a weight that stays in codes if a layout holds it: up to 4 bits as int4, 8 bits as bytes.
 
-    `order` is the group of each column if groups are no runs; they must then be of one size to be held. `offsets`: the
-    groups have them instead of zeros, which only int4 holds. `scales` is their type in the file:
-    bfloat16 stays, and int4 would round products of float32 with zero points.
+    `order` is the group of each column if groups are not runs; to be held, they must be of one size. `offsets`: groups
+    have offsets instead of zeros, which only int4 holds. `scales` is the type of scales in the file: bfloat16 stays,
+    and int4 would round products of float32 with zero points.
     """
     ordered, columns = order is not None, shape[1]
     layout: AnyLayout | None = None
@@ -120,7 +120,7 @@ def _tensor(read: Callable[[], Groups], layout: AnyLayout) -> QuantTensor:
 
 
 def _native_group(size: int, columns: int) -> int | None:
-    """The layout's group that holds groups of `size` columns: itself, or a part of a larger one."""
+    """Choose the layout's group that holds groups of `size` columns: the same, or a part of a larger one."""
     if size in NATIVE_GROUPS:
         return size
     whole = min(size, columns)
@@ -129,7 +129,7 @@ def _native_group(size: int, columns: int) -> int | None:
 
 
 def check_order(fields: Fields, suffix: str, groups: int) -> Array:
-    """The group of each column from a tensor, in range. Raises ModelError."""
+    """Read the group of each column from a tensor. Raises ModelError if one is out of range."""
     order = fields.get(suffix)
     if order.size and not (int(order.min()) >= 0 and int(order.max()) < groups):
         raise fields.wrong(suffix, f"groups from 0 to {groups - 1}")
@@ -142,7 +142,7 @@ def is_plain(order: Array, size: int) -> bool:
 
 
 def group_count(fields: Fields, suffix: str, columns: int, size: int, found: int) -> None:
-    """Refuse another number of groups than the columns make."""
+    """Refuse a number of groups that does not match the columns."""
     if not 1 <= size < 1 << 31 or found != -(-columns // size):
         raise fields.wrong(suffix, f"one for each group of {size} of {columns} columns")
 

@@ -1,4 +1,4 @@
-"""How checkpoints of scaled weights say that activations are rounded, read by module when it is asked for."""
+"""Reads how checkpoints of scaled weights round activations, module by module when asked."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from quire.weights.readers.fields import E4M3, FLOATS, I8, I32, U8, Fields
 from quire.weights.readers.quark import module_settings
 from quire.weights.readers.rules import Rules, Targets
 
-# Tensors that belong to activations, beside those of the weight.
+# INPUTS end the names of tensors that belong to activations, beside the weight's own.
 INPUTS = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "activation_scale")
 
 EXPERT = re.compile(r"\.experts\.|moe\.\d+\.")
 
 
 class InputRoundings:
-    """The roundings of a checkpoint's modules. `blocks` are the rows and columns that share a scale of a weight.
+    """Input roundings of a checkpoint's modules. `blocks` are the rows and columns that share a scale of a weight.
 
     Inputs of a mixture's experts stay whole, unless they are multiplied as integers.
     """
@@ -50,7 +50,7 @@ class InputRoundings:
         return isinstance(about, dict) and about.get("dtype") == "int8"
 
     def of(self, module: str, suffixes: Iterable[str]) -> Rounding | None:
-        """The rounding of a module with these tensors. Raises ModelError if a static scale is missing or wrong."""
+        """Find the rounding of a module with these tensors. Raises ModelError if a static scale is missing or wrong."""
         found = self._found(module, suffixes)
         integers = found is not None and (found.is_int8_by_row or found.is_int8_of_all)
         return found if integers or not EXPERT.search(module) else None
@@ -67,7 +67,7 @@ class InputRoundings:
         return _of_modelopt(fields, self._settings) if self._modelopt else self._of_fp8(fields)
 
     def _of_fp8(self, fields: Fields) -> Rounding | None:
-        """FP8 as DeepSeek, Qwen, AutoFP8 and fbgemm publish it."""
+        """Read FP8 as DeepSeek, Qwen, AutoFP8 and fbgemm publish it."""
         settings = self._settings
         if not fields.is_of("weight", E4M3):
             return None
@@ -89,7 +89,7 @@ class InputRoundings:
 
 
 def _of_scheme(fields: Fields, about: Mapping[str, Any]) -> Rounding | None:
-    """compressed-tensors' input_activations."""
+    """Read compressed-tensors' input_activations."""
     bits, size, strategy = about.get("num_bits"), about.get("group_size"), about.get("strategy")
     columns = size if type(size) is int and strategy in ("group", "tensor_group") else 0
     if about.get("type") == "float" and bits == 4:
@@ -109,7 +109,7 @@ def _of_scheme(fields: Fields, about: Mapping[str, Any]) -> Rounding | None:
 
 
 def _of_modelopt(fields: Fields, settings: Mapping[str, Any]) -> Rounding | None:
-    """By the tensors: scales of inputs are there if inputs are rounded."""
+    """Go by the tensors: scales of inputs are there if inputs are rounded."""
     if fields.is_of("weight", E4M3):
         if fields.is_of("weight_scale", U8):
             return Rounding(number="e4m3", scales="e8m0", columns=32)
@@ -162,7 +162,7 @@ def _static(fields: Fields, number: Number, suffix: str) -> Rounding:
 
 
 def _nvfp4(fields: Fields, suffix: str, divides: bool) -> Rounding:
-    """The scale of all divides E4M3 scales, or with ModelOpt multiplies them."""
+    """Read NVFP4's outer scale: it divides E4M3 scales, or with ModelOpt multiplies them."""
     outer = _positive(fields, suffix)
     divisor = outer if divides else float(np.float32(1) / np.float32(outer))
     return Rounding(number="e2m1", scales="e4m3", columns=16, outer=divisor)

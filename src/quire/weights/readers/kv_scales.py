@@ -1,4 +1,4 @@
-"""Scales of keys and values that come along with quantized weights, under the names that exporters give them.
+"""Reads scales of keys and values stored with quantized weights, under the names that exporters give them.
 
 compressed-tensors: self_attn.k_scale, v_scale. ModelOpt: k_proj.k_scale, v_proj.v_scale. AutoFP8: kv_scale, for both.
 Quark and old compressed-tensors: k_proj.output_scale, v_proj.output_scale.
@@ -23,7 +23,7 @@ SCALE = re.compile(
 def read_kv_scales(
     checkpoint: Checkpoint, layers: Sequence[str], heads: Sequence[int]
 ) -> tuple[KVScales | None, ...]:
-    """The scales of layers whose tensors begin with these prefixes, and which have so many key/value heads.
+    """Read the scales of layers, given the prefix of each layer's tensors and its number of key/value heads.
 
     Empty if there are none. A side without a scale takes the other's. Raises ModelError, naming the tensor, for a shape
     that is neither one for all nor one for each head, and for NaN.
@@ -47,7 +47,7 @@ def _dots(name: str) -> list[int]:
 
 
 def _scales(checkpoint: Checkpoint, name: str, heads: int) -> tuple[float, ...]:
-    """One for each head; exporters write 0 or less for a scale that was never measured."""
+    """Read one scale for each head; exporters write 0 or less for a scale that was never measured."""
     module, _, suffix = name.rpartition(".")
     fields = Fields(checkpoint, module, frozenset({suffix}))
     fields.check(suffix, FLOATS)

@@ -76,7 +76,7 @@ def _hqq_tensor(fields: Fields, bits: int, shape: tuple[int, int], size: int, la
 
 
 def _hqq_codes(fields: Fields, bits: int, height: int) -> Bytes:
-    """The rows of the codes lie in equal parts of a word, the first part in the highest bits."""
+    """Unpack rows of codes from equal parts of a word, the first part in the highest bits."""
     packed = np.ascontiguousarray(fields.get("W_q")).view(I32 if bits == 3 else U8)
     each = 10 if bits == 3 else 8 // bits
     shifts = np.arange(each - 1, -1, -1, dtype=packed.dtype) * packed.dtype.type(bits)
@@ -96,13 +96,13 @@ def torchao_checkpoint(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> C
 
 
 def _torchao_module(fields: Fields) -> Packed:
-    """Int4Tensor has zero points of float; the others have codes of the weight's own shape."""
+    """Read a torchao module: Int4Tensor has float zero points; the others have codes of the weight's own shape."""
     four_bits = fields.is_of("_weight_zero_point", *FLOATS)
     return multiplied(fields, (_int4_tensor if four_bits else _whole_codes)(fields), "_weight_act_pre_scale")
 
 
 def _int4_tensor(fields: Fields) -> Packed:
-    """Two signed codes in a byte, the first in the low half; value = code * scale + zero, both [K / g, O]."""
+    """Read two signed codes per byte, the first in the low half; value = code * scale + zero, both [K / g, O]."""
     fields.check("_weight_qdata", (I8, U8))
     found, scales = fields.shape("_weight_qdata"), fields.shape("_weight_scale")
     fields.check("_weight_scale", FLOATS)
@@ -123,7 +123,7 @@ def _int4_groups(fields: Fields, size: int) -> Groups:
 
 
 def _whole_codes(fields: Fields) -> Packed:
-    """Codes of the weight's own shape, signed or float8; scales by row or by group."""
+    """Read codes of the weight's own shape, signed or float8; scales by row or by group."""
     fields.check("_weight_qdata", (I8, *FP8))
     fields.check("_weight_scale", FLOATS)
     shape, scales = fields.shape("_weight_qdata"), fields.shape("_weight_scale")

@@ -1,4 +1,4 @@
-"""A checkpoint of modules that a quantization packed into several tensors: each looks like its weight again."""
+"""ModuleCheckpoint: modules that a quantization packed into several tensors look like one weight again."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Packed:
     codes: Callable[[], QuantTensor] | None = None
 
 
-# What a format finds in a module; None if its weight is not quantized.
+# Find reads a module in a format; None if its weight is not quantized.
 Find = Callable[[Fields], Packed | None]
 
 
 class ModuleCheckpoint:
     """A `Checkpoint` around one with packed modules. Raises ModelError for modules that are not whole.
 
-    `find` is asked about every module that has a tensor whose last name is `used`. These tensors, and those whose last
-    name is `ignored`, are not the model's. A packed module X becomes the tensor X.weight. With `floats_beside` a module
-    may have a float weight beside scales, which are then not used.
+    `find` is asked about every module that has a tensor whose last name is `used`. These tensors, and tensors whose
+    last name is `ignored`, are not the model's. A packed module X becomes the tensor X.weight. With `floats_beside` a
+    module may have a float weight beside scales, which are then not used.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ModuleCheckpoint:
         return self._packed[name].shape if name in self._packed else self._inner.shape(name)
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """bfloat16 of packed weights: it is the type to hold their values in unless float32 is asked for."""
+        """Return bfloat16 for packed weights: it holds their values unless float32 is asked for."""
         return BFLOAT16 if name in self._packed else self._inner.dtype(name)
 
     def path(self, name: str) -> Path:
@@ -119,7 +119,7 @@ class ModuleCheckpoint:
         return name in self._packed
 
     def suffixes(self, name: str) -> frozenset[str]:
-        """The last names of the tensors that a packed weight is made of."""
+        """List the last names of the tensors that a packed weight is made of."""
         return self._suffixes[name]
 
     def rounding(self, name: str) -> Rounding | None:
@@ -138,7 +138,7 @@ class ModuleCheckpoint:
 
 
 def setting(settings: Mapping[str, Any], where: str, name: str, kind: type, default: Any = None) -> Any:
-    """A setting of a quantization section. Raises ModelError where its type is another."""
+    """Read a setting of a quantization section. Raises ModelError for a wrong type."""
     value = settings.get(name)
     if value is None:
         return default

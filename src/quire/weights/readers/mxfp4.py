@@ -90,5 +90,5 @@ class MXFP4Checkpoint:
 
 
 def mxfp4_blocks(packed: Bytes, exponents: Bytes) -> QuantTensor:
-    """Rows of blocks of 16 bytes [O, G, 16], neighbouring elements in a byte, with their exponents [O, G]."""
+    """Make rows of blocks of 16 bytes [O, G, 16], neighbouring elements in a byte, and their exponents [O, G]."""
     return MXFP4_BLOCKS.tensor(mxfp4_rows(packed, exponents))

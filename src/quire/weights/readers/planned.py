@@ -1,4 +1,4 @@
-"""The layouts that a quantized model's weights will have, from its config alone: what `quire plan --config` counts.
+"""Predicts the layouts of a quantized model's weights from its config alone, for `quire plan --config`.
 
 A reader (the other modules here) decides by the tensors themselves. This follows the config, which they should match.
 """
@@ -24,16 +24,16 @@ from quire.weights.readers.rules import Rules, Targets, short_name
 from quire.weights.readers.scaled import block_size, inner_settings
 from quire.weights.tensor import Array
 
-Layouts = Callable[[str, int], AnyLayout | None]  # of a module with so many columns
+Layouts = Callable[[str, int], AnyLayout | None]  # of a module, by its name and number of columns
 
 
 class PlannedCheckpoint(Unquantized):
-    """The part of a `Checkpoint` that planning asks: layouts by name.
+    """The part of a `Checkpoint` that planning needs: layouts by name.
 
     `tensors` are the names and shapes of a model, `dtype` is the type that its config names, in which some libraries
     write scales.
 
-    Raises ModelError, naming the setting, for what no layout holds.
+    Raises ModelError, naming the setting, if no layout holds a weight.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from quire.weights.readers.rules import Rules
 
 
 def module_settings(settings: Mapping[str, Any], module: str) -> Mapping[str, Any]:
-    """The settings of a module: those of all, or of the last pattern that matches it."""
+    """Return a module's settings: of the last pattern that matches it, else the global ones."""
     config, layers = settings.get("global_quant_config"), settings.get("layer_quant_config")
     for pattern, own in layers.items() if isinstance(layers, dict) else ():
         if Rules([pattern]).match(module):

@@ -1,4 +1,4 @@
-"""Which modules a quantization's settings mean: names, wildcards and expressions. Knows no tensor."""
+"""Matches modules with a quantization's settings: names, wildcards and expressions. Knows no tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPEATS = re.compile(r"(?<!\\)(?:[*+]|\{\d*,)")
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A rule's expression. Raises ModelError for none, and for one that can take very long to match."""
+    """Compile a rule's expression. Raises ModelError if it is invalid or can take very long to match."""
     if len(pattern) > MAX_PATTERN:
         raise ModelError(
             f"quantization_config: a rule has more than {MAX_PATTERN} characters: {pattern[:80]!r}"
@@ -44,12 +44,12 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def short_name(name: str) -> str:
-    """A module's name, or a rule, without the part that names the language model within a larger one."""
+    """Drop the part of a module's name, or a rule, that names the language model within a larger one."""
     return name.replace("language_model\\.", "").replace("language_model.", "")
 
 
 def check_count(expressions: Sized) -> None:
-    """Each module is compared with all of them."""
+    """Refuse too many expressions: each module is compared with all of them."""
     if len(expressions) > MAX_EXPRESSIONS:
         raise ModelError(
             f"quantization_config: it has {len(expressions)} expressions; {MAX_EXPRESSIONS} are read"
@@ -62,9 +62,9 @@ def matches(expression: re.Pattern[str], module: str) -> bool:
 
 
 class Rules:
-    """Rules of modules: a name, the end of a name, what a module lies in, each with wildcards, or a "re:" expression.
+    """Rules that pick modules: a name, its end, an enclosing module, each with wildcards, or a "re:" expression.
 
-    ModelError for a rule that is no such thing.
+    ModelError for any other rule.
     """
 
     def __init__(self, patterns: Iterable[object]) -> None:
@@ -85,7 +85,7 @@ class Rules:
 
     @classmethod
     def skipped(cls, settings: Mapping[str, Any]) -> Rules:
-        """The modules that stay float."""
+        """Make the rules of modules that stay float."""
         return cls(pattern for key in SKIPS for pattern in settings.get(key) or ())
 
     def match(self, module: str) -> bool:
@@ -99,7 +99,7 @@ class Rules:
 
 
 class Targets:
-    """The groups of compressed-tensors, each for the modules that its targets name. ModelError for other settings.
+    """Groups of compressed-tensors, each for the modules that its targets name. ModelError for other settings.
 
     A module's own name goes before an expression, which goes before the class Linear.
     """
@@ -123,7 +123,7 @@ class Targets:
         check_count(self._expressions)
 
     def group(self, module: str) -> Mapping[str, Any] | None:
-        """The settings of a module's group; None: it is in no group."""
+        """Return the settings of a module's group; None: it is in no group."""
         module = short_name(module)
         if module in self._names:
             return self._names[module]

@@ -1,4 +1,4 @@
-"""Weights that keep their shape, or hold two codes of 4 bits in a byte, beside a tensor of scales.
+"""Weights that keep their shape, or hold two 4-bit codes in a byte, beside a tensor of scales.
 
 compressed-tensors, FP8 as DeepSeek, Qwen, AutoFP8 and fbgemm write it, ModelOpt and Quark: the tensors of a module and
 their types tell its kind; the config gives bits and block sizes.
@@ -53,7 +53,7 @@ SPARSE = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
 
 
 class ScaledCheckpoint(ModuleCheckpoint):
-    """All of these formats. Raises ModelError, naming the field, for what a config asks for beyond them."""
+    """A `Checkpoint` in any of these formats. Raises ModelError, naming the field, for anything beyond them."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
         settings = inner_settings(settings)
@@ -67,7 +67,7 @@ class ScaledCheckpoint(ModuleCheckpoint):
 
     @property
     def activations(self) -> KeptActivations:
-        """Rounded where they are multiplied as integers: that is fast, and as every engine has it."""
+        """Round where products are of integers: that is fast, and every engine does so."""
         return "checkpoint" if self._inputs.are_integers else "float"
 
     def rounding(self, name: str) -> Rounding | None:
@@ -96,7 +96,7 @@ def _unknown(fields: Fields) -> Packed:
 
 
 def inner_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """hf_quant_config.json has its settings one level deeper."""
+    """Unwrap hf_quant_config.json, which has its settings one level deeper."""
     inner = settings.get("quantization")
     return {**inner, **settings} if isinstance(inner, dict) else settings
 
@@ -117,7 +117,7 @@ def _check(settings: Mapping[str, Any]) -> None:
 
 
 def _values(settings: Any, key: str) -> list[Any]:
-    """Every value under `key`, however deep."""
+    """Collect every value under `key`, however deep."""
     found, waiting = [], [settings]
     for value in waiting:
         if isinstance(value, dict):
@@ -128,7 +128,7 @@ def _values(settings: Any, key: str) -> list[Any]:
 
 
 def block_size(settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Rows and columns of a block that shares a scale."""
+    """Read the rows and columns of a block that shares a scale."""
     waiting: list[Any] = [settings]
     for value in waiting:
         if not isinstance(value, dict):
@@ -154,7 +154,7 @@ def _is_old(version: object) -> bool:
 
 
 def _stream(fields: Fields, allowed: frozenset[Any], padded: bool) -> Packed:
-    """compressed-tensors' pack-quantized: words along K, codes with an offset of half their range."""
+    """Read compressed-tensors' pack-quantized: words along K, codes with an offset of half their range."""
     fields.check("weight_packed", (I32,))
     fields.check("weight_scale", FLOATS)
     fields.check("weight_shape", (I64, I32), (2,))
@@ -202,7 +202,7 @@ def _stream_groups(
 
 
 def _whole(fields: Fields, scale: str, blocks: tuple[int, int]) -> Packed:
-    """int8 or float8 codes of the weight's own shape; a scale for all, for rows, groups of columns, or blocks."""
+    """Read int8 or float8 codes of the weight's own shape; a scale for all, rows, groups of columns, or blocks."""
     shape = fields.shape("weight")
     fields.check(scale, (*FLOATS, E8M0, U8))
     if len(shape) != 2:
@@ -267,7 +267,7 @@ def _mxfp8_tensor(fields: Fields, scale: str, codes: Array) -> QuantTensor:
 
 
 def finite_fp8(fields: Fields, suffix: str) -> Array:
-    """FP8 codes. Raises ModelError for NaN and infinity."""
+    """Read FP8 codes. Raises ModelError for NaN and infinity."""
     codes = fields.get(suffix)
     bits = codes.view(np.uint8) & np.uint8(127)
     if (bits >= (0x7F if codes.dtype == E4M3 else 0x7C)).any():
@@ -296,7 +296,7 @@ def _whole_values(fields: Fields, scale: str, blocks: tuple[int, int] | None) ->
 
 
 def multiplied(fields: Fields, packed: Packed, suffix: str = "pre_quant_scale") -> Packed:
-    """A weight whose inputs are multiplied first, by ModelOpt's pre_quant_scale or what another library calls it."""
+    """Multiply a weight's inputs first, by ModelOpt's pre_quant_scale or another library's equal."""
     if suffix not in fields:
         return packed
     columns = packed.shape[1]
@@ -315,7 +315,7 @@ def multiplied(fields: Fields, packed: Packed, suffix: str = "pre_quant_scale") 
 
 
 def _spread(scales: FloatArray, shape: tuple[int, ...], blocks: tuple[int, int] | None) -> FloatArray:
-    """Scales [O, K] of all values."""
+    """Repeat scales for all values: [O, K]."""
     rows, columns = shape
     if blocks is not None:
         tiles = scales.reshape(-(-rows // blocks[0]), -(-columns // blocks[1]))
@@ -327,7 +327,7 @@ def _spread(scales: FloatArray, shape: tuple[int, ...], blocks: tuple[int, int] 
 
 
 def _four_bits(fields: Fields, suffix: str) -> Packed:
-    """E2M1 codes, two in a byte: MXFP4 has powers of two for 32 columns; NVFP4 has E4M3 for 16, and a scale of all."""
+    """Read E2M1 codes, two in a byte: MXFP4 scales 32 columns by powers of two, NVFP4 16 by E4M3 and all by one."""
     found = fields.shape(suffix)
     if len(found) != 2:
         raise fields.wrong(suffix, "a matrix")
@@ -362,7 +362,7 @@ def _four_bits(fields: Fields, suffix: str) -> Packed:
 
 
 def _mxfp6_values(fields: Fields, suffix: str) -> FloatArray:
-    """E2M3 codes, four in three bytes, low bits first, with powers of two for 32 columns."""
+    """Decode E2M3 codes, four in three bytes, low bits first, with powers of two for 32 columns."""
     threes = fields.get(suffix).reshape(len(fields.get(suffix)), -1, 3).astype(np.uint32)
     words = threes[..., 0] | threes[..., 1] << np.uint32(8) | threes[..., 2] << np.uint32(16)
     codes = words[..., None] >> np.arange(0, 24, 6, dtype=np.uint32) & np.uint32(63)
@@ -379,7 +379,7 @@ def _nv_tensor(fields: Fields, suffix: str, outer: str, layout: Blocks) -> Quant
 
 
 def _outer_scale(fields: Fields, outer: str) -> FloatArray:
-    """compressed-tensors' outer scale divides, ModelOpt's multiplies."""
+    """Read the outer scale as a factor: compressed-tensors' divides, ModelOpt's multiplies."""
     by = fields.floats(outer).reshape(())
     if outer == "weight_global_scale" and by == 0:
         raise fields.wrong(outer, "greater than 0")
@@ -401,7 +401,7 @@ def _nv_values(fields: Fields, suffix: str, outer: str) -> FloatArray:
 
 
 def _int4_pairs(fields: Fields) -> Packed:
-    """ModelOpt's int4: rows 2 r and 2 r + 1 in the halves of a byte, in two's complement."""
+    """Read ModelOpt's int4: rows 2 r and 2 r + 1 in the halves of a byte, in two's complement."""
     fields.check("weight_scale", FLOATS)
     found, scales = fields.shape("weight"), fields.shape("weight_scale")
     if len(found) != 2 or len(scales) != 2 or scales[0] != 2 * found[0] or found[1] % scales[1]:

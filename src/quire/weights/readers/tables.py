@@ -1,7 +1,7 @@
 """Weights whose codes point into a table: bitsandbytes (NF4, FP4, and its int8) and SqueezeLLM.
 
 bitsandbytes (Dettmers et al. 2023, arXiv:2305.14314) counts blocks along the flattened weight. SqueezeLLM (Kim et al.
-2023, arXiv:2306.07629) has a table for each row, and outliers beside as a sparse matrix.
+2023, arXiv:2306.07629) has a table for each row, and outliers in a separate sparse matrix.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TABLES = {"nf4": NF4, "fp4": FP4}
 
 
 class BlockState(msgspec.Struct, frozen=True, kw_only=True):
-    """What bitsandbytes writes about a weight of 4 bits."""
+    """Describes a 4-bit weight, as bitsandbytes writes it."""
 
     shape: tuple[int, ...]
     blocksize: int
@@ -103,7 +103,7 @@ def _block_codes(fields: Fields, state: BlockState) -> Bytes:
 
 
 def _block_scales(fields: Fields, state: BlockState) -> FloatArray:
-    """One for each block of the flattened weight."""
+    """Read one scale for each block of the flattened weight."""
     if "weight.nested_absmax" not in fields:
         return fields.floats("weight.absmax")
     assert state.nested_blocksize is not None
@@ -186,7 +186,7 @@ def _squeezellm_tensor(fields: Fields, bits: int, layout: Blocks) -> QuantTensor
 
 
 def _squeezellm_sparse(fields: Fields, rows: int, columns: int) -> Sparse:
-    """The outliers, less the table's values at their places. Raises ModelError for places outside of the weight."""
+    """Read the outliers, less the table's values at their places. Raises ModelError for places outside the weight."""
     starts, at, values = fields.get("rows"), fields.get("cols"), fields.floats("vals")
     if starts[0] != 0 or starts[-1] != len(values) or (np.diff(starts) < 0).any():
         raise fields.wrong("rows", f"ascending from 0 to {len(values)}")

@@ -1,4 +1,4 @@
-"""Rows of scaled blocks made from codes and scales, and from floats: rounding to FP8, MXFP4 and NVFP4."""
+"""Makes rows of scaled blocks from codes and scales, and from floats: rounding to FP8, MXFP4 and NVFP4."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ E4M3_MOST, E2M1_MOST = np.float32(448), np.float32(6)
 
 
 def spread(scales: FloatArray, columns: int, group: int, size: int) -> FloatArray:
-    """Scales of groups [O, G] as those of runs of `size` columns, which divides the groups."""
+    """Repeat scales of groups [O, G] for runs of `size` columns, which divides the groups."""
     spread: FloatArray = scales[:, np.arange(columns // size) * size // group]
     return spread
 
 
 def byte_kind(prefix: str, columns: int, group: int) -> str | None:
-    """The kind that holds codes of one byte with scales of `group` columns; None if there is none.
+    """Choose the kind that holds one-byte codes with scales of `group` columns; None if there is none.
 
     `prefix` is e4m3, e5m2 or int8.
     """
@@ -33,7 +33,7 @@ def byte_kind(prefix: str, columns: int, group: int) -> str | None:
 
 
 def byte_rows(kind: str, codes: Bytes, scales: FloatArray, group: int) -> Bytes:
-    """Rows of a `byte_kind`: codes [O, K], scales [O, G] of groups of `group` columns."""
+    """Make rows of a `byte_kind`: codes [O, K], scales [O, G] of groups of `group` columns."""
     rows, columns = codes.shape
     if "_" not in kind:
         return np.concatenate([float_bytes(scales.reshape(rows, 1)), codes], axis=1)
@@ -43,7 +43,7 @@ def byte_rows(kind: str, codes: Bytes, scales: FloatArray, group: int) -> Bytes:
 
 
 def affine_kind(bits: int, columns: int, group: int) -> str | None:
-    """The kind that holds codes of up to `bits` bits with a scale and a zero point of any value; None if none does."""
+    """Choose the kind that holds codes of up to `bits` bits with a scale and any zero point; None if none does."""
     width, large = (8, 128) if bits > 4 else (4, 64)
     for size in (large, 32):
         if columns % size == 0 and (group % size == 0 or group >= columns):
@@ -52,7 +52,7 @@ def affine_kind(bits: int, columns: int, group: int) -> str | None:
 
 
 def affine_rows(kind: str, codes: Bytes, scales: FloatArray, zeros: FloatArray, group: int) -> Bytes:
-    """Rows of an `affine_kind`: codes [O, K], scales and zero points [O, G] of groups of `group` columns."""
+    """Make rows of an `affine_kind`: codes [O, K], scales and zero points [O, G] of groups of `group` columns."""
     rows, columns = codes.shape
     size = int(kind.rpartition("_")[2])
     heads = np.stack([spread(values, columns, group, size) for values in (scales, zeros)], axis=2)
@@ -62,7 +62,7 @@ def affine_rows(kind: str, codes: Bytes, scales: FloatArray, zeros: FloatArray, 
 
 
 def nvfp4_rows(codes: Bytes, inner: Bytes, outer: FloatArray) -> Bytes:
-    """Codes [O, K] of four bits, scales of 16 columns [O, K / 16] in E4M3, scales of rows [O, 1]."""
+    """Make rows of codes [O, K] of four bits, scales of 16 columns [O, K / 16] in E4M3, scales of rows [O, 1]."""
     rows = len(codes)
     blocks = [inner.reshape(rows, -1, 4), four_and_four(codes.reshape(rows, -1, 64))]
     held = np.concatenate(blocks, axis=2).reshape(rows, -1)
@@ -70,14 +70,14 @@ def nvfp4_rows(codes: Bytes, inner: Bytes, outer: FloatArray) -> Bytes:
 
 
 def table_rows(codes: Bytes, scales: FloatArray) -> Bytes:
-    """NF4 and FP4: codes [O, K] of four bits, scales of 64 columns [O, K / 64]."""
+    """Make rows of NF4 and FP4: codes [O, K] of four bits, scales of 64 columns [O, K / 64]."""
     rows = len(codes)
     heads = float_bytes(scales).reshape(rows, -1, 4)
     return np.concatenate([heads, in_pairs(codes.reshape(rows, -1, 64))], axis=2).reshape(rows, -1)
 
 
 def lut_rows(bits: int, codes: Bytes, tables: FloatArray) -> Bytes:
-    """Codes [O, K] of 3 or 4 bits, a table [O, 2^bits] for each row."""
+    """Make rows of codes [O, K] of 3 or 4 bits, a table [O, 2^bits] for each row."""
     if bits == 4:
         held = in_pairs(codes)
     else:
@@ -87,7 +87,7 @@ def lut_rows(bits: int, codes: Bytes, tables: FloatArray) -> Bytes:
 
 
 def mxfp4_rows(packed: Bytes, exponents: Bytes) -> Bytes:
-    """Blocks of 16 bytes [O, G, 16], neighbouring elements in a byte, with their exponents [O, G].
+    """Make rows of blocks of 16 bytes [O, G, 16], neighbouring elements in a byte, and their exponents [O, G].
 
     The layout's blocks have elements i and i + 16 in a byte, behind the exponent.
     """
@@ -99,7 +99,7 @@ def mxfp4_rows(packed: Bytes, exponents: Bytes) -> Bytes:
 
 
 def round_fp8(values: FloatArray, kind: str = "e4m3") -> tuple[Bytes, FloatArray]:
-    """Codes [O, K] and one scale for each row [O, 1]: the largest magnitude becomes the largest number."""
+    """Round to codes [O, K] and one scale per row [O, 1]: the largest magnitude becomes the largest number."""
     dtype, largest = FP8[kind]
     most = np.abs(values).max(axis=1, keepdims=True)
     scales = np.where(most > 0, most / largest, np.float32(1)).astype(np.float32)
@@ -107,13 +107,13 @@ def round_fp8(values: FloatArray, kind: str = "e4m3") -> tuple[Bytes, FloatArray
 
 
 def round_e2m1(values: FloatArray) -> Bytes:
-    """Codes of four bits of the nearest numbers, ties to even codes."""
+    """Round to four-bit codes of the nearest numbers, ties to even codes."""
     clipped: Array = np.clip(values, -E2M1_MOST, E2M1_MOST)
     return clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & np.uint8(15)
 
 
 def round_mxfp4(values: FloatArray) -> tuple[Bytes, Bytes]:
-    """Codes [O, K] and exponents [O, K / 32], rounded as compressed-tensors and Quark round them."""
+    """Round to codes [O, K] and exponents [O, K / 32], as compressed-tensors and Quark do."""
     groups = values.reshape(len(values), -1, 32)
     bits = np.abs(groups).max(axis=2).astype(np.float32).view(np.uint32)
     exponents = np.clip(((bits + np.uint32(0x00200000)) >> 23).astype(np.int32) - 2, 0, 254)
@@ -122,9 +122,9 @@ def round_mxfp4(values: FloatArray) -> tuple[Bytes, Bytes]:
 
 
 def round_nvfp4(values: FloatArray, most: float | None = None) -> tuple[Bytes, Bytes, np.float32]:
-    """Codes [O, K], E4M3 scales [O, K / 16] and the scale of all, which multiplies: `most` / 2688.
+    """Round to codes [O, K], E4M3 scales [O, K / 16] and an outer scale, which multiplies: `most` / 2688.
 
-    `most` is the largest magnitude of all weights that share the scale; by default that of `values`.
+    `most` is the largest magnitude of all weights that share the outer scale; by default the largest of `values`.
     """
     groups = values.reshape(len(values), -1, 16)
     by_group = np.abs(groups).max(axis=2)
@@ -138,7 +138,7 @@ def round_nvfp4(values: FloatArray, most: float | None = None) -> tuple[Bytes, B
 
 
 def rounded_rows(kind: str, values: FloatArray) -> Bytes:
-    """Floats [O, K] rounded to a kind: e4m3, e5m2, mxfp4 or nvfp4."""
+    """Round floats [O, K] to a kind: e4m3, e5m2, mxfp4 or nvfp4."""
     if kind in ("e4m3", "e5m2"):
         codes, scales = round_fp8(values, kind)
         return byte_rows(kind, codes, scales, values.shape[1])
