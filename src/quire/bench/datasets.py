@@ -100,7 +100,7 @@ class Sample:
 
 
 def load_samples(options: DatasetOptions, tokenizer: Tokenizer | None) -> list[Sample]:
-    """The requests to send, in order. Raises ConfigError if the file does not match its dataset's format."""
+    """Make the requests to send, in order. Raises ConfigError if the file does not match its dataset's format."""
     samples = list(_DATASETS[options.dataset_name](options, tokenizer))
     if not samples:
         raise ConfigError(f"--dataset-path {options.dataset_path} holds no request that can be sent")
@@ -113,7 +113,7 @@ def as_text(samples: Iterable[Sample], tokenizer: Tokenizer) -> list[Sample]:
 
 
 def ideal_cached_tokens(prompts: Iterable[Sequence[int]]) -> int:
-    """Prompt tokens that an infinite cache would hit if each prompt arrived after all earlier ones were computed.
+    """Count the prompt tokens that an infinite cache would hit if each prompt came after all earlier ones.
 
     The last token of a prompt always needs computing, so a repeated prompt of n tokens hits n - 1.
     """
@@ -129,7 +129,7 @@ def ideal_cached_tokens(prompts: Iterable[Sequence[int]]) -> int:
 
 
 def _vocabulary(tokenizer: Tokenizer | None) -> Ids:
-    """Ids to draw from: all except special tokens."""
+    """List the ids to draw from: all except special tokens."""
     if tokenizer is None:
         return np.arange(SAFE_VOCAB_SIZE, dtype=np.int32)
     size = tokenizer.vocab_size
@@ -221,7 +221,7 @@ def _count(tokenizer: Tokenizer | None, text: str, special: bool = True) -> int:
 
 
 def _pick(options: DatasetOptions, samples: Iterator[Sample], rng: np.random.Generator) -> Iterator[Sample]:
-    """The first num_prompts samples. If there are fewer, repeat some, unless --no-oversample forbids it."""
+    """Pick the first num_prompts samples. If there are fewer, repeat some, unless --no-oversample forbids it."""
     picked: list[Sample] = []
     for sample in samples:
         picked.append(sample)
@@ -239,7 +239,7 @@ def _shuffled(options: DatasetOptions, texts: Iterator[Text], rng: np.random.Gen
 
 
 def _sharegpt(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
-    """The first turn is the prompt, the length of the second the output's. Bounds are vLLM's."""
+    """Read ShareGPT: the first turn is the prompt, the second's length the output's. Bounds are vLLM's."""
     path = _path(options)
     rng = np.random.default_rng(options.seed)
     wanted = options.output_len or options.sharegpt_output_len
@@ -257,7 +257,7 @@ def _sharegpt(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[
 
 
 def _custom(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
-    """JSONL of {"prompt": text, "output_tokens": n}; without the second, or a length option, 256 tokens."""
+    """Read JSONL of {"prompt": text, "output_tokens": n}; without the second, or a length option, 256 tokens."""
     rng = np.random.default_rng(options.seed)
     wanted = options.output_len or options.custom_output_len
     texts = _shuffled(options, read_texts(_path(options), options.timed_trace_sec_multiplier), rng)
@@ -265,7 +265,7 @@ def _custom(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sa
 
 
 def _text_sample(text: Text, wanted: int | None, tokenizer: Tokenizer | None) -> Sample:
-    """Output length: the option's, else the row's, else that of its answer, else 256."""
+    """Make a sample; its output length is the option's, else the row's, else the answer's, else 256."""
     length = wanted or text.output_len
     if length is None and text.answer is not None:
         if tokenizer is None:
@@ -285,7 +285,7 @@ def _text_sample(text: Text, wanted: int | None, tokenizer: Tokenizer | None) ->
 
 
 def _multi_turn(options: DatasetOptions, tokenizer: Tokenizer | None) -> list[Sample]:
-    """Conversations of up to `multi_turn_num_turns` turns, num_prompts questions in all: first all first questions."""
+    """Make conversations of up to `multi_turn_num_turns` turns, num_prompts questions in all, first questions first."""
     talks, questions, count = [], 0, options.num_prompts
     for talk in _talks(options, tokenizer):
         talks.append(talk[: min(options.multi_turn_num_turns, count - questions)])
@@ -303,7 +303,7 @@ def _multi_turn(options: DatasetOptions, tokenizer: Tokenizer | None) -> list[Sa
 
 
 def _talks(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[list[Sample]]:
-    """The questions of each conversation: of a ShareGPT file, or random ones."""
+    """Make the questions of each conversation, from a ShareGPT file or at random."""
     rng = np.random.default_rng(options.seed)
     if options.dataset_path is None:
         if tokenizer is None:
@@ -332,7 +332,7 @@ def _answer_len(options: DatasetOptions, tokenizer: Tokenizer | None, answer: st
 
 
 def _timed_trace(options: DatasetOptions, tokenizer: Tokenizer | None) -> Iterator[Sample]:
-    """A trace: Mooncake's JSONL (hash ids mark shared prefixes), Azure's CSV (lengths only), or texts with times."""
+    """Read a trace: Mooncake's JSONL (hash ids mark shared prefixes), Azure's CSV (lengths only), or timed texts."""
     path = _path(options)
     if not is_token_trace(path):
         yield from _timed_texts(path, options, tokenizer)
@@ -396,7 +396,7 @@ class _Chunks:
 
 
 def _chunk_size(path: Path, options: DatasetOptions, arrivals: list[Arrival]) -> int:
-    """Tokens per hash id: the option's, or the size that fits every line. Every line is checked against it."""
+    """Find the tokens per hash id: the option's, or the size that fits every line. Every line is checked against it."""
 
     def fits(size: int) -> bool:
         return all(a.hash_ids is None or math.ceil(a.input_len / size) == len(a.hash_ids) for a in arrivals)

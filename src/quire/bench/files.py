@@ -37,7 +37,7 @@ class Arrival:
 
 
 def read_texts(path: Path, unit: float) -> Iterator[Text]:
-    """Rows of a JSON array or of JSONL. A row holds either `conversations` (ShareGPT; fewer than two turns are
+    """Read rows of a JSON array or of JSONL. A row holds `conversations` (ShareGPT; fewer than two turns are
     skipped), or a `prompt` (`input`) with an `output`, its length, or neither, or a list of these as `requests`.
 
     `unit` is one unit of `timestamp` in seconds; `arrival_s` is in seconds. ConfigError names the row.
@@ -74,7 +74,7 @@ def _text(row: dict[str, Any], unit: float) -> Text | None:
 
 
 def read_talks(path: Path) -> Iterator[list[tuple[str, str]]]:
-    """Conversations in ShareGPT's JSON: (question, answer) of each whole turn. ConfigError names the row."""
+    """Read conversations in ShareGPT's JSON: (question, answer) of each whole turn. ConfigError names the row."""
     for number, row in _rows(path):
         try:
             said = [_string("value", turn["value"]) for turn in row["conversations"]]
@@ -96,7 +96,7 @@ def is_token_trace(path: Path) -> bool:
 
 
 def read_arrivals(path: Path, unit: float) -> Iterator[Arrival]:
-    """Mooncake's JSONL, whose timestamps count in `unit` seconds, or Azure's CSV. ConfigError names the row."""
+    """Read Mooncake's JSONL, whose timestamps count in `unit` seconds, or Azure's CSV. ConfigError names the row."""
     return _azure(path) if path.suffix == ".csv" else _mooncake(path, unit)
 
 
@@ -140,7 +140,7 @@ def _read(path: Path) -> str:
 
 
 def _rows(path: Path, most: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number from 1, object) for each element of a JSON array or line of JSONL; at most `most`."""
+    """Yield (number from 1, object) for each element of a JSON array or line of JSONL; at most `most`."""
     text = _read(path)
     rows: Iterable[tuple[int, Any]]
     if text.lstrip().startswith("["):

@@ -43,7 +43,7 @@ def run(config: EngineConfig, options: LatencyOptions) -> None:
     rng = random.Random(1)
 
     def once() -> tuple[float, float]:
-        """Seconds until every sequence has its first token, and from then to the end."""
+        """Measure the seconds until every sequence has its first token, and from then to the end."""
         prompts = [_prompt(rng, options.input_len, llm) for _ in range(options.batch_size)]
         params = SamplingParams(
             temperature=0, max_tokens=options.output_len, ignore_eos=True, detokenize=False
@@ -62,13 +62,13 @@ def run(config: EngineConfig, options: LatencyOptions) -> None:
 
 
 def _fitted(options: LatencyOptions, longest: int) -> LatencyOptions:
-    """The options with lengths that the model takes."""
+    """Fit the options' lengths to the model."""
     prompt, output = fitted_lengths(options.input_len, options.output_len, longest)
     return replace(options, input_len=prompt, output_len=output)
 
 
 def _prompt(rng: random.Random, length: int, llm: LLM) -> dict[str, list[int]]:
-    """Random tokens, so that no two prompts share a prefix."""
+    """Make a prompt of random tokens, so that no two prompts share a prefix."""
     return {"prompt_token_ids": [rng.randrange(llm.vocab_size) for _ in range(length)]}
 
 

@@ -8,7 +8,7 @@ LEAST_OUTPUT = 2  # tokens: one step after the first
 
 
 def fitted_lengths(prompt: int, output: int, longest: int) -> tuple[int, int]:
-    """Prompt and output tokens that together are at most `longest`. The output keeps up to a quarter of it."""
+    """Fit prompt and output tokens into `longest` together. The output keeps up to a quarter of it."""
     if prompt + output <= longest:
         return prompt, output
     output = min(output, max(LEAST_OUTPUT, longest // 4))

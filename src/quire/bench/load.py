@@ -32,7 +32,7 @@ class Api:
     params: dict[str, Any] = field(default_factory=dict)
 
     def body(self, sample: Sample, history: History = ()) -> bytes:
-        """The JSON body: a stream of `sample.output_len` tokens with usage at its end, after earlier turns."""
+        """Make the JSON body: a stream of `sample.output_len` tokens with usage at its end, after earlier turns."""
         prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt.tolist()
         body: dict[str, Any] = {"model": self.model}
         if self.chat:
@@ -75,7 +75,7 @@ class Arrivals:
             raise ConfigError("--ramp-up-strategy sets the rate: leave out --request-rate")
 
     def times(self, count: int, rng: np.random.Generator) -> list[float]:
-        """Seconds from the start at which each of `count` requests is sent, ascending.
+        """Choose when each of `count` requests is sent: ascending seconds from the start.
 
         At a fixed rate they are scaled so that the last one is at count / rate, for any seed.
         """

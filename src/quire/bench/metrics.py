@@ -1,6 +1,6 @@
 """Turns outcomes of requests into vLLM's result keys. Knows no HTTP and no datasets.
 
-Definitions are those of `vllm bench serve`: TTFT is the time from sending to the first piece, ITL between pieces, TPOT
+Definitions follow `vllm bench serve`: TTFT is the time from sending to the first piece, ITL between pieces, TPOT
 (latency - TTFT) / (tokens - 1) per request, E2EL from sending to the last piece.
 """
 
@@ -135,12 +135,12 @@ class Summary:
 
 
 def tpot(outcome: Outcome, output_len: int) -> float:
-    """Seconds per output token after the first; 0 for a single token."""
+    """Compute the seconds per output token after the first; 0 for a single token."""
     return (outcome.latency - outcome.ttft) / (output_len - 1) if output_len > 1 else 0.0
 
 
 def observed(done: Sequence[tuple[Outcome, int]]) -> dict[str, list[float]]:
-    """Seconds by metric, over completed requests."""
+    """Collect the seconds of each metric over completed requests."""
     return {
         "ttft": [o.ttft for o, _ in done],
         "tpot": [tpot(o, n) for o, n in done if n > 1],
@@ -153,7 +153,7 @@ def observed(done: Sequence[tuple[Outcome, int]]) -> dict[str, list[float]]:
 
 
 def _gaps_beside_prompts(outcomes: Sequence[Outcome]) -> list[float]:
-    """The times between tokens during which another request waits for its first token, in seconds.
+    """Collect the times between tokens during which another request waits for its first token, in seconds.
 
     A request's own wait is over before its first gap, so it never counts.
     """
@@ -176,7 +176,7 @@ def _gaps_beside_prompts(outcomes: Sequence[Outcome]) -> list[float]:
 def tokens_by_second(
     starts: Sequence[float], ttfts: Sequence[float], itls: Sequence[list[float]], output_lens: Sequence[int]
 ) -> Any:
-    """Output tokens in each second from the first start on. A piece of several tokens counts as several."""
+    """Count output tokens in each second from the first start on. A piece of several tokens counts as several."""
     if not starts:
         return np.zeros(1)
     times = [s + t + np.cumsum([0.0, *gaps]) for s, t, gaps in zip(starts, ttfts, itls, strict=True)]
@@ -185,7 +185,7 @@ def tokens_by_second(
 
 
 def peaks(done: Sequence[tuple[Outcome, int]]) -> tuple[float, int]:
-    """Most output tokens in one second, and most requests in flight at one moment."""
+    """Find the most output tokens in one second, and the most requests in flight at one moment."""
     outcomes = [o for o, _ in done]
     seconds = tokens_by_second(
         [o.start for o in outcomes],
@@ -215,7 +215,7 @@ _SPEC_COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
 def spec_counters(scrape: str) -> dict[str, float]:
-    """Counters of speculative decoding in a Prometheus scrape, with any prefix."""
+    """Read the counters of speculative decoding from a Prometheus scrape, with any prefix."""
     found: dict[str, float] = {}
     for line in scrape.splitlines():
         name = line.partition("{")[0].partition(" ")[0]
@@ -226,7 +226,7 @@ def spec_counters(scrape: str) -> dict[str, float]:
 
 
 def spec_result(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """vLLM's spec_decode_* keys for the time between two scrapes; empty if nothing was drafted."""
+    """Make vLLM's spec_decode_* keys for the time between two scrapes; empty if nothing was drafted."""
     drafts, tokens, accepted = (after.get(name, 0.0) - before.get(name, 0.0) for name in _SPEC_COUNTERS)
     if drafts <= 0 or tokens <= 0:
         return {}

@@ -17,7 +17,7 @@ COLOURS = ("#2f6fed", "#e0662f", "#14936b", "#8a4fd3")
 
 
 def need_matplotlib() -> Any:
-    """matplotlib's figure module. Raises ConfigError if it is not installed."""
+    """Import matplotlib's figure module. Raises ConfigError if it is not installed."""
     try:
         return importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -74,7 +74,7 @@ def plot_run(result: dict[str, Any], path: Path) -> None:
 
 
 def _spread_keys(result: dict[str, Any], name: str) -> list[str]:
-    """The median and the requested percentiles."""
+    """List the keys of the median and the requested percentiles."""
     keys = [key for key in result if key.endswith(f"_{name}_ms")]
     return [key for key in keys if key.startswith(("median_", "p"))]
 

@@ -1,4 +1,4 @@
-"""What tokens cost on a machine that is paid by the hour."""
+"""Computes the cost of tokens on a machine that is paid by the hour."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ HOURS_PER_MONTH = 730
 
 
 def cost_per_million(price_per_hour: float, tokens_per_second: float) -> float:
-    """Cost of a million tokens at that rate."""
+    """Compute the cost of a million tokens at this rate."""
     return price_per_hour / 3600 / tokens_per_second * 1e6
 
 

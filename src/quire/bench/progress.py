@@ -1,4 +1,4 @@
-"""Shows on standard error how far a benchmark is. Only on a terminal: files and pipes get results alone."""
+"""Shows a benchmark's progress on standard error. Only on a terminal: files and pipes get results alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.progress import (
 
 @contextmanager
 def progress(label: str, total: int | None = None, disable: bool = False) -> Iterator[Callable[[], None]]:
-    """A bar until the block ends, or without `total` a spinner. Call the function after each of the `total` parts."""
+    """Show a bar, or without `total` a spinner, until the block ends. Call the function after each part."""
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     if total is None:
         columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]

@@ -98,7 +98,7 @@ def compare(base: Executable, own: Executable, tokens: Array, window: int) -> Di
 
 
 def _windows(tokens: Array, window: int) -> Iterator[tuple[ModelInput, Array]]:
-    """One step per window, and the tokens that its rows should predict."""
+    """Yield one step per window, and the tokens that its rows should predict."""
     for start in range(0, len(tokens) - 1, window):
         inputs = np.ascontiguousarray(tokens[start : start + window][: len(tokens) - 1 - start])
         count = len(inputs)
@@ -117,7 +117,7 @@ def _log_softmax(logits_LV: FloatArray) -> Array:
 
 
 def _reader(config: EngineConfig, window: int) -> Executable:
-    """The configured model, compiled to compute a window in one step with all its logits. The cache is one block."""
+    """Compile the configured model to compute a window in one step with all its logits. The cache is one block."""
     files = find_files(config.model)
     info = files.info
     backend = make_backend(config.device, info)

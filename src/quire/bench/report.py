@@ -27,7 +27,7 @@ WIDE = 80  # columns of a terminal that has room for the spread
 
 
 def readable(value: float) -> str:
-    """Four significant digits, without an exponent for large values: 24,893 and 0.0123."""
+    """Format four significant digits, without an exponent for large values: 24,893 and 0.0123."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -51,7 +51,7 @@ class Report:
         self.figures.append(Figure(key, label, value, unit, limit, ends))
 
     def costs(self, price_per_hour: float, tokens_per_second: float) -> None:
-        """Two rows: what a million output tokens cost at that rate, and the machine per month."""
+        """Add two rows: the cost of a million output tokens at this rate, and of the machine per month."""
         cost = cost_per_million(price_per_hour, tokens_per_second)
         self.row("cost_per_million_tokens", "a million output tokens cost", cost, "")
         self.row("cost_per_month", "the machine costs per month", cost_per_month(price_per_hour), "")

@@ -1,4 +1,4 @@
-"""`quire bench serve`: loads any OpenAI-compatible server; options and result keys are those of vLLM."""
+"""`quire bench serve`: loads any OpenAI-compatible server; options and result keys are vLLM's."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ class ServeOptions(DatasetOptions):
         return Summary(metrics, parse_percentiles(self.metric_percentiles), parse_goodput(self.goodput))
 
     def loads(self) -> list[ServeOptions]:
-        """These options once per load of the sweep, each with its own seed, so that synthetic prompts are new to the
-        server's cache. Without a sweep, only these."""
+        """Repeat the options for each load of the sweep, each with its own seed, so that synthetic prompts are new to
+        the server's cache. Without a sweep, return only these."""
         if self.sweep is None:
             return [self]
         if self.timed and self.sweep_over == "request-rate":
@@ -345,7 +345,7 @@ class _Run:
         return result
 
     def _output_len(self, outcome: Outcome) -> int:
-        """The server's count, else the tokenizer's, else one per piece."""
+        """Take the server's count of output tokens, else the tokenizer's, else one per piece."""
         if not outcome.ok:
             return 0
         if outcome.output_tokens is not None:
@@ -355,7 +355,7 @@ class _Run:
         return len(outcome.itls) + 1
 
     def _prefix_cache(self, samples: list[Sample], outcomes: list[Outcome], total_in: int) -> dict[str, Any]:
-        """Cached prompt tokens as the server counts them, and the share that an infinite cache would hit among the
+        """Report cached prompt tokens as the server counts them, and the share that an infinite cache would hit of the
         completed requests, known only for prompts of ids."""
         done = [(s, o) for s, o in zip(samples, outcomes, strict=True) if o.ok]
         cached = [o.cached_tokens for _, o in done if o.cached_tokens is not None]
@@ -387,7 +387,7 @@ class _Run:
             self.notes.append("this client used a whole core: some of the latency may be its own")
 
     async def _counters(self) -> dict[str, float]:
-        """Counters of speculative decoding, if the server has metrics."""
+        """Read the counters of speculative decoding, if the server has metrics."""
         status, body = await self.client.get("/metrics")
         return spec_counters(body.decode(errors="replace")) if status == 200 else {}
 
@@ -404,7 +404,7 @@ class _Run:
 
 
 def _fitted(options: ServeOptions, longest: int) -> ServeOptions:
-    """The options with lengths of random prompts that the server takes."""
+    """Fit the lengths of random prompts to the server's model."""
     prefix, own = options.random_prefix_len, options.input_len or options.random_input_len
     prompt, output = fitted_lengths(prefix + own, options.output_len or options.random_output_len, longest)
     prefix = min(prefix, prompt - 1)
@@ -440,7 +440,7 @@ def _save(options: ServeOptions, results: list[dict[str, Any]]) -> None:
 
 
 def _tokenizer(options: ServeOptions, served: _Served) -> Tokenizer | None:
-    """The named tokenizer, else the served model's, if its directory is on this machine."""
+    """Load the named tokenizer, else the served model's, if its directory is on this machine."""
     if options.tokenizer is not None:
         return Tokenizer.load(options.tokenizer)
     for place in (options.model, served.root):

@@ -80,7 +80,7 @@ def run(config: EngineConfig, options: StartupOptions) -> None:
 
 
 def engine_flags(config: EngineConfig) -> list[str]:
-    """The command line for `config`: a flag for each field that differs from its default."""
+    """Write `config` as a command line: a flag for each field that differs from its default."""
     flags = ["--seed", str(config.seed)] if config.seed else []
     for name, section in SECTIONS.items():
         given = asdict(getattr(config, name))
@@ -128,7 +128,7 @@ def measure_start(command: list[str], prompt_bytes: int, timeout: float) -> Star
 
 
 def _read(descriptor: int, end: float) -> bytes:
-    """The bytes written so far, at least one; empty at end of file. EngineError at the time `end`."""
+    """Read the bytes written so far, at least one; empty at end of file. EngineError at the time `end`."""
     ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.perf_counter()))
     if not ready:
         raise EngineError("the start took longer than --timeout")
@@ -138,7 +138,7 @@ def _read(descriptor: int, end: float) -> bytes:
 def _cold_starts(
     directory: Path, count: int, start: Callable[[], Start], notes: list[str]
 ) -> Iterator[Start]:
-    """Cold starts: drop the model's files from the page cache before each, and note if that failed."""
+    """Measure cold starts: drop the model's files from the page cache before each, and note if that failed."""
     kept: list[float | None] = []
     for _ in range(count):
         drop_cached(directory)
@@ -158,7 +158,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def drop_cached(directory: Path) -> None:
-    """Ask the kernel to drop the pages of the files below `directory`; it keeps those of mapped files."""
+    """Ask the kernel to drop the pages of the files below `directory`; it keeps the pages of mapped files."""
     for path in _files(directory):
         with path.open("rb") as file:
             if hasattr(os, "posix_fadvise"):
@@ -166,7 +166,7 @@ def drop_cached(directory: Path) -> None:
 
 
 def cached_share(directory: Path) -> float | None:
-    """The share of the files' pages in memory, by probing; None if the system does not report it."""
+    """Probe the share of the files' pages in memory; None if the system does not report it."""
     found = probes = 0
     for path in _files(directory):
         size = path.stat().st_size
@@ -185,7 +185,7 @@ def cached_share(directory: Path) -> float | None:
 
 
 def results(cold: list[Start], warm: list[Start], phases: dict[str, float]) -> dict[str, Any]:
-    """vLLM's keys. A start ends with its first token; `phases` are the engine's own, in seconds."""
+    """Make vLLM's keys. A start ends with its first token; `phases` are the engine's own, in seconds."""
     found: dict[str, Any] = {}
     for name, starts in (("cold", cold), ("warm", warm)):
         if not starts:

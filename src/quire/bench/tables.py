@@ -11,7 +11,7 @@ from quire.bench.metrics import METRICS
 
 
 def load_table(result: dict[str, Any], dataset: str, timed: bool) -> Table:
-    """Counts and rates of one load."""
+    """Make the table of one load's counts and rates."""
     title = f"{result['model_id']}: {result['num_prompts']} requests of {dataset}"
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
@@ -42,7 +42,7 @@ def load_table(result: dict[str, Any], dataset: str, timed: bool) -> Table:
 
 
 def latency_table(result: dict[str, Any], names: Sequence[str]) -> Table:
-    """One line per metric, one column per statistic, in milliseconds."""
+    """Make a table with one line per metric, one column per statistic, in milliseconds."""
     words = [key.split("_", 1)[0] for key in result if names and key.endswith(f"_{names[0]}_ms")]
     table = Table("ms", *words)
     for column in table.columns[1:]:

@@ -92,7 +92,7 @@ def run(config: EngineConfig, options: ThroughputOptions) -> None:
 
 
 def _operations(cost: Cost, prompt: int, outputs: int) -> float:
-    """Operations of one request. Each output after the first is a step, on average behind half of the others."""
+    """Count one request's operations. Each output after the first is a step, on average behind half of the others."""
     return cost.prompt_operations(prompt) + (outputs - 1) * cost.decode_operations(prompt + outputs // 2)
 
 
@@ -109,7 +109,7 @@ def _random_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> li
 
 
 def _listed_jobs(llm: LLM, options: ThroughputOptions, path: Path) -> list[Job]:
-    """The rows of a JSONL file that fit the model, in order, up to the number of prompts."""
+    """Take the rows of a JSONL file that fit the model, in order, up to the number of prompts."""
     tokenizer = llm.get_tokenizer()
     jobs: list[Job] = []
     try:
@@ -128,7 +128,7 @@ def _listed_jobs(llm: LLM, options: ThroughputOptions, path: Path) -> list[Job]:
 
 
 def _dataset_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> list[Job]:
-    """The first turn is the prompt, the length of the second the output's, as vLLM reads ShareGPT."""
+    """Read ShareGPT as vLLM does: the first turn is the prompt, the length of the second the output's."""
     tokenizer = llm.get_tokenizer()
     assert tokenizer is not None
     assert options.dataset_path is not None

@@ -34,7 +34,7 @@ The table is `quire/flags/vllm.yaml`; `python -m quire.commands.flags` prints th
 
 
 def page() -> str:
-    """The text of docs/flags.md."""
+    """Make the text of docs/flags.md."""
     helps = {
         f.name: str(f.metadata["help"]) for part in (*SECTIONS.values(), ServerConfig) for f in fields(part)
     }

@@ -33,7 +33,7 @@ class SamplingOptions:
         check_options(self)
 
     def settings(self) -> dict[str, Any]:
-        """The parameters that are set, by their names in SamplingParams and in the API."""
+        """Collect the parameters that are set, by their names in SamplingParams and in the API."""
         given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(SamplingOptions)}
         given["seed"] = given.pop("sampling_seed")
         return {name: value for name, value in given.items() if value is not None}

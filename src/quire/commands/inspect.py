@@ -1,4 +1,4 @@
-"""`quire inspect`: how Quire describes a model, and what a built engine holds.
+"""`quire inspect`: describes a model, or what a built engine holds.
 
 Of an engine it also says for which machine it was built, and whether its bytes are whole.
 """
@@ -72,7 +72,7 @@ def run(options: InspectOptions) -> None:
 
 
 def model_figures(info: ModelInfo) -> dict[str, Any]:
-    """What the headers of a model say, and its description."""
+    """Collect what the headers of a model say, and its description."""
     assert isinstance(info.spec, DecoderConfig)
     return {
         "parameters": info.num_parameters,
@@ -95,7 +95,7 @@ def _show_model(found: dict[str, Any], options: InspectOptions) -> None:
 
 
 def _text(value: Any) -> str:
-    """A value of a description, with nested fields one per line."""
+    """Format a value of a description, with nested fields one per line."""
     if isinstance(value, dict):
         return "\n".join(f"{name.replace('_', ' ')}: {_text(item)}" for name, item in value.items())
     if isinstance(value, list):
@@ -106,7 +106,7 @@ def _text(value: Any) -> str:
 
 
 def figures(manifest: Manifest) -> dict[str, Any]:
-    """The manifest without its tables of tensors and checksums. Bytes are those of the first rank."""
+    """Give the manifest without its tables of tensors and checksums. Bytes count the first rank."""
     layouts: Counter[str] = Counter()
     places = {tensor.offset: tensor for tensor in manifest.tensors.values()}
     for tensor in places.values():

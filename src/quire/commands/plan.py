@@ -72,7 +72,7 @@ def run(config: EngineConfig, options: PlanOptions) -> None:
 
 
 def describe_config(config: EngineConfig, path: Path) -> dict[str, Any]:
-    """Sizes in bytes, and positions, from a config.json. ModelError names a field that is not understood."""
+    """Compute sizes in bytes, and positions, from a config.json. ModelError names a field that is not understood."""
     if config.model.model:
         raise ConfigError(f"--config takes the place of a model; leave out {config.model.model}")
     outline = make_backend(DeviceConfig(threads=1)).outline()
@@ -112,7 +112,7 @@ def _config_tables(figures: dict[str, Any], title: str) -> dict[str, list[tuple[
 
 
 def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> dict[str, Any]:
-    """All figures by name: bytes, tokens, sequences, bounds in tokens per second."""
+    """Compute all figures by name: bytes, tokens, sequences, bounds in tokens per second."""
     memory, model = plan.memory, plan.model
     kv_bytes = plan.kv_spec.bytes_per_token
     length = options.input_len + options.output_len
@@ -153,7 +153,7 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
 
 
 def _costs(price: float | None, rate: float) -> dict[str, float]:
-    """At least what a million tokens cost at that rate, and the machine per month, if its price is known."""
+    """Bound the cost of a million tokens at this rate from below, and add the machine's per month, if priced."""
     if price is None:
         return {}
     return {
@@ -163,7 +163,7 @@ def _costs(price: float | None, rate: float) -> dict[str, float]:
 
 
 def _parallel(plan: EnginePlan, options: PlanOptions) -> dict[str, Any]:
-    """The figures of each rank, stage by stage, and what the ranks send each other."""
+    """Compute the figures of each rank, stage by stage, and what the ranks send each other."""
     spec, parallel = plan.model.spec, plan.config.parallel
     stages: list[dict[str, Any]] = []
     if isinstance(spec, DecoderConfig):
@@ -193,7 +193,7 @@ def _parallel(plan: EnginePlan, options: PlanOptions) -> dict[str, Any]:
 
 
 def _messages(plan: EnginePlan) -> int:
-    """The messages that a step waits for, one after the other."""
+    """Count the messages that a step waits for, one after the other."""
     spec = plan.model.spec
     if not isinstance(spec, DecoderConfig):
         return 0
@@ -202,7 +202,7 @@ def _messages(plan: EnginePlan) -> int:
 
 
 def _link_seconds(plan: EnginePlan, options: PlanOptions, tokens: int) -> float:
-    """Seconds in which the activations of a step pass over the link, with the logits of one row."""
+    """Estimate the seconds in which a step's activations pass over the link, with the logits of one row."""
     spec, size = plan.model.spec, plan.shard.size
     if not isinstance(spec, DecoderConfig):
         return 0.0
@@ -212,9 +212,9 @@ def _link_seconds(plan: EnginePlan, options: PlanOptions, tokens: int) -> float:
 
 
 def _chunk(plan: EnginePlan, limits: MachineLimits, target: float) -> tuple[int, float]:
-    """The most prompt tokens that fit in a step of `target` seconds beside one sequence that generates, and their rate.
+    """Find the most prompt tokens that fit in a step of `target` seconds beside one decoding sequence, and their rate.
 
-    Without a target, the chunk is that of --max-num-batched-tokens.
+    Without a target, the chunk is --max-num-batched-tokens.
     """
     times = StepTimes(step_rates(plan.cost, plan.kv_spec, limits.read_gbs, limits.peak_gflops))
     decoding, most = StepWork(1, 1), plan.config.scheduler.max_num_batched_tokens - 1
@@ -227,7 +227,7 @@ def _chunk(plan: EnginePlan, limits: MachineLimits, target: float) -> tuple[int,
 
 
 def _decode_rate(plan: EnginePlan, limits: MachineLimits, options: PlanOptions, sequences: int) -> float:
-    """Tokens per second of `sequences` at the middle of their outputs, by reading or by arithmetic, and the link.
+    """Bound the tokens per second of `sequences` halfway through their outputs by reading, arithmetic and the link.
 
     Stages work on as many batches at once, each with its share of the sequences: the slowest sets the pace.
     """
@@ -244,7 +244,7 @@ def _decode_rate(plan: EnginePlan, limits: MachineLimits, options: PlanOptions, 
 
 
 def _prompt_seconds(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> float:
-    """Seconds from a prompt to its first output, by arithmetic or by reading the weights once, and the link."""
+    """Bound the seconds from a prompt to its first output by arithmetic, reading the weights once, and the link."""
     length = options.input_len
     seconds = [
         max(
@@ -257,7 +257,7 @@ def _prompt_seconds(plan: EnginePlan, limits: MachineLimits, options: PlanOption
 
 
 def _lengths(wanted: int, longest: int) -> list[int]:
-    """Sequence lengths worth showing: powers of four up to the model's length, and the one asked for."""
+    """Choose sequence lengths to show: powers of four up to the model's length, and the one asked for."""
     powers = [4**k for k in range(4, 12) if 4**k < longest]
     return sorted({*powers, min(wanted, longest), longest})
 

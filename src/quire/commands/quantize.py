@@ -100,7 +100,7 @@ def _size(directory: Path) -> int:
 
 
 def _samples(config: EngineConfig, options: QuantizeOptions, source: Path) -> IntArray:
-    """Pieces [N, S] of the text, from all over it. ConfigError if it is too short for one."""
+    """Cut pieces [N, S] from all over the text. ConfigError if it is too short for one."""
     if options.calibration is None:
         log.warning(
             "no --calibration: a small text of Quire's own is used; a text like your prompts does better"

@@ -1,5 +1,5 @@
-"""AWQ (Lin et al. 2023, arXiv:2306.00978) and SmoothQuant (Xiao et al. 2022, arXiv:2211.10438): inputs are divided by a
-factor for each column, which the weights take over, so that what rounding harms least is rounded most."""
+"""AWQ (Lin et al. 2023, arXiv:2306.00978) and SmoothQuant (Xiao et al. 2022, arXiv:2211.10438): divide inputs by a
+factor for each column, which the weights take over, so that important columns lose least by rounding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Round = Callable[[FloatArray], FloatArray]
 
 
 def awq_factors(weights: Sequence[FloatArray], stats: InputStats, grid: Grid) -> FloatArray:
-    """Factors [K] for weights [O, K] of one input: those after which the outputs err least; 1 if none is better."""
+    """Search the factors [K], for weights [O, K] of one input, after which outputs err least; 1 if none is better."""
     assert stats.hessian is not None
     some = [weight[:: max(1, len(weight) // MOST_ROWS)] for weight in weights]
     x = np.maximum(stats.mean / max(stats.count, 1), 1e-8)
@@ -40,14 +40,14 @@ def awq_factors(weights: Sequence[FloatArray], stats: InputStats, grid: Grid) ->
 
 
 def _relative(weight: FloatArray, group: int) -> FloatArray:
-    """Magnitudes relative to the largest of their group."""
+    """Divide magnitudes by the largest of their group."""
     groups = np.abs(weight).reshape(len(weight), -1, group)
     relative: FloatArray = groups / np.maximum(groups.max(axis=2, keepdims=True), 1e-8)
     return relative.reshape(weight.shape)
 
 
 def _balanced(factors: FloatArray) -> FloatArray:
-    """With a geometric mean of least and largest of 1."""
+    """Scale factors so that the geometric mean of least and largest is 1."""
     factors = np.maximum(factors, np.float32(1e-4))
     factors = factors / np.sqrt(factors.max() * factors.min())
     return np.where(np.isfinite(factors), factors, 1).astype(np.float32)
@@ -59,7 +59,7 @@ def _error(weight: FloatArray, rounded: FloatArray, hessian: FloatArray) -> floa
 
 
 def rounded_to_ranges(weight: FloatArray, stats: InputStats, grid: Grid) -> Rounded:
-    """The weight [O, K] rounded in the range of each group that errs least in the group's share of the outputs.
+    """Round a weight [O, K], each group in the range that errs least in the group's share of the outputs.
 
     AWQ cuts ranges; here both ends are cut together first, then each by itself.
     """
@@ -75,7 +75,7 @@ def rounded_to_ranges(weight: FloatArray, stats: InputStats, grid: Grid) -> Roun
 
 
 def _group_range(values: FloatArray, hessian: FloatArray, grid: Grid) -> Rounded:
-    """One group of columns [O, g] with the range of each row that errs least."""
+    """Round one group of columns [O, g], each row in the range that errs least."""
     ends = np.stack([values.min(axis=1), values.max(axis=1)])
     kept = np.ones_like(ends)  # the parts of both ends that stay
     best = _rounded(values, ends, grid)
@@ -112,7 +112,7 @@ def _row_errors(wrong: FloatArray, hessian: FloatArray) -> FloatArray:
 
 
 def smooth_factors(weights: Sequence[FloatArray], stats: InputStats) -> FloatArray:
-    """Factors [K] after which int8 activations times int8 weights err least on the rows kept; 1 if none is better."""
+    """Search the factors [K] after which products in int8 err least on the rows kept; 1 if none is better."""
     x = np.concatenate(stats.rows)
     some = [weight[:: max(1, len(weight) // MOST_ROWS)] for weight in weights]
     wanted = [x @ weight.T for weight in some]

@@ -1,4 +1,4 @@
-"""A checkpoint written shard by shard, so that an interrupted run goes on where it stopped."""
+"""Writes a checkpoint shard by shard, so that an interrupted run goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_COPIED = ("config.json", INDEX, "pytorch_model.bin.index.json")
 
 @dataclass(slots=True)
 class Output:
-    """`settings` are all that the result depends on: another run goes on only if its own are equal.
+    """The output of a run. `settings` are all that the result depends on: a run resumes only with equal settings.
 
     `done` shards are written; `kept` are the modules in them that stay float.
     """
@@ -37,7 +37,7 @@ class Output:
 
     @classmethod
     def open(cls, directory: Path, settings: Mapping[str, Any], shards: int) -> Output:
-        """ConfigError if the directory holds anything but an unfinished run with these settings."""
+        """Open a directory. ConfigError if it holds anything but an unfinished run with these settings."""
         output = cls(directory, settings, shards)
         state = directory / STATE
         if state.exists():
@@ -53,7 +53,7 @@ class Output:
         return output
 
     def hidden(self) -> FloatArray | None:
-        """The input of the next layer, if the run was interrupted after a layer."""
+        """Read the input of the next layer, if the run was interrupted after a layer."""
         path = self.directory / HIDDEN
         if not self.done or not path.exists():
             return None
@@ -61,7 +61,7 @@ class Output:
         return values
 
     def write(self, tensors: Mapping[str, Array], hidden: FloatArray | None) -> None:
-        """The next shard, and what the one after it needs."""
+        """Write the next shard, and the hidden states that the one after it needs."""
         write_safetensors(self.directory / self._shard(self.done), tensors)
         if hidden is not None:
             with replaced(self.directory / HIDDEN) as path, path.open("wb") as file:
@@ -95,7 +95,7 @@ class Output:
 
 
 def _header(path: Path) -> tuple[list[str], int]:
-    """The tensors of a file that was written here, and their size in bytes."""
+    """List the tensors of a file that was written here, and their size in bytes."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))

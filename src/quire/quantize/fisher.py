@@ -1,4 +1,4 @@
-"""The Fisher information of weights: squared gradients of the loss, sample by sample, with torch and transformers."""
+"""Fisher information of weights: squared gradients of the loss, sample by sample, with torch and transformers."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def fisher_information(directory: Path, tokens: IntArray, cache: Path) -> None:
 
 
 def read_fisher(cache: Path, name: str) -> FloatArray:
-    """What `fisher_information` wrote of one tensor."""
+    """Read what `fisher_information` wrote for one tensor."""
     values: FloatArray = np.load(cache / f"{name}.npy", allow_pickle=False)
     return values

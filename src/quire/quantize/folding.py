@@ -1,4 +1,4 @@
-"""Moves factors of a weight's inputs into what makes them: a norm, an up projection, or the values of attention."""
+"""Moves factors of a weight's inputs into their producer: a norm, an up projection, or the values of attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.weights.tensor import Array, FloatArray
 
 @dataclass(slots=True)
 class Folding:
-    """The tensors of one layer while factors are moved; `changed` has those with other values, in float32."""
+    """The tensors of one layer while factors are moved; `changed` has the modified ones, in float32."""
 
     layer: LayerConfig
     names: TensorNames
@@ -31,7 +31,7 @@ class Folding:
         return np.asarray(array, np.float32)
 
     def unfit(self, name: str, method: Method) -> str:
-        """Why the method's format cannot hold a matrix, or an empty text."""
+        """Say why the method's format cannot hold a matrix; empty if it can."""
         rows, columns = self.checkpoint.shape(name)
         return method.unfit(rows, columns)
 
@@ -42,7 +42,7 @@ class Folding:
         noted: Noted,
         method: Method,
     ) -> None:
-        """Fold each input that allows it; `stats`, by place among the inputs, become those of the divided inputs."""
+        """Fold each input that allows it; `stats`, by place among the inputs, then describe the divided inputs."""
         for place, found in enumerate(inputs):
             if not found.tensors or place not in stats:
                 continue
@@ -59,7 +59,7 @@ class Folding:
             stats[place] = stats[place].scaled(factors)
 
     def _producer(self, found: Input, noted: Noted) -> tuple[str, str] | None:
-        """What makes an input, if nothing else reads it: ("norm" or "rows", module)."""
+        """Find what makes an input, if nothing else reads it: ("norm" or "rows", module)."""
         if found.shared:
             return None
         made = found.made

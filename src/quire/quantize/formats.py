@@ -1,4 +1,4 @@
-"""The tensors and config sections of quantized checkpoints as other libraries write and read them.
+"""Tensors and config sections of quantized checkpoints as other libraries write and read them.
 
 GPTQ and AWQ as AutoGPTQ and AutoAWQ write them, SqueezeLLM as its own tools do, all others as compressed-tensors.
 """
@@ -24,14 +24,14 @@ Encoded = tuple[dict[str, Array], FloatArray]  # tensors by suffix, and the valu
 
 
 def stream(codes: Bytes, bits: int) -> Array:
-    """Codes [R, L] of `bits` bits as words [R, L bits / 32] of one stream, low bits first; L bits is whole words."""
+    """Pack codes [R, L] of `bits` bits into words [R, L bits / 32]: one stream of whole words, low bits first."""
     fields = codes[..., None] >> np.arange(bits, dtype=np.uint8) & np.uint8(1)
     packed = np.packbits(fields.reshape(len(codes), -1), axis=1, bitorder="little")
     return packed.view("<u4")
 
 
 def gptq_tensors(rounded: Rounded, bits: int, group: int) -> Encoded:
-    """Version 1, which stores zero points less one."""
+    """Make GPTQ's tensors in version 1, which stores zero points less one."""
     columns = rounded.codes.shape[1]
     if bits == 3:
         zeros = stream(((rounded.zeros.T - 1) & 7).astype(np.uint8), bits)
@@ -84,7 +84,7 @@ def mxfp4_tensors(weight: FloatArray) -> Encoded:
 
 
 def nvfp4_tensors(weight: FloatArray, most: float) -> Encoded:
-    """`most`: the largest magnitude of all weights that share an input, and so the outer scale."""
+    """Make NVFP4's tensors. `most`: the largest magnitude of all weights that share an input, and the outer scale."""
     codes, inner, outer = round_nvfp4(weight, most)
     divisor = np.float32(1) / outer
     scales = inner.view(ml_dtypes.float8_e4m3fn).astype(np.float32) / divisor
@@ -98,7 +98,7 @@ def nvfp4_tensors(weight: FloatArray, most: float) -> Encoded:
 def gptq_section(
     bits: int, group: int, symmetric: bool, damp: float, version: str, kept: Sequence[str]
 ) -> dict[str, Any]:
-    """The experts of a layer are alike, so that one rule of `dynamic` is enough for all of them."""
+    """Make GPTQ's section. Experts of a layer are alike, so one rule of `dynamic` is enough for all of them."""
     rules = (re.sub(r"(?<=\.experts\\\.)\d+", r"\\d+", re.escape(module)) for module in kept)
     dynamic: dict[str, Any] = {f"-:{rule}$": {} for rule in rules}
     return {
@@ -147,7 +147,7 @@ def _scheme(**given: Any) -> dict[str, Any]:
 
 
 def compressed_section(method: str, kept: Sequence[str]) -> dict[str, Any]:
-    """The section of smoothquant, int8-static, fp8, mxfp4 or nvfp4."""
+    """Make the section of smoothquant, int8-static, fp8, mxfp4 or nvfp4."""
     form, weights, inputs = {
         "smoothquant": ("int-quantized", _scheme(), _scheme(strategy="token", dynamic=True, observer=None)),
         "int8-static": ("int-quantized", _scheme(), _scheme(strategy="tensor")),

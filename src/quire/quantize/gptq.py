@@ -1,5 +1,5 @@
-"""GPTQ (Frantar et al. 2022, arXiv:2210.17323): columns are rounded one by one, and what rounding one column does to
-the outputs is made up for by those that follow."""
+"""GPTQ (Frantar et al. 2022, arXiv:2210.17323): rounds columns one by one; the columns that follow make up for the
+error of each."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ BLOCK = 128  # columns whose errors are passed on to the rest together
 TRIES = 6
 
 
-# The codes [O] of one column's values [O], and the values that they stand for.
+# RoundColumn gives the codes [O] of one column's values [O], and the values that they stand for.
 RoundColumn = Callable[[int, FloatArray], tuple[Array, FloatArray]]
 
 
 def gptq(weight_OK: FloatArray, hessian_KK: FloatArray, grid: Grid, damp: float) -> Rounded:
-    """Round a weight whose inputs have this sum of outer products.
+    """Round a weight; `hessian_KK` is the sum of outer products of its inputs.
 
-    Groups are fixed beforehand, on the weight as it is, so that the most important columns can be rounded first without
-    a file that says in which order. `damp` is the part of the mean diagonal that is added to it.
+    Groups are fixed beforehand, on the weight as it is, so the most important columns can be rounded first and no file
+    has to store their order. `damp` is the part of the mean diagonal that is added to it.
     """
     importance = np.diag(hessian_KK).astype(np.float32)
     pairs = [
@@ -43,7 +43,7 @@ def gptq(weight_OK: FloatArray, hessian_KK: FloatArray, grid: Grid, damp: float)
 
 
 def gptq_tables(weight_OK: FloatArray, hessian_KK: FloatArray, tables: FloatArray, damp: float) -> Bytes:
-    """The same for values of a table [O, 2^bits] for each row, in ascending order: codes [O, K]."""
+    """Round to values of a table [O, 2^bits] for each row, in ascending order: codes [O, K]."""
     middles, rows = (tables[:, 1:] + tables[:, :-1]) / 2, np.arange(len(tables))
 
     def round_column(column: int, values: FloatArray) -> tuple[Array, FloatArray]:
@@ -81,7 +81,7 @@ def _compensated(
 
 
 def _inverse_factor(hessian: Array, damp: float) -> FloatArray:
-    """The upper Cholesky factor of the inverse; more is added to the diagonal until there is one."""
+    """Compute the upper Cholesky factor of the inverse; more is added to the diagonal until there is one."""
     mean = float(np.diag(hessian).mean())
     for attempt in range(TRIES):
         damped = hessian + np.eye(len(hessian)) * (mean * damp * 4**attempt)

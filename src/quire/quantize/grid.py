@@ -1,4 +1,4 @@
-"""Rounding of groups of columns to integers: scales, zero points and codes."""
+"""Rounds groups of columns to integers: scales, zero points and codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Grid:
         return (1 << self.bits) - 1
 
     def fit(self, least: FloatArray, largest: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Scales and zero points of ranges, which always include zero."""
+        """Fit scales and zero points to ranges, which always include zero."""
         least, largest = np.minimum(least, 0), np.maximum(largest, 0)
         if self.symmetric:
             furthest = np.maximum(-least, largest)
@@ -37,7 +37,7 @@ class Grid:
         return scales, np.clip(np.rint(-least / scales), 0, self.most).astype(np.float32)
 
     def search(self, values: FloatArray, importance: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Scales and zero points [O] of a group [O, g]: the range that errs least, weighted by importance [g]."""
+        """Search scales and zero points [O] of a group [O, g] whose range errs least, weighted by importance [g]."""
         least, largest = values.min(axis=1), values.max(axis=1)
         best = self.fit(least, largest)
         error = self._error(values, best, importance)
@@ -58,12 +58,12 @@ class Grid:
         return error
 
     def codes(self, values: FloatArray, scales: FloatArray, zeros: FloatArray) -> FloatArray:
-        """Codes as floats; all arrays broadcast."""
+        """Round to codes, as floats; all arrays broadcast."""
         codes: FloatArray = np.clip(np.rint(values / scales) + zeros, 0, self.most)
         return codes
 
     def round(self, values: FloatArray) -> Rounded:
-        """All groups of a weight [O, K] rounded to nearest."""
+        """Round all groups of a weight [O, K] to nearest."""
         groups = values.reshape(len(values), -1, self.group)
         scales, zeros = self.fit(groups.min(axis=2), groups.max(axis=2))
         codes = self.codes(groups, scales[:, :, None], zeros[:, :, None])
@@ -86,6 +86,6 @@ class Rounded:
 
 
 def _half(scales: FloatArray) -> FloatArray:
-    """Scales as float16 holds them; a group of zeros has scale 1."""
+    """Round scales to float16; a group of zeros has scale 1."""
     held = scales.astype(np.float16).astype(np.float32)
     return np.where(held > 0, held, np.float32(1)).astype(np.float32)

@@ -35,7 +35,7 @@ class Changed(Unquantized):
 
 @dataclass(slots=True)
 class LayerRunner:
-    """`tokens` [N, S] are the samples; `hidden` [N, S, D] the input of the layer that runs next, None for the first."""
+    """Runs layers. `tokens` [N, S] are samples; `hidden` [N, S, D] is the next layer's input, None for the first."""
 
     spec: DecoderConfig
     names: TensorNames

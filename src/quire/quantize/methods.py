@@ -1,4 +1,4 @@
-"""The methods of `quire quantize`: what each needs to know of a weight's inputs, and the tensors that it makes."""
+"""Methods of `quire quantize`: the statistics of inputs that each needs, and the tensors that it makes."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Method:
 
     @property
     def folds(self) -> bool:
-        """Whether it moves factors of inputs into the weights that make them."""
+        """Whether it moves factors of inputs into the weights that produce them."""
         return self.name in ("awq", "smoothquant")
 
     @property
     def sequential(self) -> bool:
-        """Whether a weight is chosen by what its inputs are once the weights before it are rounded."""
+        """Whether a weight is rounded for the inputs that it gets once the weights before it are rounded."""
         return self.name in ("gptq", "squeezellm", "int8-static")
 
     @property
@@ -70,7 +70,7 @@ class Method:
         return self.name in ("gptq", "awq", "squeezellm")
 
     def unfit(self, rows: int, columns: int) -> str:
-        """Why the format cannot hold a weight [rows, columns], or an empty text."""
+        """Say why the format cannot hold a weight [rows, columns]; empty if it can."""
         fields = 32 // self.bits if self.bits != 3 else 32
         if self.name in ("gptq", "rtn", "awq") and columns % self.group:
             fit = [str(size) for size in GROUPS if columns % size == 0]
@@ -91,7 +91,7 @@ class Method:
     def encode(
         self, weight: FloatArray, stats: InputStats | None, importance: FloatArray | None, most: float
     ) -> formats.Encoded:
-        """`importance`: of each element, for SqueezeLLM; `most`: the largest magnitude of weights with this input."""
+        """Encode a weight. `importance` of each element is for SqueezeLLM; `most` bounds all weights of this input."""
         if self.name == "rtn":
             return formats.gptq_tensors(self.grid.round(weight), self.bits, self.group)
         if self.name == "fp8":
@@ -119,7 +119,7 @@ class Method:
         return formats.squeezellm_tensors(codes, tables, self.bits)
 
     def section(self, kept: Sequence[str]) -> dict[str, Any]:
-        """What config.json says of it; `kept` are modules of layers that stay float."""
+        """Make the section of config.json; `kept` are modules of layers that stay float."""
         if self.name in ("gptq", "rtn"):
             return formats.gptq_section(self.bits, self.group, self.symmetric, self.damp, __version__, kept)
         if self.name == "awq":
@@ -133,7 +133,7 @@ class Method:
         return formats.compressed_section(self.name, kept)
 
     def beside(self, section: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-        """The file that readers of the format look for beside config.json."""
+        """Make the file that readers of the format look for beside config.json."""
         if self.name in ("gptq", "rtn"):
             return "quantize_config.json", section
         return ("quant_config.json", {"wbits": self.bits}) if self.name == "squeezellm" else None

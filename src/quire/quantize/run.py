@@ -32,7 +32,7 @@ Importance = Callable[[str], FloatArray]
 
 @dataclass(slots=True)
 class Quantizer:
-    """`tokens` [N, S] are the calibration; `importance` gives that of each element of a tensor, if it was measured."""
+    """Quantizes with calibration `tokens` [N, S]; `importance`, if measured, gives the importance of each element."""
 
     source: Path
     method: Method
@@ -74,7 +74,7 @@ class Quantizer:
         return output.kept
 
     def _layer(self, runner: LayerRunner, index: int, own: list[str], kept: list[str]) -> dict[str, Array]:
-        """The tensors of a layer as they are written; the runner goes on to the next."""
+        """Quantize a layer to tensors as they are written; the runner goes on to the next."""
         prefix = runner.names.layer.format(i=index)
         folding = Folding(runner.spec.layers[index], runner.names, runner.checkpoint, prefix)
         if runner.hidden is None and index and not self.method.calibrated:
@@ -111,7 +111,7 @@ class Quantizer:
         outer: bool,
         places: Sequence[int] | None = None,
     ) -> tuple[list[Input], dict[int, InputStats]]:
-        """The inputs of a layer by place, and statistics of those at `places`, or of all."""
+        """Collect the inputs of a layer by place, and statistics of the inputs at `places`, or of all."""
         stats: dict[int, InputStats] = {}
         keep = max(1, SAMPLED // len(self.tokens))
 
@@ -127,7 +127,7 @@ class Quantizer:
         return tapped, stats
 
     def _unfit(self, inputs: Sequence[Input], folding: Folding) -> set[str]:
-        """The matrices that the format cannot hold and that stay float, with a warning for each reason.
+        """Find the matrices that the format cannot hold and that stay float, with a warning for each reason.
 
         ModelError if it can hold none.
         """
@@ -145,7 +145,7 @@ class Quantizer:
         return set(reasons)
 
     def _encode(self, names: Sequence[str], stats: InputStats | None, folding: Folding) -> dict[str, Array]:
-        """The tensors of weights of one input; their values take the place of what they were."""
+        """Encode the weights of one input; their rounded values replace the original ones."""
         weights = {name: folding.read(name) for name in names}
         most = max((float(np.abs(weight).max()) for weight in weights.values()), default=0.0)
         encoded: dict[str, Array] = {}
@@ -161,6 +161,6 @@ class Quantizer:
 
 
 def _stages(inputs: Sequence[Input]) -> list[list[int]]:
-    """Places of inputs that are observed together: neighbours that are made by the same kind of operation."""
+    """Group places of inputs to observe together: neighbours that the same kind of operation makes."""
     grouped = itertools.groupby(range(len(inputs)), key=lambda place: type(inputs[place].made))
     return [list(places) for _, places in grouped]

@@ -1,4 +1,4 @@
-"""What is remembered of the inputs of a weight."""
+"""InputStats: statistics of a weight's inputs over the calibration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAMPLED = 512  # rows kept, and at most this many of each sample divided by the 
 
 @dataclass(slots=True)
 class InputStats:
-    """Sums over all rows [K] of calibration: of outer products [K, K], of magnitudes and their largest [K].
+    """Sums over all calibration rows [K]: of outer products [K, K] and magnitudes [K], and the largest magnitudes [K].
 
     Some rows are kept as they are. `hessian` is None if it was not asked for.
     """
@@ -30,7 +30,7 @@ class InputStats:
         return cls(square, np.zeros(columns, np.float32), np.zeros(columns, np.float32))
 
     def add(self, x: FloatArray, keep: int) -> None:
-        """Rows x [S, K]; `keep` of them are kept."""
+        """Add rows x [S, K]; `keep` of them are kept."""
         if self.hessian is not None:
             self.hessian += x.T @ x
         magnitudes = np.abs(x)
@@ -41,7 +41,7 @@ class InputStats:
             self.rows.append(x[:: max(1, len(x) // keep)][:keep].copy())
 
     def scaled(self, factors: FloatArray) -> InputStats:
-        """The same for inputs divided by factors [K]."""
+        """Convert to inputs divided by factors [K]."""
         square = None if self.hessian is None else self.hessian / factors[:, None] / factors
         rows = [row / factors for row in self.rows]
         return InputStats(square, self.mean / factors, self.most / factors, self.count, rows)

@@ -10,7 +10,7 @@ ROUNDS = 40
 
 
 def fit_tables(weight: FloatArray, importance: FloatArray, bits: int) -> tuple[Bytes, FloatArray]:
-    """Codes [O, K] and tables [O, 2^bits], as float16 holds them. importance [O, K] or [K] is not negative."""
+    """Fit codes [O, K] and tables [O, 2^bits], rounded to float16. importance [O, K] or [K] is not negative."""
     rows, columns = weight.shape
     order = np.argsort(weight, axis=1)
     values = np.take_along_axis(weight, order, axis=1).astype(np.float64)
@@ -39,7 +39,7 @@ def fit_tables(weight: FloatArray, importance: FloatArray, bits: int) -> tuple[B
 
 
 def _start(values: Array, shares: Array, count: int) -> Array:
-    """Between quantiles of the importance, whose cube root is about how dense a good table is, and an even spread."""
+    """Start between quantiles of the importance's cube root, the density of a good table, and an even spread."""
     dense = np.cumsum(np.cbrt(shares), axis=1)
     dense /= dense[:, -1:]
     rows = np.arange(len(values))[:, None]
@@ -52,7 +52,7 @@ def _start(values: Array, shares: Array, count: int) -> Array:
 
 
 def _ends(values: Array, tables: Array) -> Array:
-    """Where the sorted values of each entry of a table begin and end: [O, 2^bits + 1]."""
+    """Find where the sorted values of each entry of a table begin and end: [O, 2^bits + 1]."""
     rows, columns = values.shape
     middles = (tables[:, 1:] + tables[:, :-1]) / 2
     # One search over all rows: each row moved up so that it lies above the one before.

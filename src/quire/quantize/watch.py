@@ -47,12 +47,12 @@ class Noted:
         return self._packer if wanted else self._outline
 
     def names(self, path: str) -> list[str]:
-        """All tensors that a matrix is made of."""
+        """List all tensors that a matrix is made of."""
         parts, _ = self._parts[path]
         return [name for part in parts for name, _ in part.tensors]
 
     def tensors(self, path: str) -> tuple[str, ...] | None:
-        """The tensors of a matrix; None if they are not whole rows of matrices, or stay float."""
+        """List the tensors of a matrix; None if they are not whole rows of matrices, or stay float."""
         parts, use = self._parts[path]
         plain = use == "linear" and all(
             len(part.tensors) == 1 and part.shape is None and len(part.tensors[0][1]) == 2
@@ -78,7 +78,7 @@ class Input:
 
 
 def watched(graph: Graph, noted: Noted) -> tuple[Graph, list[Input]]:
-    """A graph without a head that also taps the inputs of its weights, and these inputs.
+    """Make a graph without a head that also taps the inputs of its weights; return these inputs too.
 
     All experts compute all tokens there, so that none is calibrated on a few.
     """

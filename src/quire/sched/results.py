@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.errors import EngineError
-from quire.sched.plan import StepPlan, Planner
+from quire.sched.plan import Planner, StepPlan
 from quire.sched.queue import WaitingQueue
 from quire.sched.sequence import FINISHED, RUNNING, WAITING, Sequence
 from quire.sched.tables import BlockTables

@@ -51,7 +51,7 @@ class StopMatcher:
         self._found[node] = text
 
     def _failures(self) -> list[int]:
-        """For each node the node of its longest proper suffix, breadth first; inherits shorter matches."""
+        """Find each node's longest proper suffix, breadth first; inherits shorter matches."""
         fail = [0] * len(self._next)
         queue = list(self._next[0].values())
         for node in queue:
@@ -95,7 +95,7 @@ class StopMatcher:
 
 
 def _incomplete_tail(data: bytes) -> bytes:
-    """The bytes at the end of `data` that begin a UTF-8 sequence without completing it (0 to 3 bytes)."""
+    """Find the bytes at the end of `data` that begin a UTF-8 sequence without completing it (0 to 3 bytes)."""
     for size in range(1, min(3, len(data)) + 1):
         if data[-size] >= 0xC0:
             return data[-size:] if utf_8_decode(data[-size:], "replace", False)[1] == 0 else b""
@@ -155,7 +155,7 @@ class Detokenizer:
     def for_sampling(
         cls, tokenizer: Tokenizer, sampling: SamplingParams, prompt_tokens: Sequence[int] = ()
     ) -> Detokenizer:
-        """The detokenizer for a request's parameters."""
+        """Make the detokenizer for a request's parameters."""
         return cls(
             tokenizer,
             tuple(sampling.stop or ()),
@@ -167,7 +167,7 @@ class Detokenizer:
         )
 
     def twin(self) -> Detokenizer:
-        """Another detokenizer for the same request, before any token: both use the tables of one matcher."""
+        """Make another detokenizer for the same request, before any token: both use the tables of one matcher."""
         other = copy(self)
         other.offsets = []
         other._matcher = copy(self._matcher)
@@ -183,12 +183,12 @@ class Detokenizer:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens taken so far, the one that completed a stop string included."""
+        """The number of tokens taken so far, including the one that completed a stop string."""
         return len(self.offsets)
 
     @property
     def num_tokens_in_text(self) -> int:
-        """Tokens that begin before the end of the text: with a stop string, before the cut."""
+        """The number of tokens that begin before the end of the text: with a stop string, before the cut."""
         return len(self.offsets) if self._cut is None else bisect_left(self.offsets, self._cut)
 
     def push(self, token_ids: Iterable[int]) -> str:
@@ -216,7 +216,7 @@ class Detokenizer:
         return "".join(given)
 
     def _adjust(self, token: int, data: bytes) -> bytes:
-        """The token's bytes at the start of the output, or without unwanted spaces between special tokens."""
+        """Adjust a token's bytes at the start of the output, or drop unwanted spaces between special tokens."""
         if self._tight:
             added = self._tokenizer.is_added(token)
             if added and self._after_added:
@@ -249,7 +249,7 @@ class Detokenizer:
         return whole[:keep]
 
     def finish(self) -> str:
-        """The text still held back. An unfinished UTF-8 sequence becomes U+FFFD. No tokens may follow."""
+        """Give the text still held back. An unfinished UTF-8 sequence becomes U+FFFD. No tokens may follow."""
         if self._finished or self.stopped is not None:
             self._finished = True
             return ""
@@ -261,5 +261,5 @@ class Detokenizer:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """The text of one token by itself, as log-probabilities show it; special tokens by name."""
+    """Decode one token by itself, as log-probabilities show it; special tokens by name."""
     return tokenizer.token_bytes(token_id).decode("utf-8", "replace")

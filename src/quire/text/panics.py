@@ -1,4 +1,4 @@
-"""Panics of the tokenizers library as errors: Rust's panic is a BaseException, which would end the process."""
+"""Turns panics of the tokenizers library into errors: Rust's panic is a BaseException, which would end the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON objects that were cut off or are malformed, as models may write them: the members that can be read."""
+"""Reads JSON objects that a model cut off or malformed, as far as their members can be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.text.output.literals import CLOSING
 
 
 def partial_object(text: str) -> dict[str, Any]:
-    """The object that `text` holds; only the members before the place where it breaks off, if it does."""
+    """Read the object that `text` holds; if it breaks off, only the members before that place."""
     whole = _object(text)
     if whole is not None:
         return whole
@@ -30,7 +30,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _cuts(text: str) -> list[tuple[int, str]]:
-    """The last places where the JSON text can end, each with the brackets that close it there."""
+    """List the last places where the JSON text can end, each with the brackets that close it there."""
     stack: list[str] = []
     cuts: deque[tuple[int, str]] = deque(maxlen=64)
     quoted = escape = False

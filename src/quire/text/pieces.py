@@ -1,4 +1,4 @@
-"""The exact bytes that each token adds to a text, read off a tokenizer's decoder. Knows no files.
+"""Computes the exact bytes that each token adds to a text, from a tokenizer's decoder. Knows no files.
 
 Byte-level BPE writes a byte as a printable character (GPT-2, Radford et al. 2019); sentencepiece writes a
 space as U+2581 and an unknown byte as `<0xXX>` (Kudo and Richardson 2018). Both map each token by itself, so
@@ -23,7 +23,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 def byte_characters() -> dict[str, int]:
-    """GPT-2's map from printable character to the byte it stands for (256 entries)."""
+    """Make GPT-2's map from printable character to the byte it stands for (256 entries)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in set(plain)]
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
@@ -52,7 +52,7 @@ def _replace(old: str, new: str) -> Step:
 
 
 def _continued(part: Part, prefix: str) -> Part:
-    """WordPiece: a token goes on with the word before it, or begins one."""
+    """Decode WordPiece: a token goes on with the word before it, or begins one."""
     if isinstance(part, bytes):
         return part
     return part.removeprefix(prefix) if part.startswith(prefix) else f" {part}"
@@ -142,7 +142,7 @@ class Pieces(dict[int, bytes]):
         return piece
 
     def at_start(self, token_id: int) -> bytes:
-        """The token's bytes at the start of a text: without the space that sentencepiece puts before it."""
+        """Return the token's bytes at the start of a text: without the space that sentencepiece puts before it."""
         token = self._look_up(token_id)
         data = _run(self._chain.first, token) if token else b""
         return data.removeprefix(self._chain.strip)

@@ -1,4 +1,4 @@
-"""Text from standard input: UTF-8, or an error that says where it is not."""
+"""Reads text from standard input: UTF-8, or an error that says where it is not."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from quire.errors import RequestError
 
 
 def read_text(stream: BinaryIO) -> str:
-    """All of the stream. RequestError if it is not UTF-8."""
+    """Read all of the stream. RequestError if it is not UTF-8."""
     return _decode(stream.read())
 
 
 def read_lines(stream: BinaryIO) -> Iterator[str]:
-    """The lines of the stream as they come. RequestError at the first that is not UTF-8."""
+    """Yield the lines of the stream as they come. RequestError at the first that is not UTF-8."""
     for line in stream:
         yield _decode(line)
 

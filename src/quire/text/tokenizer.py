@@ -41,7 +41,7 @@ _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 
 @dataclass(slots=True)
 class TokenizerOptions:
-    """What the files beside the vocabulary say.
+    """Settings from the files beside the vocabulary.
 
     `add_bos` and `add_eos` None leave special tokens to the tokenizer's own post-processor.
     `named` holds special tokens by role ("bos_token": "<s>"); `declared` maps id to a token and its flags.
@@ -148,11 +148,11 @@ class Tokenizer:
             self._suffix = [self.eos_token_id]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises RequestError if it is not valid Unicode."""
+        """Encode `text` to token ids. Raises RequestError if it is not valid Unicode."""
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text, in parallel and without the GIL."""
+        """Encode each text to token ids, in parallel and without the GIL."""
         for text in texts:
             check_text(text)
         theirs = add_special_tokens and not self._own_ends
@@ -163,7 +163,7 @@ class Tokenizer:
         return rows
 
     def offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int]]:
-        """Where each token of `encode` begins and ends in `text`, in characters; (0, 0) for tokens that were added."""
+        """Locate each token of `encode` in `text`: begin and end in characters; (0, 0) for added tokens."""
         check_text(text)
         theirs = add_special_tokens and not self._own_ends
         places: list[tuple[int, int]] = list(self.backend.encode(text, add_special_tokens=theirs).offsets)
@@ -171,7 +171,7 @@ class Tokenizer:
         return [(0, 0)] * (len(self._prefix) * added) + places + [(0, 0)] * (len(self._suffix) * added)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """Token ids of two texts together, special tokens added, and the segment (0 or 1) of each."""
+        """Encode two texts together, special tokens added: ids, and the segment (0 or 1) of each."""
         check_text(first)
         check_text(second)
         with panics_as(_cannot_encode):
@@ -179,7 +179,7 @@ class Tokenizer:
         return encoded.ids, encoded.type_ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids` as a whole. Ids without a token add nothing; ill-formed UTF-8 becomes U+FFFD.
+        """Decode `ids` as a whole. Ids without a token add nothing; ill-formed UTF-8 becomes U+FFFD.
 
         Equal to the library's decoding where the bytes are valid UTF-8. In an ill-formed run of byte-fallback
         tokens the library replaces every byte of the run; here, as with byte-level BPE, each ill-formed part
@@ -193,15 +193,15 @@ class Tokenizer:
         return data.decode("utf-8", "replace")
 
     def pieces(self, skip_special_tokens: bool) -> Mapping[int, bytes]:
-        """Id -> bytes added inside a text, computed on access; skipped special tokens add nothing."""
+        """Map ids to the bytes added inside a text, computed on access; skipped special tokens add nothing."""
         return self._visible if skip_special_tokens else self._pieces
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes the token adds after other text (special: its name); b"" for no token."""
+        """Return the exact bytes the token adds after other text (special: its name); b"" for no token."""
         return self._pieces[token_id]
 
     def start_bytes(self, token_id: int) -> bytes:
-        """As `token_bytes`, at the start of a text (without sentencepiece's leading space)."""
+        """Return `token_bytes` at the start of a text (without sentencepiece's leading space)."""
         return self._pieces.at_start(token_id)
 
     @property
@@ -227,7 +227,7 @@ class Tokenizer:
         tokenize: bool = True,
         **variables: Any,
     ) -> str | list[int]:
-        """A conversation through the model's chat template, or another one, as transformers' tokenizers do it.
+        """Render a conversation by the model's chat template, or another one, as transformers' tokenizers do.
 
         Returns token ids, or text with `tokenize` false. ModelError: there is no template. RequestError: it cannot be
         rendered.
@@ -278,7 +278,7 @@ def check_text(text: object, param: str = "prompt") -> None:
 def _special_ids(
     backend: tokenizers.Tokenizer, options: TokenizerOptions
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Ids of all added tokens, and of those that are special."""
+    """Collect the ids of all added tokens, and of the special ones."""
     added = backend.get_added_tokens_decoder()
     special = {i: bool(token.special) for i, token in added.items()}
     special.update({i: bool(spec.get("special")) for i, spec in options.declared.items()})

@@ -1,4 +1,4 @@
-"""Who answers in `quire chat`: a model in this process, or a server over HTTP."""
+"""Answerers of `quire chat`: a model in this process, or a server over HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONNECT_TIMEOUT = 600.0  # seconds; a long prompt sends nothing for a while
 
 @dataclass(slots=True)
 class Piece:
-    """What an answer brings: text, and at its end the finish reason and the token counts."""
+    """A piece of an answer: text, and at its end the finish reason and the token counts."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -32,11 +32,11 @@ class Answerer(Protocol):
     @property
     def name(self) -> str: ...
     def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[Piece]:
-        """Pieces of the answer. With `more`, continue the last message, which is the assistant's. QuireError."""
+        """Yield the answer in pieces. With `more`, continue the last message, which is the assistant's. QuireError."""
         ...
 
     def count(self, messages: list[Message]) -> tuple[int, int]:
-        """Tokens of the conversation, and the most that the model takes."""
+        """Count the tokens of the conversation, and the most that the model takes."""
         ...
 
 
@@ -88,7 +88,7 @@ class RemoteAnswerer:
         return self._pieces("/v1/chat/completions", body)
 
     def complete(self, prompt: str, settings: dict[str, Any]) -> Iterator[Piece]:
-        """Pieces of the text that follows `prompt`. QuireError."""
+        """Yield the text that follows `prompt` in pieces. QuireError."""
         return self._pieces("/v1/completions", {"prompt": prompt, **settings})
 
     def _pieces(self, path: str, body: dict[str, Any]) -> Iterator[Piece]:
@@ -128,7 +128,7 @@ class RemoteAnswerer:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """The server's own words, or the status."""
+    """Quote the server's own words, or the status."""
     try:
         return str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError):

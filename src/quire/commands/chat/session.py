@@ -16,7 +16,7 @@ CUT = "(cut at the token limit; /more goes on)"
 
 
 class Session:
-    """Messages so far, the settings of answers, and what the last answer took."""
+    """A chat's messages so far, the settings of answers, and the time that the last answer took."""
 
     def __init__(self, answerer: Answerer, settings: dict[str, Any], system: str | None) -> None:
         self._answerer = answerer
@@ -42,11 +42,11 @@ class Session:
 
     @property
     def names(self) -> list[str]:
-        """The commands, for completion."""
+        """List the commands, for completion."""
         return list(self._commands)
 
     def take(self, line: str) -> bool:
-        """A message or a command; False ends the conversation."""
+        """Take a message or a command; False ends the conversation."""
         if not line.startswith("/") or line.startswith("//"):
             self._messages.append({"role": "user", "content": line[1:] if line.startswith("//") else line})
             self._answer()
@@ -179,5 +179,5 @@ class Session:
 
 
 def _note(text: str) -> None:
-    """Tell the reader something that is no part of the conversation."""
+    """Print a note that is not part of the conversation."""
     print(text, file=sys.stderr)

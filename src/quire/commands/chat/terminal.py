@@ -1,4 +1,4 @@
-"""What the reader types: with history and line editing on a terminal, plain lines from a pipe."""
+"""Reads what the user types: with history and line editing on a terminal, plain lines from a pipe."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ else:  # 0.1 s to import, and only a terminal needs them
 
 
 def lines(commands: Sequence[str]) -> Iterator[str]:
-    """Messages without surrounding space, blank ones left out; ends with the input (Ctrl-D).
+    """Yield messages without surrounding space, blank ones left out; ends with the input (Ctrl-D).
 
-    Ctrl-C clears what is typed.
+    Ctrl-C clears the line.
     """
     typed = _typed(commands) if sys.stdin.isatty() else read_lines(sys.stdin.buffer)
     for line in typed:
@@ -58,7 +58,7 @@ def _typed(commands: Sequence[str]) -> Iterator[str]:
 
 
 def _plain() -> Iterator[str]:
-    """Without escape codes, for terminals that know none."""
+    """Read without escape codes, for terminals that know none."""
     while True:
         try:
             yield input("> ")
@@ -67,7 +67,7 @@ def _plain() -> Iterator[str]:
 
 
 def _history() -> history.History:
-    """Lines typed before, from a file in the user's state directory (XDG Base Directory specification).
+    """Open the history, a file in the user's state directory (XDG Base Directory specification).
 
     Where that directory cannot be written, history lasts as long as the chat.
     """

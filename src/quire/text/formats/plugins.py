@@ -12,7 +12,7 @@ F = TypeVar("F")
 
 
 def load_formats(path: str | None, kind: type[F], option: str) -> tuple[F, ...]:
-    """Load the formats of that kind in the file; () without one. Raises ConfigError if it cannot be loaded or has none.
+    """Load the formats of `kind` in the file; () without a file. Raises ConfigError if it fails to load or has none.
 
     The file is the operator's own code and runs as such.
     """

@@ -14,7 +14,7 @@ from quire.text.formats.shapes import ReasoningFormat, ToolFormat
 
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
 
-# A template that contains all texts of one of the tuples uses the format.
+# Hints: a template that contains all texts of one of the tuples uses the format.
 Hints = tuple[tuple[str, ...], ...]
 
 # Modules in order of recognition: a template uses the first format that it fits.
@@ -83,7 +83,7 @@ _REASONING: dict[str, Hints] = {
 }
 TOOL_FORMATS, REASONING_FORMATS = tuple(_TOOLS), tuple(_REASONING)
 
-# Names in vLLM and SGLang of formats that have another name here.
+# TOOL_NAMES are names in vLLM and SGLang of formats that have another name here.
 TOOL_NAMES = {
     "cohere_command4": "cohere_command3",
     "deepseekv3": "deepseek_v3",

@@ -142,10 +142,10 @@ class ToolFormat:
 
     A call is one of `begin`, a body, `end`. It may also start without a marker at one of `bare`; constraints write
     it so unless `marked`. Calls may be enclosed in `section` (begin, end). `separators` are characters allowed
-    between calls. Constraints write the first of `bodies`, with `pad` beside the markers, `section_pad` beside those
-    of the section and `joint` between calls. `call_id` is a template over {hex}, {hex9}, {name} and {index}.
+    between calls. Constraints write the first of `bodies`, with `pad` beside the markers, `section_pad` beside the
+    section's markers and `joint` between calls. `call_id` is a template over {hex}, {hex9}, {name} and {index}.
     `hints` recognise a format of an operator's file: a chat template that contains all texts of one of them uses it.
-    Those of Quire's own formats are in the registry.
+    The hints of Quire's own formats are in the registry.
     """
 
     name: str

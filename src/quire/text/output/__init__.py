@@ -1,1 +1,1 @@
-"""Model output into content, reasoning and tool calls, and the constraints that force such output."""
+"""Turns model output into content, reasoning and tool calls, and makes the constraints that force such output."""

@@ -1,4 +1,4 @@
-"""The arguments of a call in each syntax, as structural tags that admit what a JSON Schema allows."""
+"""Writes the arguments of a call in each syntax, as structural tags that admit what a JSON Schema allows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Form = dict[str, Any]
 
 _TEXT: Form = {"type": "any_text"}
 _EMPTY: Form = {"type": "regex", "pattern": ""}
-# Keywords whose values the native syntaxes of nested values express; a schema with others is written as JSON.
+# The native syntaxes express these keywords of nested values; a schema with others is written as JSON.
 _OBJECT = {"type", "properties", "required", "additionalProperties", "title", "description", "default"}
 _LIST = {"type", "items", "title", "description", "default"}
 MAX_DEPTH = 16
 LARK = "x-lark-grammar"
-"""Keyword of a string's schema: the Lark grammar of the text, for tools of OpenAI's type custom."""
+"""LARK is a keyword of a string's schema: the Lark grammar of the text, for tools of OpenAI's type custom."""
 
 
 def tag(begin: str, content: Form, end: str | list[str]) -> Form:
@@ -42,7 +42,7 @@ def literal(text: str) -> Form:
 
 
 def json_value(schema: Any) -> Form:
-    """JSON that a schema allows. LARK in a string's schema is the grammar of its text."""
+    """Allow the JSON that a schema allows. LARK in a string's schema is the grammar of its text."""
     if isinstance(schema, Mapping):
         if isinstance(schema.get(LARK), str):
             return sequence(
@@ -57,7 +57,7 @@ def json_value(schema: Any) -> Form:
 
 
 def _listed(items: Sequence[tuple[Form, bool]], separator: str) -> Form:
-    """Items with a separator between: the required ones, which come first, then any of the others in order."""
+    """Join items by a separator: the required ones, which come first, then any of the others in order."""
 
     def rest(begin: int) -> list[Form]:
         return [optional(sequence([literal(separator), form])) for form, _ in items[begin:]]
@@ -73,7 +73,7 @@ def _listed(items: Sequence[tuple[Form, bool]], separator: str) -> Form:
 
 
 def python_arguments(schema: Mapping[str, Any]) -> Form:
-    """`key=value, ...`"""
+    """Write `key=value, ...`."""
     items = [
         (sequence([literal(f"{name}="), json_value(part)]), required)
         for name, part, required in properties_of(schema)
@@ -82,7 +82,7 @@ def python_arguments(schema: Mapping[str, Any]) -> Form:
 
 
 def parameter_arguments(body: ParameterCall, schema: Mapping[str, Any]) -> Form:
-    """One pair of tags per argument."""
+    """Write one pair of tags per argument."""
     elements: list[Form] = []
     for name, part, required in properties_of(schema):
         kind = kind_of(schema, name)
@@ -97,14 +97,14 @@ def parameter_arguments(body: ParameterCall, schema: Mapping[str, Any]) -> Form:
 
 
 def _type_mark(types: tuple[TypeMark, ...], kind: str, schema: Any) -> TypeMark:
-    """The mark of a value's type: of plain text, or of JSON of the schema's type."""
+    """Choose the mark of a value's type: plain text, or JSON of the schema's type."""
     wanted = schema.get("type") if isinstance(schema, Mapping) else None
     fitting = [mark for mark in types if mark.raw is (kind == "string")]
     return next((mark for mark in fitting if mark.type == wanted), fitting[-1])
 
 
 def text_value(schema: Mapping[str, Any]) -> Form:
-    """Plain text (`kind_of` says "string", so there are no other keywords than these)."""
+    """Allow plain text (`kind_of` says "string", so there are no other keywords than these)."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if values is not None:
         return one_of([literal(value) for value in values])
@@ -115,7 +115,7 @@ def text_value(schema: Mapping[str, Any]) -> Form:
 
 
 def literal_arguments(body: LiteralCall, schema: Mapping[str, Any], depth: int = 0) -> Form:
-    """`key:value,...`"""
+    """Write `key:value,...`."""
     items = [
         (sequence([literal(f"{name}:"), _literal_value(body, part, depth)]), required)
         for name, part, required in properties_of(schema)
@@ -147,7 +147,7 @@ def _literal_value(body: LiteralCall, schema: Any, depth: int) -> Form:
 
 
 def nested_arguments(body: NestedCall, schema: Mapping[str, Any], depth: int = 0) -> Form:
-    """`<key>value</key>...`"""
+    """Write `<key>value</key>...`."""
     elements: list[Form] = []
     for name, part, required in properties_of(schema):
         begin, end = f"{body.prefix}<{name}>", f"{body.prefix}</{name}>"

@@ -59,7 +59,7 @@ class CallReader:
 
     @property
     def num_calls(self) -> int:
-        """Calls started so far."""
+        """The number of calls started so far."""
         return self._events.num_calls
 
     def start(self, name: str, call_id: str = "") -> None:
@@ -76,7 +76,7 @@ class CallReader:
             raise Unreadable
 
     def schema(self, name: str) -> object:
-        """The parameters of a function; None if its schema is unknown."""
+        """Return the parameters of a function; None if its schema is unknown."""
         return None if self._functions is None else self._functions.get(name)
 
     def argue(self, text: str) -> None:
@@ -307,7 +307,7 @@ class CallReader:
 
 
 def _choose(bodies: tuple[Body, ...], c: str) -> Body:
-    """The syntax of a call that begins with `c`."""
+    """Choose the syntax of a call that begins with `c`."""
     for body in bodies:
         if isinstance(body, JsonCall):
             fits = c in ("{", "[")

@@ -1,6 +1,6 @@
-"""Constraints that make a model write tool calls in its format, as structural tags. Knows no compiler and no tokens.
+"""Makes constraints, as structural tags, by which a model calls tools in its format. Knows no compiler and no tokens.
 
-The notation is that of `quire.grammar.tags`. A call that keeps to such a constraint is read back whole by
+`quire.grammar.tags` defines the notation. A call that keeps to such a constraint is read back whole by
 `quire.text.output.parser`, and its arguments are valid under the function's schema.
 """
 
@@ -47,7 +47,7 @@ _NUMBER: Form = {"type": "regex", "pattern": "[0-9]{1,2}"}
 def call_constraint(
     tools: Sequence[Mapping[str, Any]], form: str | ToolFormat = "hermes", parallel: bool = False
 ) -> StructuredOutputsParams:
-    """For `SamplingParams(structured_outputs=...)`: the output is calls of these tools (OpenAI's shape) and no more.
+    """Make a constraint for `SamplingParams(structured_outputs=...)`: only calls of these tools (OpenAI's shape).
 
     Raises ConfigError for an unknown format, RequestError for a tool that is no function.
     """
@@ -58,7 +58,7 @@ def call_constraint(
 
 
 def required_calls(form: ToolFormat, functions: Functions, parallel: bool) -> Form:
-    """Calls of these functions and nothing else: one, or with `parallel` one or more."""
+    """Require calls of these functions and nothing else: one, or with `parallel` one or more."""
     if form.channels is not None:
         return one_of([_channel_call(form.channels, name, functions[name]) for name in functions])
     opening, closing = _wrapper(form)
@@ -75,7 +75,7 @@ def required_calls(form: ToolFormat, functions: Functions, parallel: bool) -> Fo
 def free_with_calls(
     form: ToolFormat, functions: Functions, parallel: bool, reasoning: ReasoningFormat | None = None
 ) -> Form:
-    """Any text, in which every call that begins is a valid call of one of these functions."""
+    """Allow any text in which every call that begins is a valid call of one of these functions."""
     calls = required_calls(form, functions, parallel)
     if form.channels is not None or form.recipients is not None:
         return one_of([as_answer(_TEXT, form), calls])
@@ -101,7 +101,7 @@ def free_with_calls(
 
 
 def after_reasoning(form: Form, reasoning: ReasoningFormat | None, opened: bool) -> Form:
-    """`form` after the reasoning: the one that the prompt has `opened`, or one that may come."""
+    """Put `form` after the reasoning that the prompt has `opened`, or that may come."""
     if reasoning is None or reasoning.recipients is not None:
         return form
     if reasoning.channels is not None:
@@ -116,7 +116,7 @@ def after_reasoning(form: Form, reasoning: ReasoningFormat | None, opened: bool)
 
 
 def as_answer(form: Form, around: ToolFormat | ReasoningFormat | None) -> Form:
-    """`form` with what encloses an answer: a channel, a recipient, or markers."""
+    """Put `form` into what encloses an answer: a channel, a recipient, or markers."""
     if around is None:
         return form
     if around.channels is not None:
@@ -131,7 +131,7 @@ def as_answer(form: Form, around: ToolFormat | ReasoningFormat | None) -> Form:
 
 
 def form_of(params: StructuredOutputsParams) -> Form:
-    """A constraint as a part of a structural tag."""
+    """Turn a constraint into a part of a structural tag."""
     if params.json is not None:
         return json_value(json.loads(str(params.json)))
     if params.json_object is not None:
@@ -160,12 +160,12 @@ def _is_listed(form: ToolFormat) -> bool:
 
 
 def _begin(form: ToolFormat) -> str:
-    """The marker before each call, if there is one."""
+    """Return the marker before each call, if there is one."""
     return form.begin[0] if form.marked and form.begin else ""
 
 
 def _wrapper(form: ToolFormat) -> tuple[str, str]:
-    """What is written before and after all calls."""
+    """Return the texts before and after all calls."""
     if form.section is not None:
         return form.section[0] + form.section_pad, form.section_pad + form.section[1]
     if _is_listed(form):
@@ -182,7 +182,7 @@ def _channel_call(form: Channels, name: str, schema: Mapping[str, Any]) -> Form:
 
 
 def _call(form: ToolFormat, name: str, schema: Mapping[str, Any]) -> Form:
-    """One call with the markers around it."""
+    """Write one call with the markers around it."""
     body, schema = form.bodies[0], closed(schema)
     begin, end = _begin(form) + form.pad, form.pad + form.end
     if _is_listed(form) or isinstance(body, PythonCall) or not _begin(form):

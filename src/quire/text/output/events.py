@@ -1,4 +1,4 @@
-"""Events that reading a model's output yields: content, reasoning, tool calls. Knows no format."""
+"""Events of a model's output: content, reasoning, tool calls. Knows no format."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Events:
         self._list.append(CallEnd(self.num_calls - 1, complete))
 
     def take(self) -> list[Event]:
-        """Events since the last take."""
+        """Return the events since the last take."""
         self._join()
         events, self._list = self._list, []
         return events

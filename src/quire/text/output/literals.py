@@ -1,4 +1,4 @@
-"""JSON, Python and Gemma literals read from a `Reader` and written as JSON."""
+"""Reads JSON, Python and Gemma literals from a `Reader` and writes them as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "fal
 
 
 def escaped(text: str) -> str:
-    """`text` as the inside of a JSON string."""
+    """Escape `text` for the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -190,7 +190,7 @@ def _python_group(reader: Reader, emit: Emit, opening: str, depth: int) -> Steps
 
 
 def as_json(text: str) -> str:
-    """A Python or JSON number or constant as JSON. Unreadable if it is neither."""
+    """Convert a Python or JSON number or constant to JSON. Unreadable if it is neither."""
     if text in _WORDS:
         return _WORDS[text]
     if _NUMBER.fullmatch(text):

@@ -73,8 +73,8 @@ class OutputParser:
     """Parses one output.
 
     `functions` (names with JSON Schemas of their parameters) were offered, None if unknown. `tools` or `reasoning`
-    None: not looked for. `place` is where the prompt left off. `forced`: the output can only be calls, so text that
-    is none is a call cut off before its name, and is dropped.
+    None: not looked for. `place` is where the prompt left off. `forced`: the output can only be calls, so other text
+    is a call cut off before its name, and is dropped.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class OutputParser:
         self._advance()
 
     def feed(self, text: str) -> list[Event]:
-        """Events that `text`, the next piece of the output, makes known."""
+        """Take the next piece of the output; return the events that it completes."""
         self._reader.add(text)
         self._advance()
         return self._events.take()
 
     def finish(self) -> list[Event]:
-        """The last events, at the end of the output."""
+        """End the output; return the last events."""
         self._reader.ended = True
         self._advance()
         self._reasoning.finish()
@@ -146,7 +146,7 @@ class OutputParser:
             yield from reader.recipients(form.recipients, NamedCall(between=("\n",)))
 
     def _triggers(self) -> tuple[str, ...]:
-        """Texts at which a call may begin."""
+        """List the texts at which a call may begin."""
         if self._tools is None:
             return ()
         section = () if self._tools.section is None else self._tools.section[:1]
@@ -194,7 +194,7 @@ class OutputParser:
                 return
 
     def _begins_call(self, marker: str) -> Steps[bool]:
-        """Whether a call of an offered function begins with `marker`, which is read and stays so."""
+        """Whether a call of an offered function begins with `marker`, which has been read and stays read."""
         reader = self._reader
         self._call.only_looking = True
         try:
@@ -239,7 +239,7 @@ class OutputParser:
                 yield from self._calls(marker, self._content)
 
     def _answer_end(self, ends: tuple[str, ...]) -> Steps[None]:
-        """Drop an end marker that is read, if the output ends there or a call follows; else it is content."""
+        """Drop an end marker just read if the output ends there or a call follows; else it is content."""
         reader = self._reader
         while True:
             yield from reader.skip_space()
@@ -258,7 +258,7 @@ class OutputParser:
         self._content.touch()
 
     def _calls(self, marker: str, sink: Trimmed, release: bool = True) -> Steps[bool]:
-        """Read calls from `marker` on, which is read. What is none goes to `sink`. Whether there was a call."""
+        """Read calls after `marker`, which has been read; other text goes to `sink`. Returns whether a call came."""
         reader, form, before = self._reader, self._tools, self._events.num_calls
         assert form is not None
         bare = marker in form.bare and marker not in form.begin
@@ -289,7 +289,7 @@ class OutputParser:
         return begun
 
     def _another(self, form: ToolFormat, in_section: bool) -> Steps[bool]:
-        """Whether another call follows at once; its begin is then read."""
+        """Whether another call follows at once; if so, its begin has been read."""
         reader = self._reader
         yield from reader.skip_space()
         if in_section:

@@ -47,13 +47,13 @@ class Reader:
         return text
 
     def peek(self) -> Steps[str]:
-        """The next character; empty at the end."""
+        """Return the next character; empty at the end."""
         while self.at == len(self.text) and not self.ended:
             yield
         return self.text[self.at : self.at + 1]
 
     def take(self) -> Steps[str]:
-        """The next character, read. Unreadable at the end."""
+        """Read the next character. Unreadable at the end."""
         c = yield from self.peek()
         if not c:
             raise Unreadable
@@ -136,6 +136,6 @@ class Reader:
 
 
 def starts_of(markers: tuple[str, ...]) -> re.Pattern[str] | None:
-    """A pattern for `Reader.scan` that finds the first character of any marker."""
+    """Make a pattern for `Reader.scan` that finds the first character of any marker."""
     letters = sorted({marker[0] for marker in markers})
     return re.compile("[" + "".join(map(re.escape, letters)) + "]") if letters else None

@@ -1,4 +1,4 @@
-"""The parameters of offered functions, as far as writing and reading their calls needs them."""
+"""Schemas of offered functions' parameters, as far as writing and reading calls needs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment
 
 
 def schemas(functions: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Names of functions in OpenAI's shape (`{"type": "function", "function": {...}}`) with their parameters."""
+    """Map function names to parameters, from OpenAI's shape (`{"type": "function", "function": {...}}`)."""
     found: dict[str, Mapping[str, Any]] = {}
     for i, tool in enumerate(functions):
         function = tool.get("function", tool)
@@ -26,13 +26,13 @@ def schemas(functions: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, An
 
 
 def property_of(schema: Any, key: str) -> Any:
-    """The schema of one property, None if there is none."""
+    """Return the schema of one property, None if there is none."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return properties.get(key) if isinstance(properties, Mapping) else None
 
 
 def kind_of(parameters: Mapping[str, Any] | None, key: str) -> str:
-    """How an argument between tags is written.
+    """Tell how an argument between tags is written.
 
     "string": plain text. "quoted": plain text or a JSON string. "json": any JSON value. Without a schema for the
     key it is "json" if the function is unknown, else "string".
@@ -46,7 +46,7 @@ def kind_of(parameters: Mapping[str, Any] | None, key: str) -> str:
 
 
 def kind_of_value(schema: Mapping[str, Any]) -> str:
-    """As `kind_of`, for the schema of the value itself."""
+    """Tell the kind as `kind_of` does, from the schema of the value itself."""
     kind = schema.get("type")
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list) and values and kind in (None, "string", ["string"]):
@@ -59,7 +59,7 @@ def kind_of_value(schema: Mapping[str, Any]) -> str:
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an object that has only the properties it names, unless it says otherwise."""
+    """Close an object's schema to properties that it does not name, unless it says otherwise."""
     found = {**schema, "type": "object"}
     if not schema:
         found["properties"] = {}
@@ -69,7 +69,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def properties_of(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
-    """(name, schema, required) of each property, required ones first. Definitions go along with each schema."""
+    """List (name, schema, required) of each property, required ones first. Each schema carries the definitions."""
     properties = schema.get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     required = schema.get("required")

@@ -98,7 +98,7 @@ class TaggedReader:
             reader.at -= len(marker)
 
     def _value(self, markers: tuple[str, ...], kind: str) -> Steps[str]:
-        """Read text up to one of `markers`, and emit it as a value of that kind."""
+        """Read text up to one of `markers`, and emit it as a value of this kind."""
         reader, sink = self._reader, self._sink
         collected: list[str] = []
 
@@ -158,7 +158,7 @@ class TaggedReader:
         sink.argue("[]" if opening == "[" else "]")
 
     def _tag(self, body: NestedCall, end: str) -> Steps[bool]:
-        """Read the beginning of the next tag: whether it is not `end`."""
+        """Read the beginning of the next tag; False if it is `end`."""
         yield from self._reader.skip_space()
         found = yield from self._reader.match((end, f"{body.prefix}<"))
         if found is None:
@@ -191,7 +191,7 @@ class TaggedReader:
 
 
 def _json_of(text: str, kind: str) -> str:
-    """A value that may be other than plain text, as JSON: what it is in JSON or Python, else a string."""
+    """Convert a value that may be more than plain text: JSON and Python literals to JSON, else a string."""
     stripped = text.strip()
     try:
         value = json.loads(stripped, parse_constant=_refuse_constant)

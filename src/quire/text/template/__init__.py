@@ -1,1 +1,1 @@
-"""Chat templates: checking messages and rendering them in a sandbox."""
+"""Chat templates: check messages and render them in a sandbox."""

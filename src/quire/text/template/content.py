@@ -1,4 +1,4 @@
-"""What a template's syntax tree tells about the content of messages that it expects."""
+"""Finds out from a template's syntax tree which content of messages it expects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frames that pass between a program and its template process: MessagePack behind a length."""
+"""Frames between a program and its template process: MessagePack behind a length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """The first request. `memory` is how many bytes the process may add to what it has; `seconds` bounds a request."""
+    """The first request. `memory` bounds the bytes that the process may add; `seconds` bounds each request."""
 
     memory: int
     seconds: float
@@ -27,7 +27,7 @@ class Compile(msgspec.Struct, frozen=True, tag=True):
 
 
 class Render(msgspec.Struct, frozen=True, tag=True):
-    """Render the template of that key. `now` is the local time in ISO format."""
+    """Render the template kept under `key`. `now` is the local time in ISO format."""
 
     key: str
     variables: dict[str, Any]
@@ -35,9 +35,9 @@ class Render(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The rendered text, or `error`. `unknown`: there is no template of that key. `mistyped`: a TypeError.
+    """The rendered text, or `error`. `unknown`: no template has the key. `mistyped`: a TypeError.
 
-    Of a compiled template, whether it reads content as parts, and only so.
+    For a compiled template: whether it reads content as parts, and only as parts.
     """
 
     text: str = ""

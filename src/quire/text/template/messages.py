@@ -20,7 +20,7 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 
 
 def plain(value: Any, param: str, depth: int = 0) -> Any:
-    """A copy that consists of JSON types only, so that a template can reach nothing else."""
+    """Copy a value into JSON types only, so that a template can reach nothing else."""
     if depth > MAX_DEPTH:
         raise RequestError(f"{param} is nested deeper than {MAX_DEPTH}", param)
     if value is None or type(value) in (float, bool):
@@ -132,7 +132,7 @@ def _put_tool_calls(message: dict[str, Any], where: str) -> None:
 
 
 def _arguments(text: str, param: str) -> Any:
-    """The arguments of a call. Of an object that breaks off, as models may write it, the members before that place."""
+    """Parse the arguments of a call; an object that breaks off keeps the members before that place."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -142,7 +142,7 @@ def _arguments(text: str, param: str) -> Any:
 
 
 def with_text_arguments(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same messages with the arguments of their tool calls as JSON text, which some templates expect."""
+    """Turn the arguments of tool calls into JSON text, which some templates expect."""
     return [
         {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
         if message.get("tool_calls")
@@ -158,7 +158,7 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer_turn(prompt: str, messages: Sequence[Mapping[str, Any]], continued: bool) -> str:
-    """The part of a rendered prompt that belongs to the answer: what follows the text of the last message.
+    """Find the part of a rendered prompt that belongs to the answer: what follows the text of the last message.
 
     `continued`: the answer goes on with the last message, so the turn starts after the one before it. A message that
     the template changed is not found; then the turn is the end of the prompt.
@@ -176,7 +176,7 @@ def answer_turn(prompt: str, messages: Sequence[Mapping[str, Any]], continued: b
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """The last text of a message's content."""
+    """Return the last text of a message's content."""
     content = message.get("content") if isinstance(message, Mapping) else None
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]

@@ -21,7 +21,7 @@ from quire.text.template.frames import Answer, Asked, Compile, Render, Setup, re
 
 MEMORY_MIB = 256
 SECONDS = 5.0
-# A process that takes longer to start does not start.
+# START_SECONDS is the time a process may take to start.
 START_SECONDS = 60.0
 
 
@@ -37,7 +37,7 @@ class TemplateProcess:
         self._start()
 
     def compile(self, name: str, source: str) -> Answer:
-        """Compile a template; tells how it reads content. Raises ModelError for one that is invalid or too costly."""
+        """Compile a template; tells how it reads content. Raises ModelError if it is invalid or too costly."""
         with self._lock:
             answer = self._ask(Compile(_key(source), source))
         if answer.error is not None:
@@ -99,7 +99,7 @@ class TemplateProcess:
         except (EOFError, OSError):
             why = f"needs more than {self._setup.memory >> 20} MiB of memory, or crashes"
         except BaseException:
-            self.close()  # the answer that comes next would be that to this request
+            self.close()  # the next answer would belong to this request
             raise
         self.close()
         self._start()
@@ -117,5 +117,5 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
 
 
 def refusal(answer: Answer) -> RequestError:
-    """The error of a render, as a client sees it."""
+    """Make the error of a render, as a client sees it."""
     return RequestError(f"the chat template {answer.error}", "messages")

@@ -1,4 +1,4 @@
-"""Chat messages to one prompt text, through the model's template. Knows OpenAI's shapes; no tokens, no Jinja."""
+"""Renders chat messages to one prompt text by the model's template. Knows OpenAI's shapes; no tokens, no Jinja."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TEMPLATE_CHARACTERS = 1 << 20
 # Limits of templates that come with a request.
 REQUEST_SECONDS = 1.0
 REQUEST_MEMORY_MIB = 128
-# A render that takes longer than this many seconds is not for an event loop.
+# A render that takes longer than QUICK_SECONDS does not run on an event loop.
 QUICK_SECONDS = 0.02
 # Marks the place where a final message that is to be continued ends in the rendered text.
 _END_MARK = "QUIRE_CONTINUES_HERE_7f3a "
@@ -62,7 +62,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, chosen: str | None = None) -> ChatTemplate:
-        """The template to serve with: `chosen` (a path, a template, or a name), else the tokenizer's own.
+        """Load the template to serve with: `chosen` (a path, a template, or a name), else the tokenizer's own.
 
         Raises ModelError if there is none or the file cannot be read.
         """
@@ -78,7 +78,7 @@ class ChatTemplate:
         return cls(own, tokenizer.special_tokens)
 
     def of_request(self, source: str) -> ChatTemplate:
-        """A template that came with a request: same special tokens, tighter limits, a process of its own.
+        """Make a template that came with a request: same special tokens, tighter limits, a process of its own.
 
         Raises RequestError if it is not valid. Its renders are for a thread, not for an event loop.
         """
@@ -99,11 +99,11 @@ class ChatTemplate:
         content_format: str | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt's text, special tokens included: encode it without adding any.
+        """Render the prompt's text, special tokens included: encode it without adding any.
 
         With `continue_final_message` the text ends inside the last message; that excludes `add_generation_prompt`.
         The template sees `variables` (chat_template_kwargs). Content becomes a "string" or a list of parts ("openai");
-        "auto" is what the template reads. Raises RequestError.
+        "auto" is the form that the template reads. Raises RequestError.
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(

@@ -26,7 +26,7 @@ if sys.platform != "win32":
 MAX_TEMPLATES = 32
 MAX_OUTPUT = 32 << 20
 MAX_ERROR = 1000
-# Seconds past the limit after which the process ends itself, if its parent is gone.
+# GRACE seconds past the limit, the process ends itself if its parent is gone.
 GRACE = 2
 
 
@@ -76,7 +76,7 @@ def _named(error: Exception) -> str:
 
 
 def _confine(setup: Setup) -> None:
-    """From here on this process opens no file, and takes no more than `memory` (where the system can tell)."""
+    """Keep this process from opening files and from taking more than `memory` (where the system can tell)."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         size = pages * resource.getpagesize() + setup.memory
