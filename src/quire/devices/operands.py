@@ -78,6 +78,11 @@ class Attention(msgspec.Struct, frozen=True):
     sinks: FloatArray | None = None
     bias: FloatArray | None = None
 
+    def first_seen(self, position: int) -> int:
+        """Return the first position that a query at `position` sees."""
+        first = 0 if self.window is None else max(0, position - self.window + 1)
+        return first if self.chunk is None else max(first, position // self.chunk * self.chunk)
+
 
 class Routing(msgspec.Struct, frozen=True):
     """How a token chooses experts from its scores [E]; `correction` [E] affects the choice, not the weights.

@@ -67,7 +67,6 @@ from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.rows import (
     attention_weights,
     by_row,
-    first_seen,
     gate,
     matched_rms,
     mixed,
@@ -371,7 +370,7 @@ def attend(step: ReferenceStep, op: Attend[FloatArray]) -> FloatArray:
         start, stop = step.inputs.cu_q_B1[b], step.inputs.cu_q_B1[b + 1]
         for t in range(start, stop):
             end = kv_len - (stop - 1 - t)
-            begin, own = first_seen(int(end) - 1, op.attention), int(end) - 1
+            begin, own = op.attention.first_seen(int(end) - 1), int(end) - 1
             end = min(int(end) + op.attention.ahead, int(kv_len))
             q_GRH = op.q[t].astype(np.float64).reshape(groups, op.num_heads // groups, head_dim)
             for g in range(groups):

@@ -82,12 +82,6 @@ def rotate(x_NH: Float64Array, angles: Float64Array) -> Float64Array:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=1)
 
 
-def first_seen(position: int, attention: Attention) -> int:
-    """The first position that a query at `position` sees."""
-    first = 0 if attention.window is None else max(0, position - attention.window + 1)
-    return first if attention.chunk is None else max(first, position // attention.chunk * attention.chunk)
-
-
 def attention_weights(
     products_RS: Float64Array,
     attention: Attention,

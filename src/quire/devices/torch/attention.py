@@ -9,12 +9,6 @@ import torch
 from quire.devices.protocol import Attention
 
 
-def first_seen(position: int, attention: Attention) -> int:
-    """The first position that a query at `position` sees."""
-    first = 0 if attention.window is None else max(0, position - attention.window + 1)
-    return first if attention.chunk is None else max(first, position // attention.chunk * attention.chunk)
-
-
 def attend(
     query: Any,
     keys: Any,

@@ -58,7 +58,7 @@ from quire.devices.protocol import (
     SparseGELU,
     Temperature,
 )
-from quire.devices.torch.attention import attend, first_seen
+from quire.devices.torch.attention import attend
 from quire.devices.torch.cache import TorchStep
 from quire.devices.torch.rows import (
     activate,
@@ -368,7 +368,7 @@ def attend_rows(step: TorchStep, op: Attend[Any]) -> Any:
         for t in range(seq.begin, seq.end):
             position = seq.start + t - seq.begin
             seen = slice(
-                first_seen(position, op.attention), min(position + op.attention.ahead + 1, seq.length)
+                op.attention.first_seen(position), min(position + op.attention.ahead + 1, seq.length)
             )
             query = op.q[t].reshape(1, op.num_heads, -1)
             added = None if op.scores is None else op.scores[t].reshape(op.num_heads, 1, -1)[:, :, seen]
