@@ -126,14 +126,12 @@ def drawn(options: argparse.Namespace) -> None:
     for named in options.drafter:
         name, _, path = named.partition("=")
         configs[name] = {"model": path, "num_speculative_tokens": 3}
-        if options.trees and name != "draft model":
-            configs[f"{name}, tree"] = configs[name] | {"tree_top_k": 3, "tree_tokens": 8}
     for name, config in configs.items():
         found: dict[str, Any] = {"method": name}
         for temperature in (0.0, 1.0):
             llm = LLM(options.model, max_num_seqs=16, speculative_config={**config, "adaptive": False})
             kinds = prompts_of(llm, options.data)
-            watched = Rejection(llm) if temperature and "tree" not in name else None
+            watched = Rejection(llm) if temperature else None
             for kind, prompts in kinds.items():
                 before = llm.stats()
                 if watched:
@@ -244,7 +242,6 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--drafter", nargs="*", default=[], help="NAME=PATH of draft models and heads")
-    parser.add_argument("--trees", action="store_true", help="also with trees of drafts")
     parser.add_argument("--output", type=int, default=150)
     options = parser.parse_args()
     {"drawn": drawn, "text": text}[options.what](options)

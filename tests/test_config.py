@@ -56,6 +56,10 @@ def test_speculative_options_come_from_one_object_or_from_flags() -> None:
         ({"speculative_config": "[1]"}, "must be a JSON object"),
         ({"speculative_config": {"method": "magic"}}, "Invalid enum value 'magic'"),
         ({"speculative_config": {"method": "ngram", "tree": 1}}, "unknown field `tree`"),
+        (
+            {"speculative_config": {"method": "eagle3", "tree_top_k": 4}},
+            "tree_top_k is gone.*drafts are chains",
+        ),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, ">= 1"),
         ({"speculative_config": {"rejection_sample_method": "synthetic"}}, "synthetic"),
         ({"speculative_config": {"method": "suffix"}, "spec_method": "ngram"}, "contradicts method"),

@@ -157,9 +157,11 @@ def test_drafts_are_asked_for_as_sglang_does() -> None:
     chain = {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3, "speculative_eagle_topk": 1}
     found, _ = read_options({**chain, "speculative_num_draft_tokens": 4})
     assert found == {"spec_method": "eagle3", "spec_tokens": 3}
-    found, _ = read_options({**chain, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16})
-    tree = {"tree_top_k": 4, "tree_tokens": 16}
-    assert found == {"spec_method": "eagle3", "spec_tokens": 3, "speculative_config": tree}
+    found, notices = read_options({**chain, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16})
+    assert found == {"spec_method": "eagle3", "spec_tokens": 3}
+    assert notices == [
+        "--speculative-eagle-topk changes nothing: drafts are chains, which give the same output as trees"
+    ]
 
 
 @pytest.mark.parametrize(

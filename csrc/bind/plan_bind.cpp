@@ -230,20 +230,17 @@ std::shared_ptr<PackedMatrix> pack_blocks(const std::vector<Codes>& arrays, size
 
 void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q, const Ints& kv_len,
          const Ints& slots, const IntTable& block_table, const Ints& logit_rows, bool greedy,
-         const std::optional<FloatTable>& hidden, const std::optional<IntTable>& echoes,
-         const std::optional<Ints>& adapters) {
+         const std::optional<FloatTable>& hidden, const std::optional<Ints>& adapters) {
   const size_t T = tokens.shape(0), B = kv_len.shape(0);
   if (positions.shape(0) != T || cu_q.shape(0) != B + 1 || slots.shape(0) != B)
     throw std::invalid_argument("the arrays of a step disagree on the number of tokens or sequences");
   if (adapters && adapters->shape(0) != B) throw std::invalid_argument("a step needs one adapter slot per sequence");
   if (hidden && hidden->shape(0) != T) throw std::invalid_argument("a step needs one hidden state per token");
-  if (echoes && echoes->shape(1) != 2) throw std::invalid_argument("an echo is a token and a sequence");
   const StepInput input{tokens.data(),      positions.data(),  cu_q.data(),
                         kv_len.data(),      slots.data(),      block_table.data(),
                         logit_rows.data(),  length(T),         length(B),
                         length(block_table.shape(0)), length(block_table.shape(1)), length(logit_rows.shape(0)),
                         greedy, hidden ? hidden->data() : nullptr, hidden ? length(hidden->shape(1)) : 0,
-                        echoes ? echoes->data() : nullptr, echoes ? length(echoes->shape(0)) : 0,
                         adapters ? adapters->data() : nullptr};
   nb::gil_scoped_release release;
   plan.run(input);
@@ -430,7 +427,7 @@ void bind_plan(nb::module_& m) {
       .def("bind", &Plan::bind, "kv"_a)
       .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
            "kv_len"_a.noconvert(), "slots"_a.noconvert(), "block_table"_a.noconvert(), "logit_rows"_a.noconvert(),
-           "greedy"_a, "hidden"_a.noconvert().none(), "echoes"_a.noconvert().none(), "adapters"_a.noconvert().none())
+           "greedy"_a, "hidden"_a.noconvert().none(), "adapters"_a.noconvert().none())
       .def("set_adapter", &set_adapter, "slot"_a, "changes"_a.none())
       .def("head", &head, "start"_a, "stop"_a)
       .def_prop_ro("num_logit_rows", &Plan::num_logit_rows)

@@ -63,31 +63,6 @@ KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int nu
   }
 }
 
-void copy_position(const KVView& kv, int block, int to_block, int offset) {
-  const size_t H = size_t(kv.head_dim), size = size_t(kv.block_size), place = size_t(offset);
-  const size_t element = kv.type == KVType::i8 ? 4 : kv.element_bytes();  // four bytes of int8 are neighbours
-  const size_t steps = kv.type == KVType::i8 ? (H + 3) / 4 : H, scales = kv.tile_elements() * kv.element_bytes();
-  for (int head = 0; head < kv.num_kv_heads; ++head) {
-    const char *keys = kv.key_tile(block, head), *values = kv.value_tile(block, head);
-    char *to_keys = kv.key_tile(to_block, head), *to_values = kv.value_tile(to_block, head);
-    for (size_t i = 0; i < steps; ++i) {
-      const size_t at = (i * size + place) * element;
-      std::memcpy(to_keys + at, keys + at, element);
-    }
-    if (kv.type == KVType::i8) std::memcpy(to_keys + scales + place * 4, keys + scales + place * 4, 4);
-    if (kv.shared_values) continue;
-    if (kv.type != KVType::i8) {
-      std::memcpy(to_values + place * H * element, values + place * H * element, H * element);
-      continue;
-    }
-    for (size_t h = 0; h < H; ++h) {
-      const size_t at = (place / 4 * H + h) * 4 + place % 4;
-      to_values[at] = values[at];
-    }
-    std::memcpy(to_values + scales + place * 4, values + scales + place * 4, 4);
-  }
-}
-
 void KVStore::copy_blocks(const int32_t* source, const int32_t* destination, size_t count) {
   const KVView& first = views_.front();
   for (size_t i = 0; i < count; ++i)

@@ -20,9 +20,6 @@ struct KVLayer {
   }
 };
 
-// Copies the key and the value of one position to the same offset of another block, in one layer.
-void copy_position(const KVView& kv, int block, int to_block, int offset);
-
 class KVStore {
  public:
   // With value_dim 0, values have head_dim elements; otherwise they are the first value_dim elements of the keys.

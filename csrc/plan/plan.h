@@ -39,8 +39,6 @@ struct StepInput {
   bool greedy;  // only `best` of the logits is read
   const float* hidden;  // [num_tokens, hidden_width]: the input of `receive`, or null
   int hidden_width;
-  const int32_t* echoes;  // [num_echoes][2]
-  int num_echoes;
   const int32_t* adapters = nullptr;  // [num_seqs]: the slot of a sequence's adapter, -1: none; or null: none at all
 };
 
@@ -269,8 +267,6 @@ class Plan {
   void run_tasks();
   void adapt_embedding(const Op& op, float* out, size_t width);
   void execute_store_kv(const Op& op);
-  // Stores what ModelInput.echoes_E2 names in the tables of other sequences too.
-  void echo(const KVView& kv) const;
   void execute_attention(const Op& op);
   void execute_tails(const Op& op);
   void execute_select_rows(const Op& op);
@@ -315,7 +311,7 @@ class Plan {
 
   std::mutex running_;
   HugeBuffer arena_, workspace_;
-  std::vector<int32_t> token_block_, token_offset_, echo_block_, table_rows_, best_;
+  std::vector<int32_t> token_block_, token_offset_, table_rows_, best_;
   std::vector<float> maxima_;  // of the rows of logits
   std::vector<int32_t> expert_begin_, expert_rows_;  // by expert: the start of its tokens' (token, place) pairs
   Tails tails_;

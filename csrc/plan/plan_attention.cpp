@@ -159,14 +159,6 @@ void Plan::execute_store_kv(const Op& op) {
   args.q = data(op.out);
   args.q_stride = size_t(buffers_[size_t(op.out)].width);
   kernels_.store_kv(args, *pool_);
-  if (op.layer >= 0) echo(args.kv);
-}
-
-void Plan::echo(const KVView& kv) const {
-  for (int e = 0; e < step_.num_echoes; ++e) {
-    const size_t t = size_t(step_.echoes[2 * e]);
-    copy_position(kv, token_block_[t], echo_block_[size_t(e)], token_offset_[t]);
-  }
 }
 
 void Plan::execute_attention(const Op& op) {
@@ -211,7 +203,6 @@ void Plan::execute_store_latent(const Op& op) {
                          data(op.angles), op.norm.view(), kv, token_block_.data(),
                          token_offset_.data(), data(op.out)},
                         *pool_);
-  echo(kv);
 }
 
 }  // namespace quire

@@ -49,12 +49,6 @@ void Plan::check(const StepInput& in) const {
   check_range(in.logit_rows, in.num_logit_rows, in.num_tokens, "logit row");
   check_range(in.slots, in.num_seqs, in.num_slots, "slot");
   for (int b = 0; b < in.num_seqs; ++b) check_sequence(in, b);
-  for (int e = 0; e < in.num_echoes; ++e) {
-    check_range(in.echoes + 2 * e, 1, in.num_tokens, "token of an echo");
-    check_range(in.echoes + 2 * e + 1, 1, in.num_seqs, "sequence of an echo");
-    require(in.positions[in.echoes[2 * e]] < in.kv_len[in.echoes[2 * e + 1]],
-            "an echo lies behind the end of its sequence");
-  }
 }
 
 void Plan::check_sequence(const StepInput& in, int b) const {
@@ -83,12 +77,6 @@ void Plan::locate_tokens(const StepInput& in) {
       token_block_[size_t(t)] = table[in.positions[t] / block_size];
       token_offset_[size_t(t)] = in.positions[t] % block_size;
     }
-  }
-  echo_block_.clear();
-  for (int e = 0; e < in.num_echoes; ++e) {
-    const int t = in.echoes[2 * e], b = in.echoes[2 * e + 1];
-    echo_block_.push_back(in.block_table[size_t(in.slots[b]) * size_t(in.blocks_per_slot) +
-                                         size_t(in.positions[t] / block_size)]);
   }
 }
 

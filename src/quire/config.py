@@ -316,9 +316,7 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     `num_speculative_tokens` is the most that one sequence drafts in a step (None: the method's default). With
     `adaptive` false it always drafts that many. `draft_sample_method`: drafts of a model are its likeliest tokens
-    (greedy), or drawn with the target's own noise (probabilistic). `tree_top_k` above 1: models draft trees of
-    `tree_tokens` tokens (None: twice num_speculative_tokens), from so many nodes of each level. The last block changes
-    nothing.
+    (greedy), or drawn with the target's own noise (probabilistic). The last block changes nothing.
     """
 
     method: SpecMethod | None = None
@@ -326,8 +324,6 @@ class SpeculativeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     revision: str | None = None
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=256)] | None = None
     adaptive: bool = True
-    tree_top_k: Annotated[int, Meta(ge=1, le=32)] = 1
-    tree_tokens: Annotated[int, Meta(ge=1, le=256)] | None = None
     quantization: Quantization = "auto"
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
     prompt_lookup_min: Annotated[int, Meta(ge=1)] | None = None
@@ -377,6 +373,10 @@ class SpeculationConfig:
     def options(self) -> SpeculativeOptions | None:
         """What all the options ask for together; None: no speculation. ConfigError: they are wrong or disagree."""
         given = json_object("--speculative-config", self.speculative_config)
+        for name in TREE_OPTIONS & given.keys():
+            raise ConfigError(
+                f"--speculative-config: {name} is gone, because drafts are chains: leave it out"
+            )
         model = self.speculative_model
         if model == "[ngram]":
             given, model = _joined(given, "--speculative-model", "method", "ngram"), None
@@ -401,6 +401,8 @@ class SpeculationConfig:
         return found
 
 
+# Older options of Quire.
+TREE_OPTIONS = frozenset({"tree_top_k", "tree_tokens"})
 # vLLM's deprecated names of the method.
 MTP_ALIASES = tuple(f"{family}_mtp" for family in ("deepseek", "qwen3_next", "glm4_moe", "mimo", "ernie"))
 
@@ -433,14 +435,6 @@ def _check_speculation(options: SpeculativeOptions) -> None:
     if low > high:
         raise ConfigError(
             f"--speculative-config: prompt_lookup_min {low} is more than prompt_lookup_max {high}: lower it"
-        )
-    if options.tree_tokens is not None and options.tree_top_k == 1:
-        raise ConfigError(
-            "--speculative-config: tree_tokens without tree_top_k: set how many nodes trees go on from"
-        )
-    if options.tree_top_k > 1 and options.method in ("ngram", "suffix", "dflash"):
-        raise ConfigError(
-            f"--speculative-config: method {options.method} drafts no trees: leave out tree_top_k"
         )
 
 

@@ -233,8 +233,7 @@ class StepOutput(msgspec.Struct):
 
     The last `forced[slot]` tokens of a slot were not sampled but follow from its grammar, so their KV is not computed
     yet. Slots in `ended` are complete: their grammar allows nothing more. Slots in `deferred` sampled nothing because
-    their grammar was not ready; they compute their last token again. `branched` counts the tokens of a verified draft's
-    branches.
+    their grammar was not ready; they compute their last token again.
     """
 
     step: int
@@ -243,7 +242,6 @@ class StepOutput(msgspec.Struct):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     errors: dict[int, str] = {}
     drafts: dict[int, list[int]] = {}
-    branched: dict[int, int] = {}
     embeddings: dict[int, list[float]] = {}
     forced: dict[int, int] = {}
     ended: set[int] = set()

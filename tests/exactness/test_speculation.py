@@ -147,12 +147,10 @@ def test_a_model_that_drafts_for_itself_is_always_right(
             assert stats.spec_accepted_tokens - before.spec_accepted_tokens >= drafted - 3 * params.n, params
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "suffix", "itself", "tree"])
+@pytest.mark.parametrize("proposer", ["ngram", "suffix", "itself"])
 def test_beams_are_those_without_speculation(proposer: str, tiny_model: Callable[..., str]) -> None:
     """Beams fork, drop and continue sequences while others in the batch are drafted for."""
-    options = options_of("itself" if proposer == "tree" else proposer, tiny_model) | {"adaptive": False}
-    if proposer == "tree":
-        options |= {"tree_top_k": 3, "tree_tokens": 6}
+    options = options_of(proposer, tiny_model) | {"adaptive": False}
     sampled = [SamplingParams(seed=seed, max_tokens=40, temperature=0.3, ignore_eos=True) for seed in (1, 2)]
     each = [
         SamplingParams(n=3, beam=BeamRules(beam_width=3), max_tokens=20, logprobs=0, ignore_eos=True),

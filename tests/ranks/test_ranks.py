@@ -91,9 +91,8 @@ def test_samples_grammars_and_drafts_work(ranked: LLM, model: Path) -> None:
         assert answers(drafting, PROMPTS, GREEDY) == answers(ranked, PROMPTS, GREEDY)
 
 
-@pytest.mark.parametrize("tree", [{}, {"tree_top_k": 2}])
-def test_models_draft_beside_ranks(model: Path, ranked: LLM, tree: dict[str, int]) -> None:
-    options = {"model": str(model), "num_speculative_tokens": 3, **tree}
+def test_models_draft_beside_ranks(model: Path, ranked: LLM) -> None:
+    options = {"model": str(model), "num_speculative_tokens": 3}
     with LLM(str(model), tensor_parallel_size=2, block_size=4, speculative_config=options) as drafting:
         for params in (GREEDY, DRAWN):
             assert answers(drafting, PROMPTS, params) == answers(ranked, PROMPTS, params)
@@ -175,7 +174,7 @@ def test_damaged_steps_are_refused() -> None:
     with pytest.raises(EngineError, match="a step that is damaged"):
         unpacked_step(RunStep((tokens[:-1], *others)))  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="a step that is damaged"):
-        unpacked_step(RunStep(step.arrays, echoes=b"abcd"))
+        unpacked_step(RunStep(step.arrays, adapters=b"abc"))
 
 
 def test_what_cannot_be_divided_is_refused(model: Path, tmp_path: Path) -> None:

@@ -54,12 +54,9 @@ def drafting(llm: LLM) -> tuple[Any, Recorder]:
     return proposer, proposer._picker
 
 
-def start(
-    data: Path, folder: str, tree_top_k: int = 1, tree_tokens: int | None = None, **options: Any
-) -> LLM:
+def start(data: Path, folder: str, **options: Any) -> LLM:
     expected = json.loads((data / folder / "expected.json").read_text())
     config = {"num_speculative_tokens": expected["k"], "adaptive": False, "draft_sample_method": "greedy"}
-    config |= {"tree_top_k": tree_top_k, "tree_tokens": tree_tokens}
     config |= {"method": "mtp"} if expected["kind"] == "mtp" else {"model": str(data / folder)}
     return LLM(str(data / expected["target"]), dtype="float32", speculative_config=config, **options)
 

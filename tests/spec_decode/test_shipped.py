@@ -27,12 +27,9 @@ def plain() -> dict[float, list[int]]:
     return {temperature: story(llm, temperature) for temperature in (0.0, 1.0)}
 
 
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", LEAST)
-def test_shipped_drafters(kind: str, tree: bool, plain: dict[float, list[int]]) -> None:
+def test_shipped_drafters(kind: str, plain: dict[float, list[int]]) -> None:
     config: dict[str, Any] = {"model": str(ASSETS / f"quire-stories-{kind}"), "num_speculative_tokens": 3}
-    if tree:
-        config |= {"tree_top_k": 3, "tree_tokens": 9}
     llm = LLM(speculative_config={**config, "adaptive": False})
     for temperature, wanted in plain.items():
         before = llm.stats()

@@ -86,9 +86,6 @@ class ModelInput(msgspec.Struct, frozen=True):
     `greedy`: only the largest of each row's logits is needed; a backend that finds it may leave the others undefined.
 
     `hidden_TD` is float32 and C-contiguous: the output of the previous stage. None if the graph has the first layer.
-    `echoes_E2` (or None) are pairs (token t, sequence b): the keys and values of t are also stored at t's position in
-    the blocks of b. So branches of a tree of drafts, sequences with blocks of their own, see their common ancestors.
-
     `adapters_B` is the slot of each sequence's adapter (Executable.adapt), -1 for none. None: no sequence has one.
     """
 
@@ -101,7 +98,6 @@ class ModelInput(msgspec.Struct, frozen=True):
     logit_rows_L: IntArray
     greedy: bool = False
     hidden_TD: FloatArray | None = None
-    echoes_E2: IntArray | None = None
     adapters_B: IntArray | None = None
 
 

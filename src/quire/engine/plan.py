@@ -63,17 +63,15 @@ def make_backend(device: DeviceConfig, model: ModelInfo | None = None) -> Backen
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a feature takes of a rank, in bytes; and further blocks of the KV cache.
+    """What a feature takes of a rank, in bytes.
 
-    `limits` is the largest step if the feature adds to one, `taps` the layers whose output it reads. With
-    `recomputes_last` the last token of a cached prefix is computed again.
+    `taps` are the layers whose output it reads. With `recomputes_last` the last token of a cached prefix is computed
+    again.
     """
 
     weights: int = 0
     workspace: int = 0
     kv_per_token: int = 0
-    blocks: int = 0
-    limits: Limits | None = None
     taps: tuple[int, ...] = ()
     recomputes_last: bool = False
 
@@ -82,8 +80,6 @@ class Need:
             self.weights + other.weights,
             self.workspace + other.workspace,
             self.kv_per_token + other.kv_per_token,
-            self.blocks + other.blocks,
-            self.limits or other.limits,
             self.taps + other.taps,
             self.recomputes_last or other.recomputes_last,
         )
@@ -91,7 +87,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """What a feature sees of a rank that is planned: an outline of its share, and the largest step without features."""
+    """What a feature sees of a rank that is planned: an outline of its share, and the largest step."""
 
     config: EngineConfig
     model: ModelInfo
@@ -126,20 +122,13 @@ class EnginePlan:
     shard: Shard
     stages: tuple[StagePlan, ...]
 
-    @property
-    def step_limits(self) -> Limits:
-        """Return the largest step, with what features add to one."""
-        return self.need.limits or self.limits
-
     def kv_cache(self) -> KVCache:
-        """Make room for all sequences, and for features' own blocks."""
-        memory = self.memory
-        blocks = memory.num_blocks + self.need.blocks
-        return self.backend.kv_cache(self.kv_spec, blocks, memory.block_size)
+        """Make room for all sequences."""
+        return self.backend.kv_cache(self.kv_spec, self.memory.num_blocks, self.memory.block_size)
 
     def executable(self, model: ServedModel, kv: KVCache) -> Executable:
         """Compile the model for the largest step."""
-        return self.backend.compile(tapped(model, self.need.taps), kv, self.step_limits)
+        return self.backend.compile(tapped(model, self.need.taps), kv, self.limits)
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -184,12 +173,9 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
         need = sum((feature.need(planning) for feature in features.values()), Need())
         if backend.places_blocks and shard.alone and not model.spec.bidirectional and not need.kv_per_token:
             kv_spec = kv_spec.divided()
-        block_bytes = config.cache.block_size * kv_spec.bytes_per_token
         memory_need = MemoryNeed(
             weights=share.weight_bytes + need.weights,
-            workspace=outline.workspace_bytes(tapped(share, need.taps), kv_spec, need.limits or limits)
-            + need.workspace
-            + need.blocks * block_bytes,
+            workspace=outline.workspace_bytes(tapped(share, need.taps), kv_spec, limits) + need.workspace,
             kv_bytes_per_token=kv_spec.bytes_per_token + need.kv_per_token,
             max_model_len=longest,
             max_model_len_is_given=config.model.max_model_len is not None,

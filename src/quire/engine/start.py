@@ -89,11 +89,8 @@ def begin_start(
         executable = parts.executable(model, kv)
         if division is not None:
             division.wait_ready()
-        blocks, rows = (
-            -(-memory.max_model_len // memory.block_size),
-            plan.step_limits.max_seqs - limits.max_seqs,
-        )
-        inputs = InputBuilder(limits.max_seqs, blocks, rows, limits.max_adapters > 0)
+        blocks = -(-memory.max_model_len // memory.block_size)
+        inputs = InputBuilder(limits.max_seqs, blocks, limits.max_adapters > 0)
         sampler = plan.backend.sampler(spec.vocab_size)
         classes = load_processors((*config.model.logits_processors, *processors))
         processing = ProcessorPart(sampler, classes, config.model.logprobs_mode, config)

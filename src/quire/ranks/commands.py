@@ -30,12 +30,11 @@ class RankLaunch(msgspec.Struct, frozen=True, array_like=True):
 class RunStep(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`Executable.run`: the arrays of a ModelInput, with the block tables of the step's sequences alone.
 
-    `arrays` are tokens, positions, cu_q, kv_len, block table and logit rows; `echoes` and `adapters` are empty if there
-    are none.
+    `arrays` are tokens, positions, cu_q, kv_len, block table and logit rows; `adapters` is empty if there are
+    none.
     """
 
     arrays: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
-    echoes: bytes = b""
     adapters: bytes = b""
 
 
@@ -127,9 +126,8 @@ def packed_step(inputs: ModelInput, block_size: int) -> RunStep:
     table = inputs.block_table_SM[inputs.slots_B, :used]
     arrays = inputs.tokens_T, inputs.positions_T, inputs.cu_q_B1, inputs.kv_len_B, table, inputs.logit_rows_L
     tokens, positions, cu_q, kv_len, blocks, rows = (array.tobytes() for array in arrays)
-    echoes = b"" if inputs.echoes_E2 is None else inputs.echoes_E2.tobytes()
     adapters = b"" if inputs.adapters_B is None else inputs.adapters_B.tobytes()
-    return RunStep((tokens, positions, cu_q, kv_len, blocks, rows), echoes, adapters)
+    return RunStep((tokens, positions, cu_q, kv_len, blocks, rows), adapters)
 
 
 def unpacked_step(step: RunStep) -> ModelInput:
@@ -138,9 +136,8 @@ def unpacked_step(step: RunStep) -> ModelInput:
         tokens, positions, cu_q, kv_len, table, rows = (np.frombuffer(data, np.int32) for data in step.arrays)
         count = len(kv_len)
         slots, table = np.arange(count, dtype=np.int32), table.reshape(count, -1)
-        echoes = np.frombuffer(step.echoes, np.int32).reshape(-1, 2) if step.echoes else None
         adapters = np.frombuffer(step.adapters, np.int32) if step.adapters else None
         arrays = tokens, positions, cu_q, kv_len, slots, table, rows
-        return ModelInput(*arrays, echoes_E2=echoes, adapters_B=adapters)
+        return ModelInput(*arrays, adapters_B=adapters)
     except ValueError as error:
         raise EngineError(f"a step that is damaged: {error}") from error

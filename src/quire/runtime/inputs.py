@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -13,36 +12,11 @@ from quire.errors import EngineError
 from quire.types import UNSEEN, NewSeq, ScheduledBatch, ScheduledSeq
 
 
-@dataclass(slots=True, frozen=True)
-class TreeRows:
-    """A chain of a sequence's tree of drafts: number `chain`, whose `tokens` follow `fork` tokens of chain `parent`.
-
-    `path` are the rows of the step that lead to its end, from the first that the sequence computes on. The position
-    after its last token is `end`; its blocks are row `table_row` of the table.
-    """
-
-    chain: int
-    parent: int
-    fork: int
-    tokens: list[int]
-    table_row: int
-    end: int
-    path: list[int]
-
-
-class StepTrees(msgspec.Struct):
-    """The branches of a step's sequences by slot, what to store for them too, and which ones were accepted."""
-
-    branches: dict[int, list[TreeRows]]
-    echoes_E2: IntArray
-    taken: dict[int, TreeRows] = {}
-
-
 class StepLayout(msgspec.Struct):
     """The places of a step's sequences among its T tokens.
 
     Sequence i has tokens cu_q[i]..cu_q[i + 1] - 1; the last len(seqs[i].draft) of them are its draft. ends[i] is the
-    position after its last token. Branches of `trees` follow as sequences after those of `seqs`.
+    position after its last token.
     """
 
     seqs: list[ScheduledSeq]
@@ -51,7 +25,6 @@ class StepLayout(msgspec.Struct):
     cu_q: list[int]
     ends: list[int]
     slots: list[int]
-    trees: StepTrees | None = None
 
 
 class InputBuilder:
@@ -60,14 +33,11 @@ class InputBuilder:
     `slot_of` is the slot of an adapter that is in memory.
     """
 
-    def __init__(
-        self, max_seqs: int, max_blocks_per_seq: int, more_rows: int = 0, adapters: bool = False
-    ) -> None:
-        """`more_rows` of the table are left to branches of drafts."""
-        self._table_SM = np.zeros((max_seqs + more_rows, max_blocks_per_seq), np.int32)
+    def __init__(self, max_seqs: int, max_blocks_per_seq: int, adapters: bool = False) -> None:
+        self._table_SM = np.zeros((max_seqs, max_blocks_per_seq), np.int32)
         self._num_blocks = [0] * max_seqs
-        # The adapter's slot of each row of the table; None: there are no adapters.
-        self.adapters_S = np.full(max_seqs + more_rows, -1, np.int32) if adapters else None
+        # The adapter's slot of each sequence; None: there are no adapters.
+        self.adapters_S = np.full(max_seqs, -1, np.int32) if adapters else None
         self.slot_of: Callable[[str], int] | None = None
 
     @property
@@ -137,7 +107,6 @@ class InputBuilder:
             every[2 * t + 3 * b + 1 :],
             greedy,
             None,
-            None if layout.trees is None else layout.trees.echoes_E2,
             adapters_B if adapters_B is not None and adapters_B.max() >= 0 else None,
         )
 

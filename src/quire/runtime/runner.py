@@ -28,16 +28,6 @@ class Earlier(Protocol):
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None: ...
 
 
-class Branches(Protocol):
-    """Adds further sequences to a step, which share blocks with its own."""
-
-    def grow(self, step: StepLayout, cache: KVCache) -> None:
-        """Add the branches that wait to the layout of a step."""
-
-    def settle(self, step: StepLayout, cache: KVCache) -> None:
-        """Copy the blocks of accepted branches back to their sequences."""
-
-
 class Runner:
     """Holds the state between steps: the KV cache, the block tables, and each part's state by slot.
 
@@ -61,7 +51,6 @@ class Runner:
         self.caches = list(caches)  # the model's, and those of features that share its block ids
         self._inputs = inputs
         self._max_logit_rows = max_logit_rows
-        self.branches: Branches | None = None  # further sequences of a step
         self._earlier = earlier
         self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample, of submitted batches
         self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
@@ -167,8 +156,6 @@ class Runner:
             part.clear(slot)
 
     def _compute(self, step: StepLayout, output: StepOutput, begun: ModelInput | None = None) -> None:
-        if self.branches is not None:
-            self.branches.grow(step, self.caches[0])
         rows: list[int] = []
         firsts = []
         for part in self._active:
@@ -186,8 +173,6 @@ class Runner:
         result = StepRows(executable, logits, len(rows), self._max_logit_rows)
         for part, first in zip(self._active, firsts, strict=True):
             part.take(result, first, output)
-        if self.branches is not None:
-            self.branches.settle(step, self.caches[0])
         if output.errors or self._failed:
             self._fail(step, output)
 

@@ -80,7 +80,7 @@ class Results:
         logprobs = output.logprobs.get(slot) if output.logprobs else None
         tokens = seq.tokens
         if item.draft:
-            self._count_draft(seq, len(item.draft), drawn - 1, output.branched.get(slot, 0))
+            self._count_draft(seq, len(item.draft), drawn - 1)
             if running:
                 seq.num_computed = item.start + len(item.tokens) + drawn - 1
         tokens += out
@@ -112,13 +112,13 @@ class Results:
         delta.complete = complete
         return delta
 
-    def _count_draft(self, seq: Sequence, drafted: int, accepted: int, branched: int) -> None:
-        """A draft was verified, a chain of `drafted` tokens and `branched` in branches: `accepted` are right."""
+    def _count_draft(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        """Count a draft of `drafted` tokens, of which the first `accepted` are right."""
         stats = self._stats
         seq.num_accepted += accepted
-        seq.num_rejected += drafted + branched - accepted
+        seq.num_rejected += drafted - accepted
         stats.spec_drafts += 1
-        stats.spec_draft_tokens += drafted + branched
+        stats.spec_draft_tokens += drafted
         stats.spec_accepted_tokens += accepted
         by_position = stats.spec_accepted_per_pos
         by_position.extend([0] * (drafted - len(by_position)))

@@ -17,19 +17,13 @@ from quire.errors import EngineError
 class DraftBlocks:
     """A `KVCache` for the runner, which copies blocks, and the tables that the drafter's steps use."""
 
-    def __init__(
-        self, kv: KVCache, num_blocks: int, max_seqs: int, max_blocks: int, ahead: int, nodes: int = 0
-    ) -> None:
-        """`kv` has `num_blocks` blocks and those of `scratch_blocks`; `ahead` positions are drafted at most.
-
-        Trees have the rows of the table after those of slots: one for each of `nodes`, with blocks of its own too.
-        """
+    def __init__(self, kv: KVCache, num_blocks: int, max_seqs: int, max_blocks: int, ahead: int) -> None:
+        """`kv` has `num_blocks` blocks and those of `scratch_blocks`; `ahead` positions are drafted at most."""
         self.kv = kv
         size = kv.block_size
         self._scratch = scratch_blocks(ahead, size)
-        rows = max_seqs + nodes
-        self._own = num_blocks + np.arange(rows * self._scratch, dtype=np.int32).reshape(rows, -1)
-        self.table_SM = np.zeros((rows, max_blocks + self._scratch), np.int32)
+        self._own = num_blocks + np.arange(max_seqs * self._scratch, dtype=np.int32).reshape(max_seqs, -1)
+        self.table_SM = np.zeros((max_seqs, max_blocks + self._scratch), np.int32)
         self._filled = np.zeros(kv.num_blocks, np.int32)
 
     @property
@@ -80,19 +74,6 @@ class DraftBlocks:
         row = self.table_SM[slot]
         row[: len(blocks)] = blocks
         row[len(blocks) : len(blocks) + self._scratch] = self._own[slot]
-
-    def lay_node(self, row: int, parent_row: int, slot: int, start: int) -> list[tuple[int, int]]:
-        """Let a tree's node at `row` see what its parent sees, with its own blocks from position `start` of `slot` on.
-
-        Returns the blocks to copy for that.
-        """
-        first = start // self.block_size
-        table_SM, own = self.table_SM, self._own[row]
-        table_SM[row, :first] = table_SM[slot, :first]
-        last = min(table_SM.shape[1], first + len(own))
-        copies = list(zip(table_SM[parent_row, first:last].tolist(), own.tolist(), strict=False))
-        table_SM[row, first:last] = own[: last - first]
-        return copies
 
 
 def scratch_blocks(ahead: int, block_size: int) -> int:

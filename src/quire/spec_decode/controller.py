@@ -28,14 +28,10 @@ REFRESH = 128
 
 
 class Controller:
-    """Keeps what was measured and plans drafts by it. With `adaptive` false every draft has its full length.
-
-    `rows_per_token`: rows of a step for each planned token; trees of drafts have several for each level.
-    """
+    """Keeps what was measured and plans drafts by it. With `adaptive` false every draft has its full length."""
 
     def __init__(self, adaptive: bool = True) -> None:
         self.adaptive = adaptive
-        self.rows_per_token = 1.0
         self.steps = StepCosts()
         self.drafting = DraftCosts()
         self._overhead = 0.0  # seconds of looking for drafts and planning in one step
@@ -101,8 +97,7 @@ class Controller:
         counts, taken = [0] * len(chances), 0
         best = (1 + LEAST_GAIN) * num_seqs / self.steps.seconds(num_seqs)
         for count in range(stride, len(tokens) + 1, stride):
-            rows = num_seqs + round(count * self.rows_per_token)
-            seconds = self.steps.seconds(rows) + self.drafting.seconds(depths[count - 1])
+            seconds = self.steps.seconds(num_seqs + count) + self.drafting.seconds(depths[count - 1])
             rate = (num_seqs + gains[count - 1]) / (seconds + self._overhead)
             if rate > best:
                 best, taken = rate, count

@@ -7,11 +7,9 @@ from quire.engine.directory import speculative_options
 from quire.engine.feature import Joined
 from quire.engine.plan import Need, Planning
 from quire.errors import ConfigError
-from quire.spec_decode.branches import make_trees, tree_blocks, with_trees
 from quire.spec_decode.make import Drafter, find_drafter, make_drafting, plan_draft
 from quire.spec_decode.part import SpeculationPart
 from quire.spec_decode.target import drafting_target, own_head_bytes
-from quire.spec_decode.tree import TreeShape
 
 
 class Speculation:
@@ -19,11 +17,10 @@ class Speculation:
 
     def __init__(self, drafter: Drafter | None) -> None:
         self._drafter = drafter
-        self._trees: TreeShape | None = None
 
     def need(self, planning: Planning) -> Need:
         """Return what the drafter takes on the last stage. ConfigError if it does not fit the target."""
-        drafter, share, limits = self._drafter, planning.share, planning.limits
+        drafter, share = self._drafter, planning.share
         if drafter is None or not planning.shard.ends:
             return Need()
         if planning.shard.stages > 1 and drafter.runs_model:
@@ -31,16 +28,14 @@ class Speculation:
                 "--pipeline-parallel-size: a model that drafts needs all layers of the target; leave out the draft "
                 "model, or draft with --spec-method ngram or suffix"
             )
-        size = planning.config.cache.block_size
         target = drafting_target(drafter, share, planning.backend, True)
-        draft = plan_draft(drafter, planning.backend, target, limits, size)
-        self._trees = draft.trees
+        draft = plan_draft(
+            drafter, planning.backend, target, planning.limits, planning.config.cache.block_size
+        )
         return Need(
             weights=draft.weights + own_head_bytes(target, share),
             workspace=draft.workspace,
             kv_per_token=draft.kv_per_token,
-            blocks=tree_blocks(draft.trees, size),
-            limits=with_trees(limits, draft.trees),
             taps=draft.taps,
             recomputes_last=draft.reads_pairs,
         )
@@ -58,18 +53,14 @@ class Speculation:
             memory.block_size,
             engine.max_blocks,
         )
-        inputs, seqs = engine.inputs, plan.limits.max_seqs
-        trees = make_trees(self._trees, seqs, memory.num_blocks, memory.block_size, inputs)
         part = SpeculationPart(
             drafting.proposer,
             drafting.limit,
             drafting.controller,
-            inputs,
+            engine.inputs,
             lambda slot, draft: engine.count_allowed(slot, draft),
-            trees,
         )
         engine.runner.add_part(part, last=True)
-        engine.runner.branches = trees
         if drafting.cache is not None:
             engine.runner.caches.append(drafting.cache)
             engine.memory.keeps_weights = True  # the drafter shares them

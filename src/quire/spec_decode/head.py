@@ -63,11 +63,10 @@ class Head:
     def graphs(self) -> list[Graph]:
         return [g for g in (self.first, self.again, self.block, *self.stages) if g is not None]
 
-    def features(self, taps: Sequence[FloatArray], rows: Sequence[int]) -> FloatArray:
+    def features(self, taps: Sequence[FloatArray], rows: range) -> FloatArray:
         """Rows of the target's tapped layers side by side: [rows, F]. `taps` are those of the graph, ascending."""
         order = sorted(set(self.taps))
-        where = slice(rows.start, rows.stop) if isinstance(rows, range) else list(rows)
-        parts = [taps[order.index(tap)][where] for tap in self.taps]
+        parts = [taps[order.index(tap)][rows.start : rows.stop] for tap in self.taps]
         if self.tap_norms:
             parts = [
                 x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(self.tap_eps)) * weight

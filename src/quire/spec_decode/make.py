@@ -20,7 +20,6 @@ from quire.model.loaded import LoadedModel
 from quire.spec_decode.block import BlockProposer
 from quire.spec_decode.blocks import DraftBlocks, scratch_blocks
 from quire.spec_decode.chain import ChainProposer
-from quire.spec_decode.chain_tree import ChainTreeProposer
 from quire.spec_decode.controller import Controller
 from quire.spec_decode.head import MEDUSA_FILES, Head, HeadSource
 from quire.spec_decode.heads.dflash import read_dflash
@@ -31,11 +30,9 @@ from quire.spec_decode.heads.stages import read_medusa, read_mlp_speculator
 from quire.spec_decode.lookup import NgramProposer
 from quire.spec_decode.passes import Pass, Picker
 from quire.spec_decode.proposer import Proposer
-from quire.spec_decode.stage_tree import StageTreeProposer
 from quire.spec_decode.stages import StageProposer
 from quire.spec_decode.suffix import SuffixProposer
 from quire.spec_decode.token_map import TokenMap, map_tokens
-from quire.spec_decode.tree import MOST_TREES, TreeShape
 from quire.weights.hub import find_model
 from quire.weights.schemes import scheme
 from quire.weights.tokenizer import open_tokenizer
@@ -126,20 +123,6 @@ class Drafter:
             )
         return wanted or head.num_tokens
 
-    def shape(self, head: Head) -> TreeShape | None:
-        """The trees that are asked for; None: chains. ConfigError: the drafter makes none, or trees are too small."""
-        top_k, depth = self.options.tree_top_k, self.limit(head)
-        if top_k == 1:
-            return None
-        if head.block is not None:
-            raise ConfigError("--speculative-config: this drafter drafts no trees: leave out tree_top_k")
-        tokens = self.options.tree_tokens or 2 * depth
-        if tokens < depth:
-            raise ConfigError(
-                f"--speculative-config: tree_tokens {tokens} is less than num_speculative_tokens {depth}: raise it"
-            )
-        return TreeShape(top_k, tokens, depth, MOST_TREES)
-
 
 def _padded(draft: int, target: int) -> bool:
     """Whether vocabularies of such sizes may be the same but for padding at the end."""
@@ -192,7 +175,7 @@ def detect(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DraftNeed:
-    """Memory of a drafter in bytes, the target's layers that it reads, and the trees that it drafts, if any.
+    """Memory of a drafter in bytes, and the target's layers that it reads.
 
     `reads_pairs`: its KV at a position depends on the token after it too. So the last position of a cached prefix must
     be computed again.
@@ -202,7 +185,6 @@ class DraftNeed:
     workspace: int = 0
     kv_per_token: int = 0
     taps: tuple[int, ...] = ()
-    trees: TreeShape | None = None
     reads_pairs: bool = False
 
 
@@ -213,24 +195,14 @@ def plan_draft(
     if drafter is None or not drafter.runs_model:
         return DraftNeed()
     head = drafter.head(backend, target, outline=True)
-    ahead, trees = drafter.limit(head), drafter.shape(head)
-    slots = limits.max_seqs + (trees.nodes if trees else 0)
-    limits = draft_limits(limits, trees)
     spec = head.kv_spec or NO_CACHE
     workspace = sum(backend.workspace_bytes(graph, spec, limits) for graph in head.graphs)
     per_token = 0 if head.kv_spec is None else spec.bytes_per_token
-    own = slots * scratch_blocks(max(ahead, head.most if head.block else 0), block_size)
+    ahead = max(drafter.limit(head), head.most if head.block else 0)
+    own = limits.max_seqs * scratch_blocks(ahead, block_size)
     workspace += own * block_size * per_token
     reads_pairs = head.kv_spec is not None and not head.stages and head.again is not None
-    return DraftNeed(head.weight_bytes, workspace, per_token, head.taps, trees, reads_pairs)
-
-
-def draft_limits(limits: Limits, trees: TreeShape | None) -> Limits:
-    """The largest pass of a drafter: a level of its trees may have more nodes than a step has sequences."""
-    if trees is None:
-        return limits
-    nodes = trees.most * trees.top_k
-    return Limits(max(limits.max_tokens, nodes), max(limits.max_seqs, nodes), limits.max_logit_rows)
+    return DraftNeed(head.weight_bytes, workspace, per_token, head.taps, reads_pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,37 +234,25 @@ def make_drafting(
     if drafter.method == "suffix":
         return Drafting(SuffixProposer(drafter.options), drafter.limit(None), controller)
     head = drafter.head(backend, target, outline=False)
-    limit, vocab_size = drafter.limit(head), target.spec.vocab_size
+    limit = drafter.limit(head)
     greedy = drafter.options.draft_sample_method == "greedy"
-    picker = Picker(sampler, vocab_size, head.target_ids, greedy)
-    trees, max_seqs = drafter.shape(head), limits.max_seqs
-    controller.rows_per_token = trees.rows_per_level if trees else 1.0
-    limits = draft_limits(limits, trees)
-    rows = limits.max_logit_rows
+    picker = Picker(sampler, target.spec.vocab_size, head.target_ids, greedy)
+    max_seqs, rows = limits.max_seqs, limits.max_logit_rows
     if head.stages:
         kv = backend.kv_cache(NO_CACHE, 1, block_size)
         stages = [Pass(backend.compile(graph, kv, limits), rows) for graph in head.stages]
-        if trees is None:
-            return Drafting(StageProposer(head, stages, picker, max_seqs), limit, controller)
-        staged = StageTreeProposer(head, stages, picker, max_seqs, trees, vocab_size)
-        return Drafting(staged, limit, controller)
+        return Drafting(StageProposer(head, stages, picker, max_seqs), limit, controller)
     assert head.kv_spec is not None
     assert head.first is not None
     ahead = head.most if head.block is not None else limit
-    nodes = 0 if trees is None else trees.nodes
-    own = (max_seqs + nodes) * scratch_blocks(ahead, block_size)
+    own = max_seqs * scratch_blocks(ahead, block_size)
     kv = backend.kv_cache(head.kv_spec, num_blocks + own, block_size)
-    blocks = DraftBlocks(kv, num_blocks, max_seqs, max_blocks, ahead, nodes)
+    blocks = DraftBlocks(kv, num_blocks, max_seqs, max_blocks, ahead)
     first = Pass(backend.compile(head.first, kv, limits), rows)
     if head.block is not None:
         block = Pass(backend.compile(head.block, kv, limits), rows)
         proposer: Proposer = BlockProposer(head, first, block, blocks, picker, limits.max_tokens)
     else:
         again = first if head.again is None else Pass(backend.compile(head.again, kv, limits), rows)
-        common = head, first, again, blocks, picker, limits.max_tokens
-        proposer = (
-            ChainProposer(*common)
-            if trees is None
-            else ChainTreeProposer(*common, trees, max_seqs, vocab_size)
-        )
+        proposer = ChainProposer(head, first, again, blocks, picker, limits.max_tokens)
     return Drafting(proposer, limit, controller, blocks)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
-from quire.spec_decode.branches import DraftTrees
 from quire.spec_decode.controller import PROBE_SHARE, Controller
 from quire.spec_decode.lookup import PredictionProposer
 from quire.spec_decode.odds import Odds, Tally
@@ -47,14 +46,12 @@ class SpeculationPart:
         controller: Controller,
         inputs: InputBuilder,
         count_allowed: Callable[[int, list[int]], int],
-        trees: DraftTrees | None = None,
     ) -> None:
         self.controller = controller
         self._proposer, self._limit = proposer, limit
         self._predictions = PredictionProposer()
         self._inputs = inputs
         self._count_allowed = count_allowed
-        self._trees = trees
         self._tallies = {"drafts": Tally(FADE_OF_ALL), "predictions": Tally(FADE_OF_ALL, PREDICTED)}
         self._seqs: dict[int, SpecSequence] = {}
         self._looks_only = proposer is None or proposer.drafts_freely
@@ -92,8 +89,6 @@ class SpeculationPart:
         if seq is None:
             return
         self._predictions.stop(seq)
-        if self._trees is not None:
-            self._trees.clear(slot)
         if self._proposer is not None:
             self._proposer.stop(seq)
 
@@ -167,14 +162,7 @@ class SpeculationPart:
             if item.draft and new:
                 seq.odds.record(len(item.draft), accepted)
             seq.tokens.extend(new)
-            count = len(item.tokens) + accepted
-            rows: Sequence[int] = range(row, row + count)
-            if step.trees is not None and item.slot in step.trees.branches:
-                branches = step.trees.branches[item.slot]
-                output.branched[item.slot] = sum(len(branch.tokens) for branch in branches)
-                if item.slot in step.trees.taken:
-                    rows = step.trees.taken[item.slot].path[:count]
-            computed.append(Computed(seq, item.start, rows))
+            computed.append(Computed(seq, item.start, range(row, row + len(item.tokens) + accepted)))
             if new and item.slot not in output.ended and not _has_end(seq, new):
                 drawing.append(seq)
         return computed, drawing
@@ -237,8 +225,6 @@ class SpeculationPart:
             self._obey_grammar(seq, draft)
             if draft.tokens:
                 output.drafts[seq.slot] = draft.tokens
-            if draft.branches and self._trees is not None:
-                self._trees.offer(seq.slot, draft.tokens, draft.branches)
         self._hold(drawing, output)
         seconds = time.perf_counter() - began
         self.controller.drafting.record(max(count for _, count in wanted), seconds)

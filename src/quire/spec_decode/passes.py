@@ -15,16 +15,12 @@ from quire.spec_decode.proposer import SpecSequence
 
 @dataclass(slots=True)
 class Feed:
-    """Tokens of one sequence at positions start, start + 1, ..., with what the graph receives for each [n, F].
-
-    `row` of the block tables holds its blocks, if that is not the slot's.
-    """
+    """Tokens of one sequence at positions start, start + 1, ..., with what the graph receives for each [n, F]."""
 
     seq: SpecSequence
     start: int
     tokens: list[int]
     hidden: FloatArray | None = None
-    row: int = -1
 
 
 class Pass:
@@ -52,7 +48,7 @@ class Pass:
                 positions,
                 np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
                 np.array(ends, np.int32),
-                np.array([feed.seq.slot if feed.row < 0 else feed.row for feed in feeds], np.int32),
+                np.array([feed.seq.slot for feed in feeds], np.int32),
                 table_SM,
                 np.array(rows, np.int32),
                 greedy,
@@ -65,10 +61,6 @@ class Pass:
         yield 0, first
         for start in range(len(first), count, self._max_logit_rows):
             yield start, self._executable.logits(start, min(start + self._max_logit_rows, count))
-
-    def values(self, first: Logits, count: int) -> FloatArray:
-        """All rows of logits on the host: [count, V]."""
-        return np.concatenate([piece.numpy().copy() for _, piece in self.pieces(first, count)])
 
     def tap(self) -> FloatArray:
         """What the graph tapped, of all tokens: [T, h]."""

@@ -34,27 +34,11 @@ class SpecSequence:
 
 
 @dataclass(slots=True)
-class Branch:
-    """Other guesses: `tokens` follow the first `fork` tokens of a path, the one that ends in the chain `parent`.
-
-    Chain 0 is the draft's own tokens, chain i its branch i - 1.
-    """
-
-    parent: int
-    fork: int
-    tokens: list[int]
-
-
-@dataclass(slots=True)
 class Draft:
-    """Guesses for the next tokens. `probabilities`: of each token together with all before it, where they are known.
-
-    With `branches` it is a tree; none of them reaches deeper than `tokens`.
-    """
+    """Guesses for the next tokens. `probabilities`: of each token together with all before it, where they are known."""
 
     tokens: list[int] = field(default_factory=list)
     probabilities: list[float] | None = None
-    branches: list[Branch] = field(default_factory=list)
 
 
 NO_DRAFT = Draft()
@@ -70,7 +54,7 @@ class Computed:
 
     seq: SpecSequence
     start: int
-    rows: Sequence[int]
+    rows: range
 
 
 @dataclass(slots=True, frozen=True)

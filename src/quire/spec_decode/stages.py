@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.devices.protocol import FloatArray
-from quire.devices.sampling import NOT_DRAWN, Logits
+from quire.devices.sampling import NOT_DRAWN
 from quire.spec_decode.head import Head
 from quire.spec_decode.passes import Feed, Pass, Picker
 from quire.spec_decode.proposer import Computed, Draft, SpecSequence, StepView
@@ -43,18 +43,7 @@ class StageProposer:
 
     def propose(self, asks: Sequence[Ask], step: StepView) -> list[Draft]:
         drafts = {seq.slot: Draft() for seq, _ in asks}
-        self._draft(self._ready(asks), drafts)
-        return [drafts[seq.slot] for seq, _ in asks]
-
-    def _ready(self, asks: Sequence[Ask]) -> list[Ask]:
-        """The sequences whose newest hidden state is known."""
-        return [
-            (seq, min(count, len(self._stages)))
-            for seq, count in asks
-            if self._last.get(seq.slot, (-1,))[0] == len(seq.tokens) - 2
-        ]
-
-    def _draft(self, left: list[Ask], drafts: dict[int, Draft]) -> None:
+        left = [ask for ask in asks if self._last.get(ask[0].slot, (-1,))[0] == len(ask[0].tokens) - 2]
         hidden = [self._last[seq.slot][1] for seq, _ in left]
         newest = [seq.tokens[-1] for seq, _ in left]
         try:
@@ -68,17 +57,16 @@ class StageProposer:
                 left, newest, hidden = self._one(depth, stage, feeds, [n for _, n in left], drafts)
         finally:
             self._picker.take_back()
-
-    def _run_stage(self, stage: Pass, feeds: list[Feed], greedy: bool) -> tuple[Logits, FloatArray | None]:
-        logits = stage.run(feeds, self._table_SM, list(range(len(feeds))), greedy)
-        return logits, stage.tap().copy() if self._recurs else None
+        return [drafts[seq.slot] for seq, _ in asks]
 
     def _one(
         self, depth: int, stage: Pass, feeds: list[Feed], counts: list[int], drafts: dict[int, Draft]
     ) -> tuple[list[Ask], list[int], list[FloatArray]]:
         """One more token for each feed. Returns the sequences that go on, their tokens, and what they feed on."""
         seqs = [feed.seq for feed in feeds]
-        logits, states = self._run_stage(stage, feeds, self._picker.needs_largest(seqs))
+        greedy = self._picker.needs_largest(seqs)
+        logits = stage.run(feeds, self._table_SM, list(range(len(feeds))), greedy)
+        states = stage.tap().copy() if self._recurs else None
         tokens: list[int] = []
         for start, piece in stage.pieces(logits, len(feeds)):
             some = seqs[start : start + len(piece)]

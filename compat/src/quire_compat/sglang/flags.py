@@ -131,6 +131,7 @@ _ACCEPTED: tuple[tuple[str, str], ...] = (
         "Drafts of every method leave the output as it is",
         "speculative_accept_threshold_single speculative_accept_threshold_acc speculative_attention_mode",
     ),
+    ("Drafts are chains, which give the same output as trees", "speculative_eagle_topk"),
 )
 _REFUSED: tuple[tuple[str, str, str], ...] = (
     (
@@ -189,10 +190,6 @@ MADE: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
         "--scheduling-policy priority",
         lambda value: {"scheduling_policy": "priority" if value else "fcfs"},
     ),
-    "speculative_eagle_topk": (
-        "tree_top_k of --speculative-config, whose tree_tokens are then --speculative-num-draft-tokens",
-        lambda value: {"tree_top_k": int(value)},
-    ),
     "speculative_num_steps": ("--spec-tokens", lambda value: {"steps": int(value)}),
     "max_total_tokens": ("--num-gpu-blocks-override, in tokens", lambda value: {"total_tokens": int(value)}),
 }
@@ -227,11 +224,9 @@ def read_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _settled(found: dict[str, Any]) -> dict[str, Any]:
     """Options that several of SGLang's make together."""
-    tokens, top_k, steps = (found.pop(name, None) for name in ("total_tokens", "tree_top_k", "steps"))
+    tokens, steps = (found.pop(name, None) for name in ("total_tokens", "steps"))
     if tokens is not None:
         found["num_gpu_blocks_override"] = max(1, tokens // int(found.get("block_size", 16)))
-    if top_k is not None and top_k > 1:
-        found["speculative_config"] = {"tree_top_k": top_k, "tree_tokens": found.pop("spec_tokens", None)}
     if steps is not None:
         found["spec_tokens"] = steps
     if "log_level" in found:

@@ -142,7 +142,7 @@ class MedusaDecodingConfig(_Drafting):
     method = "medusa"
 
     def __init__(self, max_draft_len: int | None = None, medusa_choices: Any = None, **options: Any) -> None:
-        """`medusa_choices` is a tree; Quire drafts trees by tree_top_k of its own speculative_config."""
+        """`medusa_choices` is a tree, and changes nothing: drafts are chains, with the same output."""
         super().__init__(max_draft_len, **options)
 
 

@@ -104,7 +104,6 @@ class NativeExecutable:
                 inputs.logit_rows_L,
                 inputs.greedy,
                 inputs.hidden_TD,
-                inputs.echoes_E2,
                 inputs.adapters_B,
             )
         except NATIVE as error:

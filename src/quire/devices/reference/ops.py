@@ -157,17 +157,6 @@ class ReferenceStep:
         tokens = cache[blocks].reshape(-1, *cache.shape[2:])[:kv_len]
         return np.ascontiguousarray(tokens.astype(np.float64).transpose(1, 0, 2))
 
-    def echo(self, layer: int) -> None:
-        """Store the keys and values of ModelInput.echoes_E2 in the other sequences' blocks."""
-        inputs = self.inputs
-        if inputs.echoes_E2 is None:
-            return
-        blocks_T, offsets_T = self.places()
-        for t, b in inputs.echoes_E2:
-            block = inputs.block_table_SM[inputs.slots_B[b], inputs.positions_T[t] // self.kv.block_size]
-            for side in (self.kv.keys[layer], self.kv.values[layer]):
-                side[block, offsets_T[t]] = side[blocks_T[t], offsets_T[t]]
-
     def places(self) -> tuple[Array, Array]:
         """Block and offset in it of each token of the step."""
         slots_T = np.repeat(self.inputs.slots_B, np.diff(self.inputs.cu_q_B1))
@@ -285,7 +274,6 @@ def store_kv(step: ReferenceStep, op: StoreKV[FloatArray]) -> FloatArray:
         step.kv.values[op.layer][blocks_T[t], offsets_T[t]] = step.kv.rounded(
             v, step.kv.value_scales[op.layer]
         )
-    step.echo(op.layer)
     return q_TNH.reshape(len(op.qkv), op.num_heads * head_dim)
 
 
@@ -310,7 +298,6 @@ def store_latent(step: ReferenceStep, op: StoreLatent[FloatArray]) -> FloatArray
         )[0]
         q_TNH[t, :, :latent] = op.q_latent[t].reshape(num_heads, latent)
         q_TNH[t, :, latent:] = rotate(op.q_rope[t].reshape(num_heads, rotary).astype(np.float64), turn)
-    step.echo(op.layer)
     return q_TNH.reshape(len(op.kv), -1)
 
 

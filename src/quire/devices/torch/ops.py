@@ -165,15 +165,6 @@ def gated(
     return by_row(lambda row: gate(activation, row[:half], row[half:], limit), y)
 
 
-def echo(step: TorchStep, layer: int) -> None:
-    """Store the keys and values of ModelInput.echoes_E2 in the other sequences' blocks."""
-    echoes = step.inputs.echoes_E2
-    for t, b in [] if echoes is None else echoes.tolist():
-        place = step.sequences[b].places[int(step.inputs.positions_T[t])]
-        for side in (step.cache.keys[layer], step.cache.values[layer]):
-            side[place] = side[step.places_T[t]]
-
-
 def store(step: TorchStep, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
     place, dtype = step.places_T[t], step.cache.spec.dtype
     sides = (
@@ -292,7 +283,6 @@ def store_kv(step: TorchStep, op: StoreKV[Any]) -> Any:
         q, k = prepare_heads(q, op.q_norm, turn), prepare_heads(k, op.k_norm, turn)
         queries.append(q.reshape(-1))
         store(step, op.layer, t, k, prepare_heads(v, op.v_norm, None))
-    echo(step, op.layer)
     return torch.stack(queries)
 
 
@@ -313,7 +303,6 @@ def store_latent(step: TorchStep, op: StoreLatent[Any]) -> Any:
         store(step, op.layer, t, key[None], None)
         turned = rotate(op.q_rope[t].reshape(num_heads, rotary), op.angles[t])
         queries.append(torch.cat([op.q_latent[t].reshape(num_heads, latent), turned], dim=1).reshape(-1))
-    echo(step, op.layer)
     return torch.stack(queries)
 
 

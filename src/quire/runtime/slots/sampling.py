@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 import msgspec
 
 from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, TokenMask, takes_largest
-from quire.runtime.inputs import StepLayout, StepTrees
+from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.processors import ProcessorPart
 from quire.runtime.slots.state import slot_sampling
@@ -18,14 +18,13 @@ class Draws(msgspec.Struct):
     """Rows to sample: one per slot, after its last token, and one more after each token of its draft.
 
     `rows` are tokens of the step, `positions` those of the tokens to sample. `drafts` maps a place in these lists to
-    the draft token of the slot's next row. `branch_rows` are read too, for other guesses than those of the drafts.
+    the draft token of the slot's next row.
     """
 
     rows: list[int] = []
     slots: list[int] = []
     positions: list[int] = []
     drafts: dict[int, int] = {}
-    branch_rows: list[int] = []
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -65,12 +64,7 @@ def draws_of(step: StepLayout, slots: Container[int]) -> Draws:
         rows.append(stop - 1)
         positions.append(end)
         drawn.append(slot)
-    draws = Draws(rows, drawn, positions, drafts)
-    if step.trees is not None:
-        for chains in step.trees.branches.values():
-            for each in chains:
-                draws.branch_rows += each.path[-len(each.tokens) :]
-    return draws
+    return Draws(rows, drawn, positions, drafts)
 
 
 class SamplingPart:
@@ -82,7 +76,6 @@ class SamplingPart:
         self._free: set[int] = set()  # slots without a grammar
         self._whole: set[int] = set()  # slots that need more than the largest logit
         self._draws = Draws()
-        self._trees: StepTrees | None = None
 
     def set(self, new: NewSeq) -> None:
         request, params = new.request, new.request.sampling
@@ -113,16 +106,13 @@ class SamplingPart:
         return not self._draws
 
     def rows(self, step: StepLayout) -> list[int]:
-        self._draws = draws = draws_of(step, self._free)
-        self._trees = step.trees
-        return draws.rows + draws.branch_rows if draws.branch_rows else draws.rows
+        self._draws = draws_of(step, self._free)
+        return self._draws.rows
 
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
         count = len(self._draws.rows)
         if count:
             self.draw(self._draws, rows, range(first, first + count), output)
-        if self._trees is not None:
-            self._draw_branches(self._trees, rows, first + count, output)
 
     def draw(
         self,
@@ -186,25 +176,6 @@ class SamplingPart:
             _add_accepted(samples, slots, output)
             last = samples.tokens[-1]
             slot, goes_on = draws.slots[stop - 1], last != NOT_DRAWN and last == drafts[-1]
-
-    def _draw_branches(self, trees: StepTrees, rows: StepRows, first: int, output: StepOutput) -> None:
-        """Go on along branches whose first token was sampled. The rows of all branches begin at number `first`."""
-        for slot, branches in trees.branches.items():
-            begins = {}
-            for each in branches:
-                begins[each.chain], first = first, first + len(each.tokens)
-            chain, found = 0, output.tokens.get(slot, ())
-            while found:
-                depth, token = len(found) - 1, found[-1]
-                fitting = (b for b in branches if (b.parent, b.fork, b.tokens[0]) == (chain, depth, token))
-                branch = next(fitting, None)
-                if branch is None:
-                    break
-                count, begin, chain = len(branch.tokens), begins[branch.chain], branch.chain
-                positions = range(branch.end - count + 1, branch.end + 1)
-                draws = Draws([], [slot] * count, list(positions), dict(enumerate(branch.tokens[1:])))
-                self._draw_drafts(draws, rows, range(begin, begin + count), output, None)
-                trees.taken[slot] = branch
 
 
 def _add(samples: Samples, slots: list[int], output: StepOutput) -> None:
