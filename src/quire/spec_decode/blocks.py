@@ -1,7 +1,7 @@
 """The KV cache of a drafter: it uses the target's block ids, so that it is shared, copied and given up with them.
 
-Behind the blocks that a sequence holds come a few of the drafter's own per slot, for the positions of tokens that are
-only drafted. `filled` counts for each block how many of its first positions hold the drafter's KV of known tokens.
+Behind a sequence's blocks come a few of the drafter's own per slot, for the positions of drafted tokens. `filled`
+counts the first positions of each block that hold the drafter's KV of known tokens.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class DraftBlocks:
             self._filled[destination] = self._filled[source]
 
     def overwritten(self, blocks: IntArray, start: int) -> None:
-        """The target computed positions from `start` on in a sequence that has `blocks`: nothing is filled there."""
+        """Empty the positions from `start` on in a sequence with `blocks`: the target computed them anew."""
         first, offset = divmod(start, self.block_size)
         if first < len(blocks):
             self._filled[blocks[first]] = min(int(self._filled[blocks[first]]), offset)
             self._filled[blocks[first + 1 :]] = 0
 
     def filled(self, blocks: IntArray, limit: int) -> int:
-        """How many of the first `limit` positions of a sequence hold the drafter's KV."""
+        """Count the first positions of a sequence, up to `limit`, that hold the drafter's KV."""
         size = self.block_size
         for place, count in enumerate(self._filled[blocks].tolist()):
             if count < size:
@@ -62,7 +62,7 @@ class DraftBlocks:
         return int(min(limit, len(blocks) * size))
 
     def fill(self, blocks: IntArray, start: int, stop: int) -> int:
-        """The drafter computed positions start..stop-1. Returns up to where they are in blocks of the sequence."""
+        """Mark positions start..stop-1 as computed. Returns the end of those in blocks of the sequence."""
         size = self.block_size
         stop = min(stop, len(blocks) * size)
         for place in range(start // size, -(-stop // size)):
@@ -70,12 +70,12 @@ class DraftBlocks:
         return stop
 
     def lay_table(self, slot: int, blocks: IntArray) -> None:
-        """The slot's row: the sequence's blocks, then the slot's own."""
+        """Lay out the slot's row: the sequence's blocks, then the slot's own."""
         row = self.table_SM[slot]
         row[: len(blocks)] = blocks
         row[len(blocks) : len(blocks) + self._scratch] = self._own[slot]
 
 
 def scratch_blocks(ahead: int, block_size: int) -> int:
-    """Blocks of its own that each slot needs to draft `ahead` tokens."""
+    """Return the number of own blocks that each slot needs to draft `ahead` tokens."""
     return -(-(ahead + 1) // block_size) + 1

@@ -21,7 +21,7 @@ from quire.spec_decode.passes import Feed, Pass, Picker
 from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, SpecSequence, StepView
 
 MOST_WAITING = 32
-"""Positions whose hidden states wait for the next draft; more are computed at once."""
+"""MOST_WAITING positions' hidden states wait for the next draft; more are computed at once."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class ChainProposer:
 
     @property
     def may_sleep(self) -> bool:
-        """A draft model reads tokens that it missed later; a head needs every hidden state, unless some are lost."""
+        """Tell whether steps may be missed: a draft model reads their tokens later, a head needs every hidden state."""
         return not self._reads_hidden or all(progress.lost for progress in self._progress.values())
 
     def start(self, seq: SpecSequence) -> None:
@@ -85,14 +85,14 @@ class ChainProposer:
             self._catch_up(late, step, leave=1)
 
     def _skips(self, step: StepView) -> bool:
-        """Whether a new sequence gets no drafts: they have not paid for long, and others measure whether they do."""
+        """Tell whether a new sequence gets no drafts: they have not paid for long, and others measure that."""
         if step.drafting_pays:
             return False
         self._skipped = (self._skipped + 1) % PROBE_SHARE
         return self._skipped > 0
 
     def _keep(self, each: Computed, progress: Progress, step: StepView) -> None:
-        """Hidden states of positions that are new wait for the next pass."""
+        """Keep the hidden states of new positions for the next pass."""
         known = progress.done + progress.num_waiting
         if each.start > known:
             progress.lost, progress.waiting = True, []
@@ -104,7 +104,7 @@ class ChainProposer:
             progress.num_waiting += len(features)
 
     def _feed(self, seq: SpecSequence, most: int, leave: int = 0) -> Feed:
-        """The next positions that the drafter lacks, at most `most`; the last `leave` are left."""
+        """Return the next positions that the drafter lacks, at most `most`, without the last `leave`."""
         progress, shift = self._progress[seq.slot], int(self._reads_hidden)
         start, stop = progress.done, len(seq.tokens) - shift - leave
         if self._reads_hidden:
@@ -119,12 +119,12 @@ class ChainProposer:
         return Feed(seq, start, tokens, hidden)
 
     def _ids(self, tokens: list[int]) -> list[int]:
-        """The drafter's ids of the target's tokens, where they differ."""
+        """Return the drafter's ids of the target's tokens."""
         ids = self._head.draft_ids
         return tokens if ids is None else ids[tokens].tolist()
 
     def _done(self, feed: Feed, step: StepView) -> None:
-        """The drafter has computed `feed`."""
+        """Record that the drafter has computed `feed`."""
         progress, stop = self._progress[feed.seq.slot], feed.start + len(feed.tokens)
         progress.done = self._blocks.fill(step.blocks(feed.seq.slot), feed.start, stop)
         if self._reads_hidden and progress.waiting:
@@ -132,7 +132,7 @@ class ChainProposer:
             progress.num_waiting = len(progress.waiting[0])
 
     def _catch_up(self, seqs: Sequence[SpecSequence], step: StepView, leave: int) -> list[SpecSequence]:
-        """Compute what is missing but the last `leave` positions, in one pass. Returns who is done."""
+        """Compute the missing positions but the last `leave`, in one pass. Returns the sequences that are done."""
         ready, feeds, room = [], [], self._max_tokens
         for seq in seqs:
             feed = self._feed(seq, room, leave)

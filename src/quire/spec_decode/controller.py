@@ -12,19 +12,19 @@ from itertools import accumulate
 from quire.spec_decode.costs import NEW_SHARE, DraftCosts, StepCosts
 
 LONGEST_NAP = 128
-"""Most steps for which nothing is planned after it turned out that drafts do not pay."""
+"""LONGEST_NAP is the most steps without planning after drafts did not pay."""
 PROBE_TOKENS = 2
 PROBE_SHARE = 8
-"""Of that many sequences one is drafted for to measure acceptance again."""
+"""One of PROBE_SHARE sequences gets a draft, to measure acceptance again."""
 LEAST_GAIN = 0.03
-"""Drafts must make tokens come faster by that share: less is within the error of what was measured."""
+"""LEAST_GAIN in speed is beyond the error of measurements: drafts must promise it."""
 MOST_OVERHEAD = 0.005
-"""Share of the time that looking for drafts may take while there are none."""
+"""MOST_OVERHEAD is the share of time for looking for drafts while there are none."""
 EXPLORE = 1.25
-"""A step may have so many times the rows that were ever measured, and a few more."""
+"""EXPLORE times the most rows ever measured, or FEW more than sequences, is the largest step that is planned."""
 FEW = 8
 REFRESH = 128
-"""After so many steps with drafts comes one without: it measures what a step costs that has none."""
+"""Each REFRESH steps with drafts, one comes without, to measure its cost."""
 
 
 class Controller:
@@ -42,11 +42,11 @@ class Controller:
 
     @property
     def rests(self) -> bool:
-        """Whether drafts have not paid for long."""
+        """Tell whether drafts have not paid for long."""
         return self._nap >= LONGEST_NAP
 
     def asleep(self, num_seqs: int) -> bool:
-        """Whether drafts did not pay lately, so that this step plans none. Counts the steps."""
+        """Tell whether this step plans nothing, because drafts did not pay lately. Counts the steps."""
         if not self.adaptive:
             return False
         if num_seqs * 2 <= self._num_seqs:
@@ -57,14 +57,14 @@ class Controller:
         return False
 
     def record_overhead(self, seconds: float) -> None:
-        """Looking for drafts and planning took that long in one step."""
+        """Record the seconds of looking for drafts and planning in one step."""
         self._overhead += NEW_SHARE * (seconds - self._overhead) if self._overhead else seconds
 
     def plan(self, chances: Sequence[list[float]], num_seqs: int) -> list[int]:
-        """How many tokens to draft for each sequence.
+        """Return the number of tokens to draft for each sequence.
 
-        `chances`: the probability that the first 1, 2, ... tokens of each sequence's draft are all accepted, as many as
-        may be drafted. `num_seqs` sequences draw a token in the next step, these included.
+        `chances`: the probability that the first 1, 2, ... tokens of each sequence's draft are all accepted, up to
+        the longest draft. `num_seqs` sequences draw a token in the next step, these included.
         """
         if not self.adaptive:
             return [len(chance) for chance in chances]
@@ -106,7 +106,7 @@ class Controller:
         return counts, taken > 0
 
     def _probe(self, chances: Sequence[list[float]], num_seqs: int) -> list[int]:
-        """A few short drafts, if drafts that are always accepted would pay."""
+        """Return a few short drafts, if drafts that are always accepted would pay."""
         best_case, pays = self._best([[1.0] * len(chance) for chance in chances], num_seqs)
         counts = [0] * len(chances)
         if not pays:

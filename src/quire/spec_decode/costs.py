@@ -1,4 +1,4 @@
-"""What a step costs by its number of rows, and drafting by its number of passes; measured, with older times fading."""
+"""Measured times of a step by its rows, and of drafting by its passes; older times fade."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ EXACT_UP_TO = 16
 
 
 class StepCosts:
-    """Seconds of a step by rows. A number of rows that was never seen is taken to cost what the nearest ones suggest.
+    """Seconds of a step by rows. Numbers of rows between measured ones are interpolated.
 
-    Beyond all that was seen, the last slope goes on; with one point there is none, so that more rows get tried.
+    Beyond the largest, the last slope goes on; with one measurement there is none, so that more rows get tried.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class StepCosts:
 
     @property
     def most_rows(self) -> int:
-        """The most rows that were ever measured."""
+        """Return the most rows ever measured."""
         return self._rows[-1] if self._rows else 0
 
 
@@ -64,7 +64,7 @@ class DraftCosts:
         self._cold = True
 
     def record(self, depth: int, seconds: float) -> None:
-        """Drafts of up to `depth` tokens took that long."""
+        """Record the seconds of drafts of up to `depth` tokens."""
         if depth <= 0:
             return
         if self._cold:
@@ -76,7 +76,7 @@ class DraftCosts:
         self.next += share * (each - self.next)
 
     def doubt(self) -> None:
-        """Halve what was measured: nothing is drafted, so nothing corrects a time that was too long."""
+        """Halve the measured times: nothing is drafted, so nothing corrects a time that was too long."""
         self.first /= 2
         self.next /= 2
 
@@ -85,7 +85,7 @@ class DraftCosts:
 
 
 def _bucket(rows: int) -> int:
-    """Rows in steps of an eighth, so that steps of about one size are averaged."""
+    """Round rows down to an eighth of their power of two, so that steps of about one size are averaged."""
     if rows <= EXACT_UP_TO:
         return rows
     unit = 1 << (rows.bit_length() - 4)

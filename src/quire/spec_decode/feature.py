@@ -29,16 +29,9 @@ class Speculation:
                 "model, or draft with --spec-method ngram or suffix"
             )
         target = drafting_target(drafter, share, planning.backend, True)
-        draft = plan_draft(
-            drafter, planning.backend, target, planning.limits, planning.config.cache.block_size
-        )
-        return Need(
-            weights=draft.weights + own_head_bytes(target, share),
-            workspace=draft.workspace,
-            kv_per_token=draft.kv_per_token,
-            taps=draft.taps,
-            recomputes_last=draft.reads_pairs,
-        )
+        block_size = planning.config.cache.block_size
+        need = plan_draft(drafter, planning.backend, target, planning.limits, block_size)
+        return need + Need(weights=own_head_bytes(target, share))
 
     def join(self, engine: Joined) -> None:
         """Load the drafter, and add the slot part that reports to it."""

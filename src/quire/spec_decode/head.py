@@ -32,15 +32,14 @@ MEDUSA_FILES: tuple[tuple[str, Callable[[Path], Checkpoint]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a proposer runs.
+    """The graphs of a drafter.
 
-    `first` computes new tokens of a sequence: it receives what `features` makes of the target's hidden states (nothing
-    if `taps` is empty). `again` computes drafted tokens and receives what the pass before left in its only tap; None:
+    `first` computes new tokens of a sequence: it receives the `features` of the target's hidden states (nothing if
+    `taps` is empty). `again` computes drafted tokens and receives the only tap of the pass before; None:
     `first` does both, from tokens alone. Heads without attention have one graph per token in `stages` instead.
 
     `taps` are the target's layers whose outputs are read, joined in this order. `target_ids` [D] maps the drafter's
-    token ids to the target's, if they differ. `num_tokens` is how many tokens it drafts unless told otherwise, and
-    `most` how many it can.
+    token ids to the target's, if they differ. It drafts `num_tokens` tokens unless told otherwise, and at most `most`.
     """
 
     first: Graph | None = None
@@ -64,7 +63,7 @@ class Head:
         return [g for g in (self.first, self.again, self.block, *self.stages) if g is not None]
 
     def features(self, taps: Sequence[FloatArray], rows: range) -> FloatArray:
-        """Rows of the target's tapped layers side by side: [rows, F]. `taps` are those of the graph, ascending."""
+        """Join rows of the target's tapped layers side by side: [rows, F]. `taps` are those of the graph, ascending."""
         order = sorted(set(self.taps))
         parts = [taps[order.index(tap)][rows.start : rows.stop] for tap in self.taps]
         if self.tap_norms:

@@ -13,7 +13,7 @@ REALIGN_TOKENS = (2, 16)
 
 
 def lookup(tokens: array[int], low: int, high: int, count: int) -> list[int]:
-    """The `count` tokens after the first earlier occurrence of the longest n-gram (low..high) that ends `tokens`.
+    """Copy the `count` tokens after the first earlier occurrence of the longest n-gram (low..high) that ends `tokens`.
 
     Saxena 2023, "Prompt lookup decoding". Fewer where the sequence ends; none where no n-gram occurred before.
     """

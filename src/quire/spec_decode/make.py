@@ -12,6 +12,7 @@ from quire.config import SpeculativeOptions
 from quire.devices.protocol import Backend, KVCache, KVSpec, Limits
 from quire.devices.sampling import Sampler
 from quire.engine.directory import WITHOUT_MODEL
+from quire.engine.plan import Need
 from quire.errors import ConfigError, ModelError
 from quire.files import read_json
 from quire.model.info import Asked
@@ -63,7 +64,7 @@ class Drafter:
         return self.method not in ("ngram", "suffix")
 
     def head(self, backend: Backend, target: Any, outline: bool) -> Head:
-        """The graphs over `backend`'s weights. ModelError, ConfigError: the drafter does not fit the target."""
+        """Read the graphs over `backend`'s weights. ModelError, ConfigError: the drafter does not fit the target."""
         if not isinstance(target, LoadedModel):
             raise ConfigError(f"speculation with method {self.method} needs a target of Quire's own families")
         if self.method == "mtp" and self.path is None:
@@ -94,7 +95,7 @@ class Drafter:
         )
 
     def _token_map(self, target: LoadedModel, draft_size: int) -> TokenMap | None:
-        """None if the vocabularies are the same but for padding. Without tokenizers only their sizes can tell."""
+        """Map the tokens; None if the vocabularies are the same but for padding, by their sizes without tokenizers."""
         assert self.path is not None
         target_size = target.spec.vocab_size
         try:
@@ -109,7 +110,7 @@ class Drafter:
         return map_tokens(tokenizers[0], draft_size, tokenizers[1], target_size)
 
     def limit(self, head: Head | None) -> int:
-        """The most tokens of a draft. ConfigError: more are asked for than the drafter can make."""
+        """Return the most tokens of a draft. ConfigError if options ask for more than the drafter can make."""
         wanted = self.options.num_speculative_tokens
         if self.method == "ngram":
             return wanted or LOOKUP_TOKENS
@@ -125,12 +126,12 @@ class Drafter:
 
 
 def _padded(draft: int, target: int) -> bool:
-    """Whether vocabularies of such sizes may be the same but for padding at the end."""
+    """Tell whether vocabularies of these sizes may be the same but for padding at the end."""
     return abs(draft - target) <= max(draft, target) // 100
 
 
 def _within(draft: int, target: int) -> Any:
-    """Ids for a draft model whose table is shorter: tokens beyond it are padding, which nothing samples."""
+    """Return ids for a draft model whose table is shorter: tokens beyond it are padding, which nothing samples."""
     return None if draft >= target else np.minimum(np.arange(target), draft - 1).astype(np.int32)
 
 
@@ -153,7 +154,7 @@ def find_drafter(options: SpeculativeOptions | None, download_dir: str | None = 
 
 
 def detect(path: Path) -> str:
-    """The method of a drafter's files."""
+    """Return the method of a drafter's files."""
     if any((path / name).exists() for name, _ in MEDUSA_FILES):
         return "medusa"
     config = read_json(path / "config.json") if (path / "config.json").exists() else {}
@@ -173,27 +174,10 @@ def detect(path: Path) -> str:
     return "eagle" if "eagle" in name else "draft_model"
 
 
-@dataclass(frozen=True, slots=True)
-class DraftNeed:
-    """Memory of a drafter in bytes, and the target's layers that it reads.
-
-    `reads_pairs`: its KV at a position depends on the token after it too. So the last position of a cached prefix must
-    be computed again.
-    """
-
-    weights: int = 0
-    workspace: int = 0
-    kv_per_token: int = 0
-    taps: tuple[int, ...] = ()
-    reads_pairs: bool = False
-
-
-def plan_draft(
-    drafter: Drafter | None, backend: Backend, target: Any, limits: Limits, block_size: int
-) -> DraftNeed:
-    """What a drafter will need. `backend` is one that only plans."""
-    if drafter is None or not drafter.runs_model:
-        return DraftNeed()
+def plan_draft(drafter: Drafter, backend: Backend, target: Any, limits: Limits, block_size: int) -> Need:
+    """Return what a drafter takes. `backend` is one that only plans."""
+    if not drafter.runs_model:
+        return Need()
     head = drafter.head(backend, target, outline=True)
     spec = head.kv_spec or NO_CACHE
     workspace = sum(backend.workspace_bytes(graph, spec, limits) for graph in head.graphs)
@@ -201,13 +185,14 @@ def plan_draft(
     ahead = max(drafter.limit(head), head.most if head.block else 0)
     own = limits.max_seqs * scratch_blocks(ahead, block_size)
     workspace += own * block_size * per_token
+    # A head's KV at a position depends on the token after it too.
     reads_pairs = head.kv_spec is not None and not head.stages and head.again is not None
-    return DraftNeed(head.weight_bytes, workspace, per_token, head.taps, reads_pairs)
+    return Need(head.weight_bytes, workspace, per_token, head.taps, reads_pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A proposer that is ready, its most tokens for a sequence, who plans, and its KV cache, if it has one."""
+    """A proposer that is ready, its most tokens for a sequence, its controller, and its KV cache, if it has one."""
 
     proposer: Proposer | None = None
     limit: int = 0

@@ -1,11 +1,11 @@
-"""How likely the tokens of a draft are to be accepted, measured by position with older results fading."""
+"""The chance that a draft's tokens are accepted, measured by position; older results fade."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 POSITIONS = 8
-"""Positions counted apart; later ones are taken to be like the last."""
+"""POSITIONS are counted apart; later ones share the last."""
 FADE = 0.9
 PRIOR_WEIGHT = 2.0
 START = 0.5
@@ -13,7 +13,7 @@ START = 0.5
 
 @dataclass(slots=True)
 class Tally:
-    """Of tokens whose predecessors in the draft were accepted: how many were tried, and how many accepted."""
+    """Counts, by position, the tokens tried and accepted; a token is tried if all before it were accepted."""
 
     fade: float
     start: float = START  # assumed before anything is measured
@@ -21,7 +21,7 @@ class Tally:
     accepted: list[float] = field(default_factory=lambda: [0.0] * POSITIONS)
 
     def record(self, drafted: int, accepted: int) -> None:
-        """A draft of `drafted` tokens of which the first `accepted` were."""
+        """Count a draft of `drafted` tokens, of which the first `accepted` were accepted."""
         seen = min(drafted, accepted + 1)
         for place in range(min(seen, POSITIONS)):
             self.tried[place] = self.tried[place] * self.fade + 1.0
@@ -35,7 +35,7 @@ class Tally:
 
 
 class Odds:
-    """The acceptance of one sequence, with that of all sequences of the same proposer as what is assumed at first."""
+    """The acceptance of one sequence; that of all sequences of its proposer is the prior."""
 
     __slots__ = ("_all", "_own")
 
@@ -48,7 +48,7 @@ class Odds:
         self._all.record(drafted, accepted)
 
     def cumulative(self, count: int) -> list[float]:
-        """The probability that the first 1, 2, ..., `count` tokens of a draft are all accepted."""
+        """Return the probability that the first 1, 2, ..., `count` tokens of a draft are all accepted."""
         found = []
         product, before = 1.0, self._all.start
         for place in range(count):

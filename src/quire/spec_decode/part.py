@@ -15,17 +15,17 @@ from quire.spec_decode.proposer import Computed, Draft, Proposer, SpecSequence, 
 from quire.types import NewSeq, StepOutput
 
 MOST_PREDICTED = 64
-"""Tokens of a prediction that one step verifies at most."""
+"""MOST_PREDICTED tokens of a prediction are verified in a step."""
 PREDICTED = 0.95
-"""The acceptance of predictions that is assumed at first: whoever sends one expects it to be right."""
+"""PREDICTED is the acceptance of predictions before any is measured: a client sends one that it expects to be right."""
 FADE_OF_ALL = 0.99
 HOLD = 4
-"""Steps without a draft after which a sequence is no longer held for one."""
+"""HOLD steps without a draft end the wait of a sequence for one."""
 DECODE_TOKENS = 2
-"""A step measures the cost of rows if each sequence computes at most so many tokens besides its draft."""
+"""DECODE_TOKENS: a step measures the cost of rows if no sequence computes more besides its draft."""
 
 IN_FLIGHT = 4
-"""Steps after which drafts have been computed or dropped."""
+"""IN_FLIGHT steps later, a draft has been computed or dropped."""
 
 Ask = tuple[SpecSequence, int]
 
@@ -34,7 +34,7 @@ class SpeculationPart:
     """Keeps the tokens of sequences that may get drafts. Reads no logits and samples nothing.
 
     `proposer` None: only requests that predict their output get drafts. `limit` is the most tokens of a draft;
-    `count_allowed` says how much of a slot's draft its grammar allows.
+    `count_allowed` returns the number of a slot's drafted tokens that its grammar allows.
     """
 
     greedy = True
@@ -126,7 +126,7 @@ class SpeculationPart:
             self.controller.record_overhead(time.perf_counter() - taken - drafting)
 
     def _wake(self) -> None:
-        """Record the tokens of steps without planning, and what they computed."""
+        """Record the tokens and positions of steps without planning."""
         for tokens in self._late:
             for slot, new in tokens.items():
                 seq = self._seqs.get(slot)
@@ -151,7 +151,7 @@ class SpeculationPart:
             self.controller.steps.record(len(step.tokens), seconds)
 
     def _take_tokens(self, step: StepLayout, output: StepOutput) -> tuple[list[Computed], list[SpecSequence]]:
-        """The positions computed for speculating sequences, and the sequences that continue after this step."""
+        """Return the positions computed for speculating sequences, and the sequences that go on."""
         computed, drawing = [], []
         for item, row in zip(step.seqs, step.cu_q, strict=False):
             seq = self._seqs.get(item.slot)
@@ -241,7 +241,7 @@ class SpeculationPart:
                 output.drafts[seq.slot] = []
 
     def _obey_grammar(self, seq: SpecSequence, draft: Draft) -> None:
-        """Cut off what the sequence's grammar does not allow."""
+        """Cut the draft where the sequence's grammar does not allow it."""
         if seq.request.grammar is not None and draft.tokens:
             count = self._count_allowed(seq.slot, draft.tokens)
             del draft.tokens[count:]
@@ -250,5 +250,5 @@ class SpeculationPart:
 
 
 def _has_end(seq: SpecSequence, new: list[int]) -> bool:
-    """Whether a token of `new` may end the sequence."""
+    """Tell whether a token of `new` may end the sequence."""
     return not set(seq.request.eos_token_ids).isdisjoint(new)

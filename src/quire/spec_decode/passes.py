@@ -15,7 +15,7 @@ from quire.spec_decode.proposer import SpecSequence
 
 @dataclass(slots=True)
 class Feed:
-    """Tokens of one sequence at positions start, start + 1, ..., with what the graph receives for each [n, F]."""
+    """Tokens of one sequence at positions start, start + 1, ..., and the graph's input for each [n, F]."""
 
     seq: SpecSequence
     start: int
@@ -57,21 +57,21 @@ class Pass:
         )
 
     def pieces(self, first: Logits, count: int) -> Iterator[tuple[int, Logits]]:
-        """All rows of logits in pieces, each with the number of its first row."""
+        """Yield all rows of logits in pieces, each with the number of its first row."""
         yield 0, first
         for start in range(len(first), count, self._max_logit_rows):
             yield start, self._executable.logits(start, min(start + self._max_logit_rows, count))
 
     def tap(self) -> FloatArray:
-        """What the graph tapped, of all tokens: [T, h]."""
+        """Return the tapped layer's output of all tokens: [T, h]."""
         return self._executable.taps()[0]
 
 
 class Picker:
     """Chooses the tokens of drafts: the likeliest ones, or those that the target's own sampler draws from the logits.
 
-    The sampler has the noise of each position, and the penalties and limits of each request, so that it draws what the
-    target will draw if their logits are alike. What it drew is taken back when the draft is made.
+    The sampler has the noise of each position, and the penalties and limits of each request, so that it draws the
+    target's tokens if their logits are alike. The draws are taken back when the draft is made.
     """
 
     def __init__(self, sampler: Sampler, vocab_size: int, target_ids: IntArray | None, largest: bool) -> None:
@@ -84,13 +84,13 @@ class Picker:
         self._drawn: dict[int, int] = {}  # by slot
 
     def needs_largest(self, seqs: Sequence[SpecSequence]) -> bool:
-        """Whether the largest logit of each row decides."""
+        """Tell whether the largest logit of each row decides."""
         return self._largest or all(
             takes_largest(seq.request.sampling, seq.request.bad_words_token_ids) for seq in seqs
         )
 
     def pick(self, logits: Logits, seqs: Sequence[SpecSequence], ahead: Sequence[int]) -> list[int]:
-        """The target's id of one token per row, NOT_DRAWN where none can be drawn. `ahead`: tokens drafted before."""
+        """Choose the target's id of a token per row, or NOT_DRAWN if none can be. `ahead`: tokens drafted before."""
         if self.needs_largest(seqs):
             ids = self._best(logits)
             return ids if self._target_ids is None else self._target_ids[ids].tolist()
@@ -103,7 +103,7 @@ class Picker:
         return tokens
 
     def take_back(self) -> None:
-        """Make the sampler forget what it drew for drafts."""
+        """Make the sampler forget its draws for drafts."""
         for slot, count in self._drawn.items():
             self._sampler.retract(slot, count)
         self._drawn.clear()

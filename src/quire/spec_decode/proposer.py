@@ -29,13 +29,13 @@ class SpecSequence:
 
     @property
     def room(self) -> int:
-        """How many tokens of a draft could still be of use: the target always adds one of its own."""
+        """Return the most tokens of a draft that could be of use: the target always adds one of its own."""
         return self.request.max_tokens - (len(self.tokens) - self.num_prompt) - 1
 
 
 @dataclass(slots=True)
 class Draft:
-    """Guesses for the next tokens. `probabilities`: of each token together with all before it, where they are known."""
+    """Guesses for the next tokens. `probabilities[i]`, if known, is that of the first i + 1 tokens together."""
 
     tokens: list[int] = field(default_factory=list)
     probabilities: list[float] | None = None
@@ -48,8 +48,8 @@ NO_DRAFT = Draft()
 class Computed:
     """The target computed known tokens of `seq` from position `start` on, in `rows` of the step, one for each.
 
-    What is left out are rejected drafts. `seq.tokens` has them all, and at least one more token if the step reached
-    the end of the sequence.
+    Rejected drafts are left out. `seq.tokens` has all of these tokens, and at least one more if the step reached the
+    end of the sequence.
     """
 
     seq: SpecSequence
@@ -59,10 +59,10 @@ class Computed:
 
 @dataclass(slots=True, frozen=True)
 class StepView:
-    """What a proposer that runs a model needs of a step.
+    """A step as a proposer with a model sees it.
 
-    The block tables [S, M] with how many blocks each slot has, the first position that each slot's sequence computed
-    (all sequences of the step, also those that are not drafted for), and the target's tapped layers [T, D].
+    It has the block tables [S, M], the number of blocks of each slot, the first position that each sequence of the step
+    computed, also without drafts, and the target's tapped layers [T, D].
     `drafting_pays` is false while the controller has drafted nothing for long.
     """
 
@@ -73,7 +73,7 @@ class StepView:
     drafting_pays: bool = True
 
     def blocks(self, slot: int) -> IntArray:
-        """The blocks of a slot's sequence."""
+        """Return the blocks of a slot's sequence."""
         return self.block_table_SM[slot, : self.num_blocks[slot]]
 
 
@@ -86,27 +86,27 @@ class Proposer(Protocol):
 
     @property
     def drafts_freely(self) -> bool:
-        """Whether drafting costs next to nothing, so that drafts are made first and cut afterwards."""
+        """Tell whether drafting costs next to nothing, so that drafts are made first and cut afterwards."""
 
     @property
     def may_sleep(self) -> bool:
-        """Whether it need not observe steps that plan no drafts: it learns later where they computed."""
+        """Tell whether it may miss steps that plan no drafts; it learns later where they computed."""
 
     def start(self, seq: SpecSequence) -> None:
-        """A sequence takes a slot."""
+        """Begin with a sequence that takes a slot."""
 
     def stop(self, seq: SpecSequence) -> None:
-        """A sequence leaves its slot: it ended, or was preempted."""
+        """Forget a sequence that leaves its slot: it ended, or was preempted."""
 
     def observe(self, computed: Sequence[Computed], step: StepView) -> None:
-        """The target has computed tokens; `seq.tokens` include those just drawn."""
+        """Take in the tokens that the target computed; `seq.tokens` include those just drawn."""
 
     def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
-        """Drafts of at most so many tokens for each sequence, which all have been observed to their end."""
+        """Draft at most the given number of tokens for each sequence. All have been observed to their end."""
 
 
 class TokenProposer:
-    """The part of the protocol that proposers which only look at tokens do not need."""
+    """The part of the protocol that does nothing for proposers that look at tokens alone."""
 
     drafts_freely = True
     may_sleep = True

@@ -62,7 +62,7 @@ class StageProposer:
     def _one(
         self, depth: int, stage: Pass, feeds: list[Feed], counts: list[int], drafts: dict[int, Draft]
     ) -> tuple[list[Ask], list[int], list[FloatArray]]:
-        """One more token for each feed. Returns the sequences that go on, their tokens, and what they feed on."""
+        """Draft one more token for each feed. Returns the sequences that go on, their tokens, and their inputs."""
         seqs = [feed.seq for feed in feeds]
         greedy = self._picker.needs_largest(seqs)
         logits = stage.run(feeds, self._table_SM, list(range(len(feeds))), greedy)

@@ -14,7 +14,7 @@ from quire.config import SpeculativeOptions
 from quire.spec_decode.proposer import Computed, Draft, SpecSequence, StepView, TokenProposer
 
 SHARED_BYTES = 256 << 20
-"""Memory of all shared trees together; the oldest outputs are forgotten first."""
+"""SHARED_BYTES hold all shared trees together; the oldest outputs are forgotten first."""
 
 
 class SharedOutputs:
@@ -35,7 +35,7 @@ class SharedOutputs:
         return next(self._ids)
 
     def close(self, salt: str, number: int) -> None:
-        """An output has ended: keep it, and forget old ones that are too many."""
+        """Keep an output that has ended, and forget the oldest beyond the limits."""
         self.tree(salt).close(number)
         self._ended.append((salt, number))
         while self._ended and (len(self._ended) > self._max_outputs or self.nbytes > self._max_bytes):
@@ -77,7 +77,7 @@ class SuffixProposer(TokenProposer):
         self._learns = step.drafting_pays
 
     def _grow(self, seq: SpecSequence) -> None:
-        """Take in the tokens that are new."""
+        """Take in new tokens."""
         tree, length, number = self._own[seq.slot]
         if len(seq.tokens) == length or len(seq.tokens) <= seq.num_prompt:
             return

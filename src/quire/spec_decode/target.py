@@ -18,14 +18,14 @@ from quire.spec_decode.make import Drafter
 def drafting_target(
     drafter: Drafter | None, model: ServedModel, backend: Backend, outline: bool = False
 ) -> ServedModel:
-    """The model as its drafter sees it, which runs on the engine's own rank alone."""
+    """Return the model as its drafter sees it, which runs on the engine's own rank alone."""
     if drafter is None or not drafter.runs_model or not isinstance(model, LoadedModel):
         return model
     return _with_whole_head(model, backend, outline)
 
 
 def _with_whole_head(model: LoadedModel, backend: Backend, outline: bool = False) -> LoadedModel:
-    """The model for a drafter that runs on one rank: its head is whole, so that logits need no other rank.
+    """Return the model for a drafter on one rank: its head is whole, so that logits need no other rank.
 
     ConfigError: the head cannot be read again.
     """
@@ -48,7 +48,7 @@ def _with_whole_head(model: LoadedModel, backend: Backend, outline: bool = False
 
 
 def own_head_bytes(target: ServedModel, model: ServedModel) -> int:
-    """Bytes of the head that a drafter's target has beside the rank's share."""
+    """Return the bytes of the head that a drafter's target has beside the rank's share."""
     if target is model or not isinstance(target, LoadedModel) or target.decoder.head is None:
         return 0
     head = target.decoder.head.weight

@@ -11,15 +11,15 @@ from quire.errors import ModelError
 from quire.text.tokenizer import Tokenizer
 
 LEAST_SHARE = 0.5
-"""A draft model must share that much of its vocabulary with the target; with less it could hardly draft."""
+"""LEAST_SHARE of its vocabulary is what a draft model must share with the target: with less it could hardly draft."""
 UNKNOWN = -1
 NOTHING = ("", b"")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMap:
-    """`draft_ids` [V of the target]: what the draft model reads instead of a token, 0 where it lacks it. `target_ids`
-    [V of the draft model]: what its tokens are to the target, UNKNOWN where the target lacks them.
+    """Ids across vocabularies: `draft_ids` [V of the target], 0 for tokens that the draft model lacks, and `target_ids`
+    [V of the draft model], UNKNOWN for tokens that the target lacks.
     """
 
     draft_ids: IntArray
@@ -27,7 +27,7 @@ class TokenMap:
 
 
 def map_tokens(draft: Tokenizer, draft_size: int, target: Tokenizer, target_size: int) -> TokenMap | None:
-    """None: every token of one is the same token of the other, as far as both go.
+    """Map the tokens; None if all ids that both have stand for the same tokens.
 
     ModelError: they have too few tokens in common.
     """
@@ -47,7 +47,7 @@ def map_tokens(draft: Tokenizer, draft_size: int, target: Tokenizer, target_size
 
 
 def _key(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
-    """What a token stands for: its bytes, or the name of a special token. Empty for an id without a token."""
+    """Return a token's bytes, or the name of a special token. Empty for an id without a token."""
     if tokenizer.is_special(token):
         return "special", (tokenizer.id_to_token(token) or "").encode()
     piece = tokenizer.token_bytes(token)
