@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -199,3 +200,42 @@ def test_a_plain_run_imports_no_feature(run: str, code: str) -> None:
         assert name not in FEATURES or inner in (["__init__"], ["options"]), f"{module} is imported"
         if run != "server":
             assert not module.startswith(SPINE_ONLY) or module.endswith("__init__"), f"{module} is imported"
+
+
+@pytest.mark.parametrize("feature", sorted(FEATURES))
+def test_each_feature_can_be_taken_out(feature: str, tmp_path: Path) -> None:
+    """The rest imports, starts a server and an engine, and generates what it generates with the feature."""
+    package = tmp_path / "quire"
+    package.mkdir()
+    for path in ROOT.iterdir():
+        if path.name not in (feature, "__pycache__"):
+            (package / path.name).symlink_to(path)
+    (package / feature).mkdir()
+    for path in (ROOT / feature).glob("*.py"):
+        if path.stem in ("__init__", "options"):  # its options are a section of the configuration
+            (package / feature / path.name).symlink_to(path)
+    for code in (SERVER, ENGINE):
+        run_with(tmp_path, code)
+    assert run_with(tmp_path, ANSWERS) == run_with(ROOT.parent, ANSWERS)
+
+
+ANSWERS = """
+from quire import LLM, SamplingParams
+llm = LLM(max_model_len=256, threads=1)
+print(llm.__class__.__module__)
+params = SamplingParams(n=2, seed=3, max_tokens=12, logprobs=2)
+prompts = ["Once upon a time", "The", "A dog and a cat"]
+together = [output.outputs for output in llm.generate(prompts, params, use_tqdm=False)]
+assert together == [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt in prompts]
+print([sample.token_ids for samples in together for sample in samples])
+"""
+
+
+def run_with(place: Path, code: str) -> str:
+    """What `code` prints with the package quire that lies in `place`."""
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    check = f"import quire; assert quire.__file__.startswith({str(place)!r}), quire.__file__\n"
+    run = [sys.executable, "-c", check + code]
+    result = subprocess.run(run, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -17,7 +17,6 @@ from quire.client.program_checks import DEFAULT_MAX_TOKENS, MAX_LANES, check_lan
 from quire.errors import RequestError
 from quire.fields import says
 from quire.params import OutputKind, SamplingParams, StructuredOutputsParams
-from quire.program.frames import Frames
 from quire.steps import (
     AnyStep,
     Compute,
@@ -32,6 +31,9 @@ from quire.steps import (
     gens,
 )
 from quire.types import Request
+
+if TYPE_CHECKING:
+    from quire.program.frames import Frames
 
 
 class ProgramCall(msgspec.Struct, kw_only=True):
