@@ -87,7 +87,7 @@ class Program:
 
     @classmethod
     def single(cls, name: str, module: str, help: str) -> Program:
-        """A program with one command, that of `module`."""
+        """Make a program with one command, the one in `module`."""
         return cls(name, {"": Entry(module, help)})
 
 
@@ -193,7 +193,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _overview(args: list[str], program: Program) -> None:
-    """List the commands without loading any, all or those of a group; refuse anything else."""
+    """List all commands, or a group's, without loading any; refuse anything else."""
     name, commands = program.name, program.commands
     group = args[0] if args and any(command.startswith(f"{args[0]} ") for command in commands) else ""
     rest = args[1:] if group else args

@@ -74,7 +74,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Called before each `apply`; None if the rows are those of the last call."""
+        """Called before each `apply`; None if the rows are the same as in the last call."""
 
 
 class AdapterLogitsProcessor(LogitsProcessor):

@@ -26,7 +26,7 @@ class RadixNode(Generic[V]):
 
 
 def _common(edge: Sequence[Hashable], key: Sequence[Hashable], at: int) -> int:
-    """The number of elements of `edge` that equal those of `key` from `at` on."""
+    """Count the elements of `edge` that equal `key` from `at` on."""
     size = len(edge)
     if key[at : at + size] == edge:
         return size

@@ -270,7 +270,7 @@ class Delta(msgspec.Struct, array_like=True):
     """What changed for one sample of one request; crosses the process border back.
 
     `stop_reason` is the stop token that ended it, if any. `error` explains the finish reason "error". `complete`: the
-    grammar ended it, so the last token is text and not an end-of-sequence token. `events` are those of a program.
+    grammar ended it, so the last token is text and not an end-of-sequence token. `events` come from a program.
     """
 
     request_id: str

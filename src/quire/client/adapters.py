@@ -61,7 +61,7 @@ class LoadedAdapter:
 
 
 def with_adapter(request: Request, adapter: LoadedAdapter | None, model: ModelCard) -> Request:
-    """The request, and those of its program, with an adapter if one is given.
+    """Give the request, and its program's requests, an adapter if one is given.
 
     RequestError: it names a token that the adapter, or the model without one, does not have.
     """

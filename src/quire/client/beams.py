@@ -12,7 +12,7 @@ from quire.params import BeamRules, SamplingParams, StructuredOutputsParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """A search for the most likely sequences. Names are those of vLLM's BeamSearchParams and transformers' generate.
+    """A search for the most likely sequences. Names follow vLLM's BeamSearchParams and transformers' generate.
 
     `early_stopping` None is vLLM's search; False, True and "never" are transformers' (`BeamRules`). `temperature` is
     accepted and has no effect, as in vLLM. `num_return_sequences` defaults to `beam_width`. Groups with a

@@ -53,7 +53,7 @@ class Front:
         self.tokenizer = tokenizer
         self._load_template = load_template
         self.compile_grammar: Callable[[StructuredOutputsParams], str] | None = None
-        self.processors: tuple[ProcessorClass, ...] = ()  # those of the engine
+        self.processors: tuple[ProcessorClass, ...] = ()  # the engine's
         self.takes_functions = False  # requests may bring functions: the engine runs in this process
         self.processed_logprobs = False
         self.reasoning_parser = "auto"
@@ -107,7 +107,7 @@ class Front:
 
     @cached_property
     def _most_characters(self) -> int:
-        """No longer text fits into the model's length, unless the tokenizer drops a part of it."""
+        """Upper bound on the characters of a text that fits, unless the tokenizer drops a part of it."""
         longest = max(map(len, self._need_tokenizer().backend.get_vocab(with_added_tokens=True)))
         return min(longest * self.info.max_model_len, 8 * MAX_CHARACTERS)
 

@@ -137,7 +137,7 @@ class Metrics:
         self.cached_tokens = 0
         self.generation_tokens = 0
         self.prefill_clock = (
-            0.0  # seconds that prompts took from sequences that generate, in all steps so far
+            0.0  # seconds by which prefill has delayed decoding sequences, in all steps so far
         )
         self.restarts = 0
         self.rejections = {"queue_full": 0, "draining": 0, "engine_down": 0}
@@ -200,7 +200,7 @@ class Metrics:
             times.scheduled = max(at, times.arrival)
 
     def stepped(self, seconds: float, prompts: float) -> None:
-        """The engine computed a step; its prompts took so many of the seconds from sequences that generate."""
+        """Count a step that took `seconds`; prefill delayed its decoding sequences by `prompts` seconds."""
         self.observe("step_time_seconds", seconds)
         self.prefill_clock += prompts
 

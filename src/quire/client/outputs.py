@@ -133,7 +133,7 @@ class OutputStream:
         self.output = RequestOutput(
             request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
         )
-        self.times: RequestTimes | None = None  # those of the engine, if they are known
+        self.times: RequestTimes | None = None  # the engine's, if known
         self._num_open = params.n
         self._drafted = [(0, 0)] * params.n  # tokens of drafts accepted and rejected
         self._num_accepted = self._num_rejected = 0  # of all samples

@@ -34,7 +34,7 @@ class _Size:
 
 
 def check_size(lanes: Mapping[str, Sequence[AnyStep]], defaults: Gen) -> None:
-    """Raise RequestError for a program that may do too much. `defaults` are those of its gens."""
+    """Raise RequestError for a program that may do too much. `defaults` are its gens' defaults."""
     whole = _Size(lanes=len(lanes))
     for steps in lanes.values():
         whole.add(_size(steps, defaults, 0))
@@ -69,7 +69,7 @@ def _size(steps: Sequence[AnyStep], defaults: Gen, depth: int) -> _Size:
 
 @dataclass(slots=True)
 class _Known:
-    """The variables that a lane may have at a step, and those of the branches of its forks."""
+    """The variables that a lane may have at a step, and that the branches of its forks may have."""
 
     variables: set[str] = field(default_factory=set)
     forks: dict[str, set[str]] = field(default_factory=dict)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class ProgramCall(msgspec.Struct, kw_only=True):
     """A program, or the next steps of one whose state was kept.
 
-    `steps` are those of the first lane, `lanes` those of others, which exist in a `session` alone. `sampling` has the
-    defaults of all gens, by the fields of `Gen`. With `keep` the engine keeps the state; the last event names it.
+    `steps` belong to the first lane, `lanes` to the others, which only a `session` has. `sampling` has the defaults of
+    all gens, by the fields of `Gen`. With `keep` the engine keeps the state; the last event names it.
     """
 
     steps: Annotated[list[AnyStep], says("the steps of the first lane")] = []

@@ -70,7 +70,7 @@ class Adapter:
 class StepAdapters:
     """The adapters of a step, for backends that look changes up row by row.
 
-    `slots` are those of the rows that operations work on: the step's tokens, then its logit rows.
+    `slots` has a slot for each row that operations work on: the step's tokens, then its logit rows.
     """
 
     def __init__(

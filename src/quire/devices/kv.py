@@ -39,8 +39,8 @@ class KVScales(msgspec.Struct, frozen=True):
 class KVSpec(msgspec.Struct, frozen=True):
     """Shape of the cache of all layers: per token and layer, G x H keys and G x H values.
 
-    In int8, each key and each value of a head has its own float32 scale. In FP8, `scales` are those of each layer that
-    has any.
+    In int8, each key and each value of a head has its own float32 scale. In FP8, `scales` has an entry for each layer,
+    None if the layer has no scales.
     With `value_dim` (latent attention) there are no values: a value is the first value_dim elements of its key.
     `layers`, if given, is the shape of each layer; num_kv_heads and head_dim are then the largest.
 

@@ -65,7 +65,7 @@ class Attention(msgspec.Struct, frozen=True):
     A query at position p sees positions from max(p - window + 1, p // chunk * chunk, 0) to p + ahead (0: causal), up
     to the end of the sequence. A score is scale * q . k, then cap * tanh(score / cap), then
     slopes[head] * (position - p) is added (ALiBi, Press et al. 2022, arXiv:2108.12409), and bias[head, position - p +
-    reach]; farther than its reach, the bias is that of its end. A sink is an extra score of its head without a value.
+    reach]; beyond its reach, the bias stays at its last value. A sink is an extra score of its head without a value.
     slopes and sinks are [N], the bias is [N, 2 reach + 1].
     """
 

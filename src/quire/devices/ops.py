@@ -7,7 +7,7 @@ class.
 `path` names the weight of a record (`layers.3.attention.out`), for adapters and calibration; weights that neither
 knows have none.
 
-Shape letters are those of protocol.py; rows are the step's tokens, after SelectRows its logit rows.
+Shape letters are defined in protocol.py; rows are the step's tokens, after SelectRows its logit rows.
 
 Exactness (docs/architecture.md): each row of a result depends only on its own row (and, in attention, its own
 sequence), with an order of reduction that does not depend on how many rows or sequences are in the step.
@@ -319,7 +319,7 @@ class RelativeScores(Op[T], frozen=True, eq=False):
 class Attend(Op[T], frozen=True, eq=False):
     """Paged attention over `layer`'s cache: [T, N H] -> [T, N H]; for latent attention [T, N value_dim].
 
-    `scores` [T, N S] are added to those of each query, by position.
+    `scores` [T, N S] are added to each query's scores, by position.
     Query head i reads key/value head i // (N / G).
     Softmax is online over tiles of positions aligned to absolute position 0 (Milakov and Gimelshein 2018).
     """

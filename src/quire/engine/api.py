@@ -67,7 +67,7 @@ class Host(Protocol):
         """Go on before a step with what was computed beside the steps."""
 
     def route(self, deltas: list[Delta]) -> list[Delta]:
-        """Take the deltas of own requests after a step; returns all others, and those of answers."""
+        """Take the deltas of own requests after a step; return all others, and the answers' deltas."""
 
     def count(self, stats: EngineStats) -> None:
         """Add the host's gauges."""

@@ -66,7 +66,7 @@ class EngineCore:
         self._ready: list[Delta] = []  # the next step returns them
         self._waiting = Gates(self.gates)
         self._keepers: list[Keeper] = []
-        # Samples that ended, by step: those of a step in flight still use what keepers keep for them.
+        # Samples that ended, by step: samples of a step in flight still use what keepers keep for them.
         self._ended_samples: deque[list[tuple[str, int | None]]] = deque()
 
     def add_gate(self, gate: Gate) -> None:

@@ -63,7 +63,7 @@ class Scheduled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepTime(msgspec.Struct, frozen=True, array_like=True):
-    """Seconds that a step took, and how many of them its prompts took from sequences that generate."""
+    """The seconds that a step took, and by how many of them prefill delayed its decoding sequences."""
 
     seconds: float
     prompts: float

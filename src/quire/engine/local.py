@@ -201,7 +201,7 @@ class LocalEngine:
         return True
 
     def _route(self, deltas: list[Delta]) -> None:
-        """Hand each call its deltas; drop those of calls that left."""
+        """Hand each call its deltas; drop the deltas of calls that left."""
         if not deltas:
             return
         if self._observer is not None:

@@ -42,7 +42,7 @@ def tapped(model: ServedModel, taps: tuple[int, ...]) -> Graph:
 
 
 def device_of(config: EngineConfig, rank: int) -> DeviceConfig:
-    """The device options of a rank: its share of its machine's threads. With Ray, --threads are those of each."""
+    """The device options of a rank: its share of its machine's threads. With Ray, --threads counts for each rank."""
     parallel = config.parallel
     if parallel.distributed_executor_backend == "ray":
         return config.device

@@ -99,8 +99,8 @@ def add_options(
 ) -> int:
     """Add a flag for each field of the dataclass `options`, and a positional for each of those in `arguments`.
 
-    Unless `everything`, help shows only the fields marked as common. `defaults` replace those of fields. Returns how
-    many it hides.
+    Unless `everything`, help shows only the fields marked as common. `defaults` replace the fields' own. Returns how
+    many fields it hides.
     """
     hints = get_type_hints(options)
     hidden = 0

@@ -31,7 +31,7 @@ class Added:
 
 
 def add_dialects(parser: argparse.ArgumentParser, args: Sequence[str], table: Table) -> list[Added]:
-    """Add a table's flags if `args` have one that the parser lacks, then those of installed dialects likewise."""
+    """Add a table's flags if `args` have one that the parser lacks, then installed dialects' flags likewise."""
     if not _lacks(parser, args):
         return []
     add_foreign(parser, table())

@@ -1,4 +1,4 @@
-"""Bounds the reasoning in an output: after so many tokens its end is forced. Knows token ids and their bytes."""
+"""Bounds the reasoning in an output: once its budget of tokens is spent, its end is forced. Knows ids and bytes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ The newer one nests formats: {"type": "structural_tag", "format": F} with F one 
     {"type": "tags_with_separator", "tags": [tag, ...], "separator": TEXT,
      "at_least_one": false, "stop_after_first": false}
 
-A `quoted` grammar is that of a text inside a JSON string (`quire.grammar.quoted`).
+A `quoted` grammar describes a text inside a JSON string (`quire.grammar.quoted`).
 In `triggered_tags` the text is free; when it reaches a trigger, one of the tags that begin with it must follow.
 With `at_least_one` the output cannot end before the first tag; with `stop_after_first` it ends after it.
 Text that names a special token (`<|tool_call|>`) means that token, which free text never contains.

@@ -15,7 +15,7 @@ from quire.devices.protocol import FloatArray, IntArray
 class TokenArrays:
     """S sequences of each of B prompts. `ids` [B, S, L] begin with the prompt and end in the padding.
 
-    `lengths` [B, S] count the tokens before the padding, those of the prompt included. `cumulative_logprobs` [B, S] are
+    `lengths` [B, S] count the tokens before the padding, including the prompt's. `cumulative_logprobs` [B, S] are
     zero unless log-probabilities were asked for. Sequences that a beam search could not fill have the prompt alone.
     """
 

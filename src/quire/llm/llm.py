@@ -136,7 +136,7 @@ class LLM(PoolingMethods, ProgramRunner):
         use_tqdm: Tqdm = True,
         **options: Any,
     ) -> list[str]:
-        """Begin to answer conversations, as `enqueue` does prompts. `options` are those of `chat`."""
+        """Begin to answer conversations, as `enqueue` does prompts. `options` as in `chat`."""
         return self._enqueue(self._conversations(messages, sampling_params, **options))
 
     def wait_for_completion(self, output_type: Any = None, use_tqdm: Tqdm = True) -> list[RequestOutput]:

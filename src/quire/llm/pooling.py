@@ -195,7 +195,7 @@ class PoolingMethods(RunningEngine):
 
 
 def pooling_output(request: Request, vector: list[float]) -> PoolingOutput:
-    """The vector of a text, or those of its tokens."""
+    """The vector of a text, or one per token."""
     return vectors.PoolingOutput(
         vectors.by_token(vector, len(request.tokens)) if request.pooling == "all" else vector
     )

@@ -10,7 +10,7 @@ from quire.errors import RequestError
 
 
 class TextPrompt(TypedDict, total=False):
-    """Prompt as text. `cache_salt` separates its prefix cache from that of other salts."""
+    """Prompt as text. `cache_salt` separates its prefix cache from other salts'."""
 
     prompt: str
     cache_salt: str

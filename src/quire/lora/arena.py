@@ -246,7 +246,7 @@ class AdapterArena(Generic[A]):
             self._paths[digest], self.nbytes[digest] = path, nbytes
 
     def _take_slot(self) -> int | None:
-        """A free slot, or that of the adapter that was used least recently; None if all are pinned."""
+        """Take a free slot, or the least recently used adapter's; None if all are pinned."""
         if not self._free:
             for digest in self._resident:
                 if not self._users[digest] and digest not in self._pinned:

@@ -1,4 +1,4 @@
-"""Options of adapters: an option section like those of config."""
+"""Options of adapters: a section like config's own."""
 
 from __future__ import annotations
 

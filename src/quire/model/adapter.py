@@ -58,7 +58,7 @@ class AdapterBase:
 class Draft:
     """A change in the making: what is known of it without the base's matrix. Rows of `ups` and vectors are outputs.
 
-    `norms` are those of the changed weight's rows, if the base's matrix here has only some of its columns.
+    `norms` are the norms of the changed weight's rows, if the base's matrix here has only some of its columns.
     """
 
     outputs: int
@@ -80,7 +80,7 @@ class Draft:
     def add(
         self, pair: Pair, pick: Callable[[FloatArray], FloatArray], start: int, columns: range | None = None
     ) -> None:
-        """Add a module's tensors; `pick` takes the part's rows from those of the module, `columns` are the part's."""
+        """Add a module's tensors; `pick` takes the part's rows from the module's, `columns` are the part's."""
         down, up = pair.down, pair.up
         if id(down) not in self._seen:
             self._seen[id(down)] = sum(map(len, self.downs))

@@ -122,7 +122,7 @@ class AdapterNames:
         return True
 
     def check_room(self, tokens: int, what: str) -> None:
-        """ModelError unless the vocabulary may have so many tokens."""
+        """Raise ModelError unless the vocabulary may have `tokens` tokens."""
         if tokens > self._spec.vocab_size:
             added = tokens - self._spec.embedding.stored_tokens
             raise ModelError(
@@ -239,7 +239,7 @@ class AdapterNames:
         return Pair(np.ascontiguousarray(down), np.ascontiguousarray(up), **vectors)
 
     def _first_guess(self, lora: LowRank, module: str, transposed: bool) -> tuple[FloatArray, FloatArray]:
-        """What the training took out of the base's weight before it began, as a product of two matrices.
+        """Compute the initial low-rank factors that training subtracted from the base weight.
 
         PiSSA (Meng et al. 2024, arXiv:2404.02948): the first r singular directions. OLoRA (Büyükakyüz 2024,
         arXiv:2406.01775): scale times the first r columns of Q and rows of R.

@@ -58,7 +58,7 @@ class ApartCheckpoint:
         return self.piece(name, self._inner.get)
 
     def piece(self, name: str, read: Callable[[str], Array]) -> Array:
-        """What a tensor takes of the one that it lies in, which `read` gives."""
+        """Read one tensor out of the stacked tensor that holds it; `read` reads that one."""
         if name not in self._pieces:
             return read(name)
         return np.ascontiguousarray(self._pieces[name].take(read(self._pieces[name].source)))
@@ -105,7 +105,7 @@ def taken_apart(
 
 
 def _experts(mixture: MixtureConfig, names: TensorNames, layer: str) -> dict[str, Piece]:
-    """Each expert's gate, up and down projection with their biases, and those of the shared expert if it is fused."""
+    """Each expert's gate, up and down projection with biases, and the shared expert's if it is fused."""
     pieces: dict[str, Piece] = {}
     count = mixture.routing.num_experts - mixture.zero_experts
     inner, d = mixture.intermediate_size, mixture.hidden_size

@@ -52,9 +52,9 @@ _PLACES = re.compile(r"\{[ijens]\}")
 class ConvertedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything in a converted checkpoint except its tensors, the same for all ranks.
 
-    `dtype` and `quantized` are those that a build gives the weights unless it is told others; `layouts` are those of
-    parts that are quantized, `roundings` those of their inputs. `kv_scales` are those of ModelInfo. `exact` and
-    `whole_experts` say how they are divided: see Shard.
+    A build gives the weights `dtype` and `quantized` unless told otherwise; `layouts` names the layout of each
+    quantized part, `roundings` how its inputs are rounded. `kv_scales` is as in ModelInfo. `exact` and `whole_experts`
+    say how the weights are divided: see Shard.
     """
 
     spec: DecoderConfig

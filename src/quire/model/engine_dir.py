@@ -2,8 +2,8 @@
 
 Knows files, checksums and weights by path; knows no kernel and no checkpoint format. `engine.json` holds the
 manifest and its checksum; `weights.bin` holds the tensors, each on a page boundary, so that they can be mapped and
-used in place. An engine for several ranks holds such a pair for each: that of rank 1 is `engine.1.json` and
-`weights.1.bin`. Readers refuse another format, another instruction set, and any changed byte.
+used in place. An engine for several ranks holds such a pair for each: rank 1 has `engine.1.json` and `weights.1.bin`.
+Readers refuse another format, another instruction set, and any changed byte.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ class StoredTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything in an engine except its tensors, whose places in weights.bin are given by their paths.
 
-    `checksums` belong to equal parts of weights.bin, in order. `names` are those of the checkpoint's tensors, by which
-    adapters find their place. The weights are the share of rank `rank` of `ranks`,
-    divided as in Shard.
+    `checksums` belong to equal parts of weights.bin, in order. `names` names the checkpoint's tensors, by which
+    adapters find their place. The weights are the share of rank `rank` of `ranks`, divided as in Shard.
     """
 
     fingerprint: str
@@ -93,7 +92,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_rank(name: str, rank: int) -> str:
-    """The file of a rank: that of rank 0 has the plain name."""
+    """Name the file of a rank; rank 0 has the plain name."""
     stem, dot, kind = name.rpartition(".")
     return f"{stem}.{rank}{dot}{kind}" if rank else name
 
@@ -190,7 +189,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _check(path: Path, manifest: Manifest) -> None:
-    """Raise ModelError for sizes and tokens that no engine has: whoever writes a manifest can write its checksum."""
+    """Raise ModelError for sizes and tokens that no engine has: a valid checksum is no proof of a sane manifest."""
     manifest.spec.check(str(path))
     check_kv_scales(manifest.kv_scales, manifest.spec, str(path))
     for token in manifest.eos_token_ids:

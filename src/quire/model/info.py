@@ -37,8 +37,8 @@ UNLIMITED = EngineLimits()
 class Reading:
     """How to read a model that its files alone do not describe.
 
-    `architecture` takes the place of the config's own, `config` that of the same keys. With `dummy` the weights are
-    random, and no file of them is read. `spare_tokens` makes room for tokens that adapters add.
+    `architecture` replaces the config's own, `config` replaces single keys. With `dummy` the weights are random, and
+    none are read. `spare_tokens` makes room for tokens that adapters add.
     """
 
     architecture: str | None = None
@@ -73,9 +73,9 @@ class ModelInfo:
     `dtype` is the type of its values, `quantized` the types of its matrices if they are quantized. `weight_bytes` is
     the size of the values in `dtype` (vectors in float32). `generation` is generation_config.json, or empty.
     `directory` (or a GGUF file) also holds the tokenizer. `pooling` makes vectors of hidden states if the model defines
-    it, and `head_of` reads it from another checkpoint of the model. `limits` are those that an engine was built for. A
-    `foreign` model runs on the backend of its own library. `kv_scales` are those of each layer's keys and values, if
-    the checkpoint has any.
+    it, and `head_of` reads it from another checkpoint of the model. `limits` come from an engine's build. A `foreign`
+    model runs on the backend of its own library. `kv_scales` has the scales of each layer's keys and values, if the
+    checkpoint has any.
     """
 
     directory: Path

@@ -38,8 +38,8 @@ class ServedModel(Protocol):
 class LoadedModel:
     """A model of Quire's own families: packed weights, and the graph that uses them.
 
-    `names` are those of its tensors, if they are known; `open` opens the checkpoint again. `family`
-    gives the names by which adapters know the tensors, if these have others.
+    `names` names its tensors, if known; `open` opens the checkpoint again. `family` gives the names by which adapters
+    know the tensors, if these differ.
     """
 
     info: ModelInfo

@@ -243,7 +243,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def choose_dtype(dtype: str, wanted: Mapping[str, WantedTensor], checkpoint: Checkpoint) -> FloatDtype:
-    """The dtype that holds the model: "auto" is that of its matrices, or float32 if they have several.
+    """Choose the dtype that holds the model: "auto" is its matrices' dtype, or float32 if they have several.
 
     Matrices that keep their codes don't count, since they name bfloat16 whatever the others are.
     """

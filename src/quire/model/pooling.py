@@ -146,7 +146,7 @@ def _scored(
 
 
 def _from_tokens(directory: Path, tokens: Any, checkpoint: Checkpoint, names: TensorNames) -> Dense:
-    """The head's rows of the tokens, as scores; of two tokens one score, that of the second over the first.
+    """Take the head's rows of the tokens, as scores; two tokens make one score, the second's over the first's.
 
     So a decoder that answers no or yes is a reranker (Qwen3-Reranker, arXiv:2506.05176).
     """

@@ -156,13 +156,13 @@ class ArchSpec(msgspec.Struct, frozen=True):
     values. `temperatures` of queries, norms of queries and keys, sinks, and the bias of attention's result may be on
     some layers alone.
 
-    `shapes`, if given, has the sizes of each layer; those of the spec are then the largest. `kv_sources` names the
+    `shapes`, if given, has the sizes of each layer; the spec's own are then the largest. `kv_sources` names the
     layer whose keys and values each layer reads: itself, or an earlier one. `value_dim`: values are shorter than keys
     (they are padded in the cache). `value_scale` multiplies values; `value_norm`: they are normed, without weights.
     `keys_as_values`: layers whose values are their keys before norm and rope. `layer_scale`: the stream is multiplied
-    by a number after each layer. `gate_activation` is that of the attention gate. `laurel_rank`: a low-rank residual
-    of that rank beside attention (Menghani et al. 2024, arXiv:2411.07501). `gate_cutoffs`, by layer: the MLP's gate
-    keeps only what exceeds its mean by so many standard deviations (SparseGELU). `gate_limits`, by layer, bound the
+    by a number after each layer. `gate_activation` belongs to the attention gate. `laurel_rank`: a low-rank residual
+    of this rank beside attention (Menghani et al. 2024, arXiv:2411.07501). `gate_cutoffs`, by layer: the MLP's gate
+    keeps only what exceeds its mean by this many standard deviations (SparseGELU). `gate_limits`, by layer, bound the
     factors of the MLP's gated product (0: none).
     """
 
@@ -303,7 +303,7 @@ class ArchSpec(msgspec.Struct, frozen=True):
                 raise ModelError(f"{where}: {name} must be at least 1 token and at most {MAX_POSITION}")
 
     def _check_shapes(self, where: str) -> None:
-        """Of layers that differ: no size above the spec's own, heads in equal groups, sources that keep something."""
+        """Check per-layer sizes: none exceeds the model's, heads divide evenly, KV sources store KV."""
         for i in range(self.num_layers if self.shapes is not None or self.kv_sources is not None else 0):
             shape, source = self.shape(i), self.kv_source(i)
             most = self.num_heads, self.num_kv_heads, self.head_dim, self.intermediate_size

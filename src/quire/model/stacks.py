@@ -62,7 +62,7 @@ class Stack:
 
 
 def stacks_apart(spec: DecoderConfig, names: TensorNames, stored: Checkpoint) -> Checkpoint:
-    """The tensors of a checkpoint as they are stored, those of packed stacks apart. Raises ModelError.
+    """Take packed stacks apart; all other tensors stay as the checkpoint stores them. Raises ModelError.
 
     A stack with a field of another name keeps it, and is refused for it when its tensors are compared with the model's.
     """
@@ -143,7 +143,7 @@ def _fields(name: str, present: frozenset[str]) -> dict[str, str]:
 def _taken(
     stack: Stack, stored: Checkpoint, field: str, expert: int, place: int, columns: bool, array: Array
 ) -> Array:
-    """What an expert's matrix, the `place`-th of its stack, has of a field. Raises ModelError."""
+    """Slice one expert's share, the `place`-th of its stack, out of a quantization field. Raises ModelError."""
     size = stack.out // len(stack.modules)
     if field == "weight_shape":
         return np.array([size, stack.width], np.int64)

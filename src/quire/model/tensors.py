@@ -1,6 +1,6 @@
 """Finds the pieces of a decoder among a checkpoint's tensors. Knows configs and names; reads no file.
 
-A family keeps a piece in a module of its own, or fused with others, stacked with those of other experts, transposed, or
+A family keeps a piece in a module of its own, or fused with others, stacked with other experts' pieces, transposed, or
 with its rows in another order.
 """
 
@@ -97,7 +97,7 @@ class Tensors:
         return found.cut(piece.rows, piece.columns)
 
     def layer(self, index: int) -> LayerTensors:
-        """Those of a layer; one after the last, which predicts further tokens, is like the last."""
+        """Find the tensors of a layer; one after the last, which predicts further tokens, is like the last."""
         if index not in self._layers:
             config, names = self.config, self.names
             layer = config.layers[min(index, config.num_layers - 1)]
@@ -154,7 +154,7 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """The tensors of layer `index` of `count`, whose names begin with `prefix`. `rope` is that of the first layers."""
+    """The tensors of layer `index` of `count`, whose names begin with `prefix`. `rope` rotates the first layers."""
 
     config: LayerConfig
     names: TensorNames
@@ -302,7 +302,7 @@ class LayerTensors:
         return self.prefix + names.qkv, size, chain(rows, turn)
 
     def _head_norm(self, config: AttentionConfig, name: str, kind: str, number: str, shape: Shape) -> Part:
-        """The norm of all heads, or with a `number` that of one."""
+        """Find the norm of all heads, or of head `number`."""
         names, turn = self.names, self._turn(config)
         module = self.prefix + (names.q_norm if name == "q_norm" else names.k_norm)
         if number and names.norm_by_head:

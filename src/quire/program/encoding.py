@@ -19,8 +19,8 @@ _ANCHOR = "a"
 class Cuts:
     """Places where a text can be cut: whether a tokenizer's tokens end where words end.
 
-    If no token has a letter before a space, a text falls apart at "letter, space, letter": the tokens before and after
-    are those of the parts. That holds for BPE, whose merges cannot cross it, as for unigram models, whose best path
+    If no token has a letter before a space, a text falls apart at "letter, space, letter": the parts, encoded alone,
+    give the same tokens. That holds for BPE, whose merges cannot cross it, as for unigram models, whose best path
     passes there.
     """
 

@@ -103,7 +103,7 @@ class Programs:
             self._take_later()
 
     def route(self, deltas: list[Delta]) -> list[Delta]:
-        """Pass programs' deltas to them; returns all others, and those of programs."""
+        """Pass programs' deltas to them; return all others, and the programs' own deltas."""
         if self._owners:
             passed = []
             owners = [self._owners.get(delta.request_id) for delta in deltas]

@@ -79,7 +79,7 @@ class Links:
         return self._closed
 
     def take(self, kind: Kind, rank: int, seconds: float) -> tuple[socket.socket, Hello] | None:
-        """The connection that a rank made; None if it makes none within so many seconds."""
+        """Wait for a rank's connection; None if it makes none in time."""
         with self._changed:
             self._changed.wait_for(lambda: (kind, rank) in self._found or self._closed, seconds)
             return self._found.pop((kind, rank), None)
@@ -127,7 +127,7 @@ class Links:
 
 
 def connect(address: Address, secret: bytes, hello: Hello, seconds: float) -> socket.socket:
-    """A connection to the links of another rank. NoEngineError: nobody answers there within so many seconds.
+    """Connect to the links of another rank. NoEngineError: nobody answers there in time.
 
     EngineError: what answers is something else.
     """

@@ -34,10 +34,10 @@ LOOK = 0.2
 
 
 class Ranks:
-    """The other ranks of the engine. `peers` are those of its own stage, `earlier` those of the stages before."""
+    """The other ranks of the engine: `peers` in its own stage, `earlier` in the stages before."""
 
     def __init__(self, config: EngineConfig, width: int, limits: Limits, agreement: str) -> None:
-        """`width` is that of the residual stream, `agreement` what all ranks must be about to compute."""
+        """`width` is the residual stream's, `agreement` what all ranks must be about to compute."""
         self._config, self._parallel = config, config.parallel
         self._agreement = agreement
         self._aborts: list[Callable[[int], None]] = []

@@ -1,4 +1,4 @@
-"""A model divided among ranks, as the engine's start sees it: `plan`'s parts, each with those of the other ranks."""
+"""A model divided among ranks, as the engine's start sees it: `plan`'s parts, each with the other ranks' parts."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class RankedKVCache:
 
 
 class RankedMemoryRelease(MemoryRelease[M]):
-    """The engine's memory, and that of the other ranks."""
+    """The engine's memory, and the other ranks'."""
 
     def __init__(self, ranks: Ranks, *parts: Any) -> None:
         """`parts` as in MemoryRelease."""

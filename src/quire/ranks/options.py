@@ -1,4 +1,4 @@
-"""Options of models divided among several processes, and the place of each: an option section like those of config."""
+"""Options of models divided among several processes, and the place of each: a section like config's own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A rank other than the engine's own: `python -m quire.ranks.worker`, started by the engine, a node or a Ray actor.
 
-It reads a RankJoin from standard input, which then stays open: when it closes, whoever started this process has gone,
-and it exits too, even in the middle of a step. It finds the engine by the RankJoin, and ends when that connection does.
+It reads a RankJoin from standard input, which then stays open: when it closes, the parent has gone and it exits too,
+even in the middle of a step. It finds the engine by the RankJoin, and ends when that connection does.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _load(
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever started this process decides when it ends
+        signal.signal(number, signal.SIG_IGN)  # the parent decides when this process ends
     stdin = sys.stdin.fileno()
     frame = read_frame(stdin)
     if frame is None:

@@ -75,7 +75,7 @@ class Adapters:
             engine.metrics.adapters = self.state
 
     async def load_given(self) -> None:
-        """Load those of --lora-modules. ConfigError or ModelError: one cannot be loaded."""
+        """Load the adapters of --lora-modules. ConfigError or ModelError: one cannot be loaded."""
         for module in read_modules(self._config.lora_modules):
             try:
                 await self.load(module.name, module.path, pinned=module.pinned, trusted=True)

@@ -1,4 +1,4 @@
-"""The options of the server, and the YAML file that can hold them together with those of the engine."""
+"""The options of the server, and the YAML file that can hold them together with the engine's."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class ServerConfig:
         return json_object("--default-chat-template-kwargs", self.default_chat_template_kwargs)
 
     def api_keys(self) -> tuple[str, ...]:
-        """All keys, including those of the file; without any, those of the environment, as they are secrets.
+        """Collect all keys, also from the file; without any, from the environment, as they are secrets.
 
         Raises ConfigError if the file is unreadable or has no key.
         """

@@ -55,7 +55,7 @@ MAKER = "quire.client.start"
 BACKLOG = 2048
 # Seconds to send the last answers after all requests have ended.
 FLUSH_SECONDS = 5
-# Threads that work on large bodies give way to the event loop after so many seconds.
+# Threads that work on large bodies give way to the event loop after SWITCH_SECONDS.
 SWITCH_SECONDS = 0.001
 # The same signal again within this many seconds is the same wish: `docker stop` and shells may send it twice.
 SAME_SIGNAL_SECONDS = 1.0

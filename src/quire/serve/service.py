@@ -39,7 +39,7 @@ T = TypeVar("T")
 _decode = msgspec.json.Decoder().decode
 
 BODY_TIMEOUT = 60.0
-VECTOR_BYTES = 1024  # a vector in an answer costs about as much as so many bytes of a body
+VECTOR_BYTES = 1024  # a vector in an answer costs about as much as VECTOR_BYTES of a body
 
 
 class Service:
@@ -129,7 +129,7 @@ class Service:
         return frozenset() if template is None else frozenset(re.findall(r"\w+", template.source))
 
     def notice(self, http: HttpRequest, name: str) -> None:
-        """A part of the body is ignored that may matter to its sender: name it in a header, and count it."""
+        """Tell the sender, by header and metric, that a field was ignored."""
         http.state.ignored = (*getattr(http.state, "ignored", ()), name)
         path = http.scope["path"]
         self.metrics.ignored_fields[path] = self.metrics.ignored_fields.get(path, 0) + 1

@@ -27,7 +27,7 @@ class Counts:
 
 
 class Throughput:
-    """Compares the counters with those of its last look."""
+    """Compares the counters with their values at its last look."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics = metrics

@@ -48,9 +48,9 @@ def byte_level(
     split: str | tuple[str, ...] | None,
     **options: Any,
 ) -> Tokenizer:
-    """Byte-level BPE. `split` are patterns that cut text into words, one after the other; None is GPT-2's way.
+    """Make byte-level BPE. `split` are patterns that cut text into words, one after the other; None is GPT-2's way.
 
-    `options` are those of the library's BPE. Raises ModelError if vocabulary and merges do not fit together.
+    `options` go to the library's BPE. Raises ModelError if vocabulary and merges do not fit together.
     """
     backend = Tokenizer(_bpe(vocab, merges, **options))
     backend.decoder = decoders.ByteLevel()

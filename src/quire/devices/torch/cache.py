@@ -59,7 +59,7 @@ class TorchKVCache:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """Tokens begin..end-1 of a step, at positions up to length - 1. `places` [length] are those of all its tokens."""
+    """Tokens begin..end-1 of a step, at positions up to length - 1. `places` [length] locates all of the sequence."""
 
     begin: int
     end: int

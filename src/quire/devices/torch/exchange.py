@@ -1,4 +1,4 @@
-"""Exchange between ranks through torch.distributed's gloo. Knows torch; the ranks' order of sums is that of Peers."""
+"""Exchange between ranks through torch.distributed's gloo. Knows torch; sums go in the order of `Peers`."""
 
 from __future__ import annotations
 

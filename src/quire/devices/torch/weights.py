@@ -72,7 +72,7 @@ def rounded_row(row: Any, rounding: Rounding) -> Any:
 
 
 def round_int8_by(row: Any, columns: int) -> Any:
-    """`round_int8` of a row [K] with one scale for each so many columns; 0: for the whole row."""
+    """Round a row [K] as `round_int8`, one scale per `columns`; 0: one for the whole row."""
     width = len(row)
     if columns == 0 or columns >= width:
         return round_int8(row)

@@ -39,7 +39,7 @@ OTHER_PARTS = (
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|patch_merger|embed_vision|vit_large_projector"
     r"|audio_tower|embed_audio)\..*"
 )
-# Sections of a rope's positions for pictures; those of a text are all alike.
+# POSITIONS_OF_PICTURES divide a rope among a picture's axes; a text's positions are the same on all axes.
 POSITIONS_OF_PICTURES = ("mrope_section", "mrope_interleaved")
 
 

@@ -109,7 +109,7 @@ def read_latent(config: ConfigReader, value_dim: int | None = None, **fields: An
 
 
 def _temperature(rope: RopeSpec) -> float:
-    """Yarn's factor of scores here; the angles' own is that of mscale beside mscale_all_dim."""
+    """Yarn's factor of scores, by mscale_all_dim; the angles' own factor comes from mscale beside mscale_all_dim."""
     if rope.kind != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2

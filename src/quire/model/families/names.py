@@ -13,14 +13,14 @@ GGUF_LAYER = "blk.{i}."
 
 
 class TensorNames(msgspec.Struct, frozen=True):
-    """Names of modules; a tensor is module.weight or module.bias. Defaults are those of Llama and its descendants.
+    """Names of modules; a tensor is module.weight or module.bias. Defaults fit Llama and its descendants.
 
     `layer` is the prefix of layer {i}; the names after it follow that. Where a module holds several layers
-    (`sublayers`), {i} is its number and {j} in any name that of the layer in it. None or "" means that the family has
-    nothing of the kind. `qkv` names a fused projection: stacked (q, k, v), grouped (for each kv head its queries, its
-    key, its value), or in four blocks of q, v and k (CodeGen). `gate_up` is a fused gate and up, `shared_gate_up` that
-    of the shared expert. `transposed`: matrices of layers are stored [K, O]. `interleaved`: rotary pairs are
-    neighbours. `norm_offset` is added to the weights of norms.
+    (`sublayers`), {i} is its number and {j}, in any name, the layer's number in it. None or "" means that the family
+    has nothing of the kind. `qkv` names a fused projection: stacked (q, k, v), grouped (for each kv head its queries,
+    its key, its value), or in four blocks of q, v and k (CodeGen). `gate_up` is a fused gate and up, `shared_gate_up`
+    the shared expert's. `transposed`: matrices of layers are stored [K, O]. `interleaved`: rotary pairs are neighbours.
+    `norm_offset` is added to the weights of norms.
 
     `experts` is the prefix of expert {e}; if `expert_stack` is given, of tensors [E, ...] that hold all experts, with
     outputs as their rows or as their columns. Gate and up then alternate, are halves with `expert_halves`, or are two
@@ -175,7 +175,7 @@ class TensorNames(msgspec.Struct, frozen=True):
 
 
 def bert_names(base: str, *ignored: str) -> TensorNames:
-    """The names of BERT and its kin below `base`. `ignored` are those of heads, which are read where they are used."""
+    """The names of BERT and its kin below `base`. `ignored` name heads' tensors, which are read where they are used."""
     escaped = base.replace(".", r"\.")
     return TensorNames(
         base=base,

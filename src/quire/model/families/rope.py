@@ -88,7 +88,7 @@ def expect_newer_name(config: ConfigReader) -> None:
 
 
 def kind_dims(config: ConfigReader, head_dim: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """The rotated elements of a head by kind of layer; `shares` are those of objects that have none."""
+    """The rotated elements of a head by kind of layer; `shares` are the defaults of rope objects that name no share."""
     found = _rope_object(config)
     dims = {}
     for kind, default in shares.items():

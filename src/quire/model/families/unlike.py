@@ -32,7 +32,7 @@ KINDS = (FULL, SLIDING)
 
 
 def read_gemma4(config: ConfigReader) -> ArchSpec:
-    """Google 2026: full layers have longer and fewer keys, the last layers may read those of earlier ones."""
+    """Google 2026: full layers have longer and fewer keys, the last layers may read earlier layers' keys."""
     config.expect("use_bidirectional_attention", None, False, "vision")  # a text is causal in both
     layers, heads = num_layers(config), config.integer("num_attention_heads")
     kinds = layer_kinds(config, alternate(layers, 6))

@@ -116,7 +116,7 @@ def mixture(
 
 
 def small_experts(keys: Keys, **routing: Any) -> dict[str, Any]:
-    """Read a mixture in all layers; its files may give the experts' size as that of an MLP."""
+    """Read a mixture in all layers; its files may give the experts' size under the MLP's key."""
     inner = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
     return {"moe": mixture(keys, inner=inner, **routing), "intermediate_size": inner}
 

@@ -18,8 +18,8 @@ from quire.model.shard import Shard
 class LatentConfig(msgspec.Struct, frozen=True):
     """C = `kv_rank` and R = `rope_dim` cached elements per token.
 
-    `q_rank` is None if queries come from the hidden state directly. `norm` is that of the latents; queries and latents
-    are multiplied by `q_scale` and `kv_scale` after it. `bias`: both down projections have one.
+    `q_rank` is None if queries come from the hidden state directly. `norm` norms the latents; queries and latents are
+    then multiplied by `q_scale` and `kv_scale`. `bias`: both down projections have one.
     """
 
     hidden_size: int

@@ -50,7 +50,7 @@ class MixtureConfig(msgspec.Struct, frozen=True):
     shared_limit: float = 0.0
 
     def division(self, shard: Shard) -> Division:
-        """What each rank has of it."""
+        """How the mixture is divided among ranks."""
         if shard.whole_experts and not shard.whole:
             return "experts"
         if not shard.gathers:

@@ -18,7 +18,7 @@ class MLPConfig(msgspec.Struct, frozen=True):
     """I = `intermediate_size`.
 
     Without a gate, `xielu` is the activation, with parameters of its own. `down_norm` norms what the last projection
-    reads. `cutoff`: the gate keeps only what exceeds its mean by so many standard deviations (SparseGELU). `limit`
+    reads. `cutoff`: the gate keeps only what exceeds its mean by `cutoff` standard deviations (SparseGELU). `limit`
     bounds the factors of the gated product (0: none).
     """
 

@@ -86,7 +86,7 @@ def _llama3(spec: RopeSpec, plain: Frequencies) -> Frequencies:
     """Llama 3.1: short wavelengths stay, long ones are divided by factor, and those in between are blended.
 
     Llama 4 Scout has equal factors: nothing lies in between.
-    Grattafiori et al. 2024, arXiv:2407.21783; the bands are those of Meta's released code.
+    Grattafiori et al. 2024, arXiv:2407.21783; the bands follow Meta's released code.
     """
     turns = spec.original_max_position * plain / (2 * math.pi)  # of each pair, over the trained context
     width = spec.high_freq_factor - spec.low_freq_factor

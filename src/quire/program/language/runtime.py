@@ -17,7 +17,7 @@ from quire.program.language.endpoint import RuntimeEndpoint
 
 HOST = "127.0.0.1"
 POLL = 0.05  # seconds between looks whether the server is up
-# SGLang's names of options, where they differ from those of `quire serve`.
+# NAMES maps SGLang's names of options to `quire serve`'s, where they differ.
 NAMES = {
     "context_length": "max_model_len",
     "max_running_requests": "max_num_seqs",
@@ -32,7 +32,7 @@ R = TypeVar("R", bound="Runtime")
 class Runtime(RuntimeEndpoint):
     """`quire serve MODEL` in a process, until `shutdown` or the end of this process.
 
-    `options` are those of `quire serve` with underscores; SGLang's names of them work too. EngineError: the server
+    `options` are `quire serve`'s with underscores; SGLang's names of them work too. EngineError: the server
     does not start; its own messages are on standard error.
     """
 

@@ -1,4 +1,4 @@
-"""The messages and the tools of /v1/messages as those of a chat."""
+"""Turns the messages and tools of /v1/messages into a chat's."""
 
 from __future__ import annotations
 

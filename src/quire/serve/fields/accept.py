@@ -19,8 +19,8 @@ def accept(
 ) -> tuple[Body, list[str]]:
     """Return the body as a struct, and the paths of fields that nobody knows, which are ignored.
 
-    Raises HttpError for a field that is refused or has a wrong value, for one whose name nearly is that of a known
-    field, and with `strict` for every unknown one.
+    Raises HttpError for a field that is refused or has a wrong value, for one whose name nearly matches a known field,
+    and with `strict` for every unknown one.
     """
     reader = _Reader(template_words, strict)
     kept = reader.object(given, fields, "") if isinstance(given, dict) else given

@@ -1,4 +1,4 @@
-"""Types of the fields that the bodies of several APIs share, beside those of `quire.fields`."""
+"""Types of the fields that the bodies of several APIs share, beside the types in `quire.fields`."""
 
 from __future__ import annotations
 

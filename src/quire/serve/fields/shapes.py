@@ -55,7 +55,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields(Shape, Generic[Body]):
-    """The fields of the body that `path` takes, which becomes a `body`; by default those of that struct."""
+    """The fields of the body that `path` takes, which becomes a `body`; by default the struct's own."""
 
     taken: Mapping[str, str] = field(default_factory=dict)
     path: str

@@ -69,7 +69,7 @@ CHAT_TOKENS = replace(CHAT, path="/v1/chat/completions/input_tokens")
 
 
 class CalledFunction(msgspec.Struct):
-    """`arguments` is JSON text; that of a call cut off by a limit is incomplete."""
+    """`arguments` is JSON text, incomplete if a limit cut the call off."""
 
     name: str
     arguments: str

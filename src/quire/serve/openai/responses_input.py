@@ -1,4 +1,4 @@
-"""The input and the tools of /v1/responses as those of a chat."""
+"""Turns the input and tools of /v1/responses into a chat's."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class OutputReasoning(msgspec.Struct, tag="reasoning"):
 
 
 class OutputCall(msgspec.Struct, tag="function_call"):
-    """`arguments` is JSON text; that of a call cut off by a limit is incomplete."""
+    """`arguments` is JSON text, incomplete if a limit cut the call off."""
 
     id: str
     call_id: str

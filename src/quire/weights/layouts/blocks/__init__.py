@@ -33,7 +33,7 @@ class Kind:
     floats: bool = False
 
 
-# The names are also those of csrc/linear/blocks/kinds.h.
+# KINDS has the same names as csrc/linear/blocks/kinds.h.
 KINDS: Mapping[str, Kind] = {
     "q4_0": Kind(32, 18),
     "q4_1": Kind(32, 20),
@@ -91,10 +91,10 @@ LABELS = {
 
 
 class Blocks(PlainLayout, frozen=True, tag="blocks"):
-    """A row's codes are its own bytes and those of its blocks; they hold the scales too, so `scales` is [O, 0].
+    """A row's codes are its own bytes, then its blocks' bytes; they hold the scales too, so `scales` is [O, 0].
 
     The parts of one weight may be of different kinds. Activations are rounded to int8 by blocks of as many columns,
-    as llama.cpp does. Tensors with `entries`, at most so many in the mean of their rows, have a sparse part.
+    as llama.cpp does. Tensors with `entries` have a sparse part of at most `entries` values per row on average.
     """
 
     kind: str
