@@ -198,6 +198,7 @@ MLA = {
 OTHERS |= {
     name: {"architectures": [f"{architecture}ForCausalLM"], **changes}
     for name, architecture, changes in (
+        ("emu3_text_model", "Emu3", {}),
         ("cwm", "Cwm", {**SLIDING, "rope_theta": None}),
         ("seed_oss", "SeedOss", {}),
         ("helium", "Helium", {"head_dim": 12}),

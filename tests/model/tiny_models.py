@@ -114,6 +114,7 @@ GRANITE = {
 }
 FAMILIES |= {
     "arcee": ("Arcee", RMS),
+    "emu3_text_model": ("Emu3Text", {**RMS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}),
     "cwm": ("Cwm", {**RMS, "head_dim": 16, **SLIDES}),
     "seed_oss": ("SeedOss", {**RMS, "head_dim": 16}),
     "helium": ("Helium", {**RMS, "head_dim": 12}),
@@ -553,11 +554,16 @@ VARIANTS |= {
 }
 
 
+PARTS = {"Emu3Text": "Emu3ForCausalLM"}
+
+
 def make_model(variant: str, **changes: Any) -> Any:
     """A transformers model in float32 whose every parameter, norms and biases too, changes the logits."""
     family, options = VARIANTS[variant]
     name, common = FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(**{**common, **options, **changes})
+    if name in PARTS:  # transformers' automatic classes know only the whole of which it is a part
+        return randomized(getattr(transformers, PARTS[name])(config).eval(), len(variant))
     return randomized(transformers.AutoModelForCausalLM.from_config(config).eval(), len(variant))
 
 

@@ -22,7 +22,7 @@ from quire.weights.readers import KEYS, find_quantization
 _DECODERS = {
     "llama": "LlamaForCausalLM:llama SmolLM3ForCausalLM:smollm3 StableLmForCausalLM:stablelm CwmForCausalLM:cwm "
     "SeedOssForCausalLM:seed_oss HeliumForCausalLM:helium InternLM3ForCausalLM:internlm3 "
-    "IQuestCoderForCausalLM:iquestcoder ExaoneForCausalLM:exaone",
+    "IQuestCoderForCausalLM:iquestcoder ExaoneForCausalLM:exaone Emu3ForCausalLM:emu3_text_model",
     "llama4": "Llama4ForCausalLM:llama4_text",
     "mistral": "MistralForCausalLM:mistral MinistralForCausalLM:ministral Ministral3ForCausalLM:ministral3 "
     "MixtralForCausalLM:mixtral",

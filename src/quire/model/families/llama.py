@@ -121,6 +121,17 @@ FAMILIES = {
             },
         },
     ),
+    "Emu3ForCausalLM": Family(
+        "emu3_text_model",
+        "Emu3 8B, its text model",
+        read_llama,
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 9216,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+    ),
     "SeedOssForCausalLM": Family(
         "seed_oss",
         "Seed-OSS 36B",
