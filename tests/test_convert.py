@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.build import build_engine
@@ -22,13 +21,14 @@ from quire.devices.cpu.backend import NativeBackend
 from quire.engine.directory import load_tokenizer
 from quire.engine.stages import share_of
 from quire.errors import ConfigError, ModelError
-from quire.model.converted import MANIFEST, read_converted
-from quire.model.engine_dir import StoredTensor, Writer, read_manifest
-from quire.model.info import NOTHING, Asked, EngineLimits
+from quire.model.converted import StoredPiece
+from quire.model.engine_dir import MANIFEST, StoredTensor, Writer, read_manifest
+from quire.model.info import NOTHING, Asked, AskedDtype, EngineLimits
 from quire.model.load import inspect_model, load_model, open_files, open_for_reading
 from quire.model.loaded import LoadedModel
 from quire.model.shard import Shard
-from quire.weights.schemes import scheme
+from quire.weights.schemes import Quantization, scheme
+from tests.engine_files import rewrite, rewrite_weights
 from tests.shared import DATA, require
 from tests.tiny import FAMILIES, OTHERS, write_checkpoint
 
@@ -45,8 +45,8 @@ def convert(model: Path, output: Path, ranks: int = 1, **options: Any) -> Path:
 def packed(model: LoadedModel, backend: NativeBackend) -> tuple[bytes, dict[str, StoredTensor]]:
     """The weights as an engine holds them: their bytes, and their places by path."""
     file = io.BytesIO()
-    writer = Writer(file, backend)
-    writer.write(model.decoder.weights)
+    writer = Writer(file)
+    writer.write(model.decoder.weights, backend)
     return file.getvalue(), writer.tensors
 
 
@@ -60,7 +60,8 @@ def assert_same(model: Path, ranks: int, tmp_path: Path, **options: Any) -> Path
         wanted = load_model(model, backend, options.get("dtype", "auto"), quantized, shard=shard)
         mine = load_model(found, backend, shard=shard)
         assert packed(mine, backend) == packed(wanted, backend)
-        assert (mine.spec, mine.names, mine.dtype) == (wanted.spec, wanted.names, wanted.dtype)
+        names = wanted.names if wanted.family is None else wanted.family()
+        assert (mine.spec, mine.names, mine.dtype) == (wanted.spec, names, wanted.dtype)
         assert (mine.info.eos_token_ids, mine.info.quantized) == (
             wanted.info.eos_token_ids,
             wanted.info.quantized,
@@ -106,7 +107,7 @@ def test_codes_are_kept(name: str, tmp_path: Path) -> None:
     found = assert_same(folder, 1, tmp_path)
     assert_same(folder, 2, tmp_path)
     assert inspect_model(found).kv_scales == inspect_model(folder).kv_scales
-    assert any(tensor.endswith(".codes") for tensor in load_file(found / "rank0.safetensors"))
+    assert any(tensor.about["layout"] == "codes" for tensor in read_manifest(found).tensors.values())
 
 
 @pytest.mark.parametrize("name", ["llama-Q4_K_M.gguf", "llama-BF16.gguf"])
@@ -155,17 +156,17 @@ def test_two_ranks_serve_it_and_an_engine_of_it(model: Path, converted: Path, tm
 
 
 def test_another_number_of_ranks_is_refused(converted: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tensor-parallel-size 3: .* was converted for 2: give 2"):
+    with pytest.raises(ConfigError, match=r"tensor-parallel-size 2, and 3 is asked for: give 2"):
         LLM(str(converted), tensor_parallel_size=3)
 
 
 def test_ranks_may_be_written_one_by_one(model: Path, converted: Path, tmp_path: Path) -> None:
     config = EngineConfig.from_options(model=str(model), tensor_parallel_size=2)
     convert_checkpoint(config, tmp_path / "parts", ranks=[1])
-    with pytest.raises(ModelError, match="rank0"):
+    with pytest.raises(ModelError, match=r"engine\.json"):
         load_model(tmp_path / "parts", NativeBackend(threads=1), shard=Shard(0, 2))
     convert_checkpoint(config, tmp_path / "parts", ranks=[0])
-    for name in (MANIFEST, "rank0.safetensors", "rank1.safetensors"):
+    for name in (MANIFEST, "engine.1.json", "weights.bin", "weights.1.bin"):
         assert (tmp_path / "parts" / name).read_bytes() == (converted / name).read_bytes()
     with pytest.raises(ConfigError, match="no rank 2 of 2"):
         convert_checkpoint(config, tmp_path / "parts", ranks=[2])
@@ -176,11 +177,11 @@ def test_a_conversion_is_replaced_and_other_content_is_not(
 ) -> None:
     again = Path(shutil.copytree(converted, tmp_path / "again"))
     convert(model, again)
-    assert read_converted(again).ranks == 1
-    assert not (again / "rank1.safetensors").exists()
+    assert read_manifest(again).ranks == 1
+    assert not list(again.glob("*.1.*"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").write_text("mine")
-    with pytest.raises(ConfigError, match="something other than a converted checkpoint"):
+    with pytest.raises(ConfigError, match="something other than an engine"):
         convert(model, tmp_path / "other")
 
 
@@ -204,24 +205,63 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "quire convert MODEL -o DIR" in capsys.readouterr().err
 
 
-def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    found = json.loads(path.read_text())
-    change(found)
-    path.write_text(json.dumps(found))
+def test_conversions_of_older_versions_are_made_again(model: Path, tmp_path: Path) -> None:
+    old = Path(shutil.copytree(model, tmp_path / "old"))
+    (old / "checkpoint.json").write_text("{}")
+    (old / "rank0.safetensors").write_text("")
+    with pytest.raises(ModelError, match="older version of Quire: run `quire convert` again"):
+        LLM(str(old))
+    convert(model, old)
+    load_model(old, NativeBackend(threads=1)).wait()
+    assert not (old / "checkpoint.json").exists()
+    assert not (old / "rank0.safetensors").exists()
+
+
+def test_damage_is_found(model: Path, tmp_path: Path) -> None:
+    found = convert(model, tmp_path / "converted")
+    data = bytearray((found / "weights.bin").read_bytes())
+    data[4] ^= 1
+    (found / "weights.bin").write_bytes(data)
+    with pytest.raises(ModelError, match="were altered"):
+        load_model(found, NativeBackend(threads=1)).wait()
+
+
+def test_other_types_may_be_asked_for(model: Path, tmp_path: Path) -> None:
+    found, backend = convert(model, tmp_path / "converted"), NativeBackend(threads=1)
+    kinds: tuple[tuple[AskedDtype, Quantization | None], ...] = (
+        ("bfloat16", None),
+        ("auto", scheme("int8", rounds=True)),
+    )
+    for dtype, rounded in kinds:
+        mine, wanted = (load_model(path, backend, dtype, rounded) for path in (found, model))
+        assert packed(mine, backend) == packed(wanted, backend)
+
+
+def test_a_pipeline_stage_packs_its_layers(model: Path, tmp_path: Path) -> None:
+    found, backend = convert(model, tmp_path / "converted"), NativeBackend(threads=1)
+    for stage in range(2):
+        shard = Shard(stage=stage, stages=2)
+        mine, wanted = (load_model(path, backend, shard=shard) for path in (found, model))
+        assert packed(mine, backend) == packed(wanted, backend)
+
+
+def about(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The description of a matrix."""
+    found: dict[str, Any] = manifest["tensors"]["layers.0.attention.q.weight"]["about"]
+    return found
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda m: m.update(format=99), "format 99"),
-        (lambda m: m.update(ranks=0), "not a converted checkpoint's manifest"),
-        (lambda m: m.update(more=1), "not a converted checkpoint's manifest"),
+        (lambda m: m.update(ranks=0), "not an engine's manifest"),
+        (lambda m: m.update(more=1), "not an engine's manifest"),
         (lambda m: m["names"].update(layer="model.layers.{i:999999999}."), "layer cannot be"),
         (lambda m: m["names"].update(layer="{i.__class__}"), "layer cannot be"),
         (lambda m: m["names"].update(sublayers=1 << 40), "sublayers must be"),
         (
             lambda m: m["spec"]["layers"].append(m["spec"]["layers"][0]),
-            "layers.3.attention_norm.weight is missing",
+            "there is no tensor layers.3",
         ),
         (lambda m: m["spec"]["layers"][0]["mlp"].update(intermediate_size=64), "the model says"),
         (lambda m: m["spec"].update(layers=[]), "from 1 to 1024 layers"),
@@ -231,48 +271,75 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
             lambda m: m.update(kv_scales=[None, None, {"keys": [1], "values": [1, -1]}]),
             "kv_scales of layer 2",
         ),
-        (lambda m: m["layouts"].update(x={"type": "blocks", "kind": "no"}), "no layout"),
+        (lambda m: about(m).update(codes={"type": "blocks", "kind": "no"}, layout="codes"), "no layout"),
         (
-            lambda m: m["layouts"].update(x={"type": "blocks", "kind": "lut4", "entries": 1 << 60}),
+            lambda m: about(m).update(
+                codes={"type": "blocks", "kind": "lut4", "entries": 1 << 60}, layout="codes"
+            ),
             "no layout",
         ),
+        (lambda m: about(m).update(codes={"type": "int4", "group_size": 3}, layout="codes"), "no layout"),
+        (lambda m: about(m).update(layout="codes"), "no layout"),
+        (lambda m: about(m).update(layout="float64"), "not the description of a piece"),
+        (lambda m: about(m).update(more=1), "not the description of a piece"),
+        (lambda m: m["tensors"].pop("norm.weight"), "there is no tensor norm.weight"),
+        (lambda m: m["tensors"].update(more=m["tensors"]["norm.weight"]), "nothing reads more"),
+        (lambda m: m["tensors"]["norm.weight"].update(nbytes=64), "its layout says"),
     ],
 )
 def test_a_manifest_that_cannot_be_is_refused(
     change: Callable[[dict[str, Any]], None], said: str, converted: Path, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(converted, tmp_path / "copy"))
-    rewrite(copy / MANIFEST, change)
+    rewrite(copy, change)
     with pytest.raises(ModelError, match=said):
         load_model(copy, NativeBackend(threads=1), shard=Shard(0, 2))
 
 
+def quantized(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A quantized tensor, with the most sparse entries."""
+    found = [t for t in manifest["tensors"].values() if t["about"]["layout"] == "codes"]
+    return max(found, key=lambda tensor: tensor["about"].get("entries", 0))
+
+
+def fill(place: int, value: int) -> Callable[[bytearray, dict[str, Any]], None]:
+    """Set all bytes of one array of a quantized tensor."""
+
+    def change(data: bytearray, manifest: dict[str, Any]) -> None:
+        tensor = quantized(manifest)
+        sizes = [array.nbytes for array in msgspec.convert(tensor["about"], StoredPiece).outline()]
+        begin = tensor["offset"] + sum(sizes[:place])
+        data[begin : begin + sizes[place]] = bytes([value]) * sizes[place]
+
+    return change
+
+
 @pytest.mark.parametrize(
-    ("suffix", "change", "said"),
+    ("name", "change", "said"),
     [
-        (".codes", lambda a: a[:-1], "layout says|the model says"),
-        (".codes", lambda a: np.full_like(a, 99), "above 15"),
-        (".scales", lambda a: a[:, :1], "its layout says"),
-        (".order", lambda a: np.zeros_like(a), "is not an order"),
-        (".order", None, "is missing"),
-        (".starts", lambda a: a[::-1], "does not ascend"),
-        (".columns", lambda a: a + 10_000, "holds a column outside"),
-        (".values", lambda a: a[:-1], "its layout says"),
+        ("gptq-4bit-g32-desc-act", fill(-1, 99), "above 15"),
+        ("gptq-4bit-g32-desc-act", fill(-3, 0), "are not an order"),
+        ("squeezellm-4bit-sparse", fill(-4, 1), "does not ascend"),
+        ("squeezellm-4bit-sparse", fill(-3, 100), "holds a column outside"),
     ],
 )
 def test_quantized_parts_that_cannot_be_are_refused(
-    suffix: str, change: Callable[[Any], Any] | None, said: str, tmp_path: Path
+    name: str, change: Callable[[bytearray, dict[str, Any]], None], said: str, tmp_path: Path
 ) -> None:
-    sparse = suffix in (".starts", ".columns", ".values")
-    folder = require(QUANTIZED / ("squeezellm-4bit-sparse" if sparse else "gptq-4bit-g32-desc-act"))
-    found = convert(folder, tmp_path / "converted")
-    path = found / "rank0.safetensors"
-    tensors = load_file(path)
-    name = next(name for name in tensors if name.endswith(suffix))
-    if change is None:
-        del tensors[name]
-    else:
-        tensors[name] = np.ascontiguousarray(change(tensors[name]))
-    save_file(tensors, path)
+    found = convert(require(QUANTIZED / name), tmp_path / "converted")
+    rewrite_weights(found, change)
     with pytest.raises(ModelError, match=said):
+        load_model(found, NativeBackend(threads=1))
+
+
+@pytest.mark.parametrize("change", [{"nbytes": 4096}, {"entries": 3}, {"shape": [1 << 40, 1 << 40]}])
+def test_quantized_parts_of_another_size_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    found = convert(require(QUANTIZED / "squeezellm-4bit-sparse"), tmp_path / "converted")
+
+    def changed(manifest: dict[str, Any]) -> None:
+        tensor = quantized(manifest)
+        (tensor if "nbytes" in change else tensor["about"]).update(change)
+
+    rewrite(found, changed)
+    with pytest.raises(ModelError, match=r"its layout says|the model says"):
         load_model(found, NativeBackend(threads=1))

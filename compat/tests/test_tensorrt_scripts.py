@@ -16,7 +16,6 @@ import pytest
 from conftest import Installed
 from quire import LLM, SamplingParams
 from quire.engine.directory import ASSETS, SHIPPED_MODEL
-from quire.model.converted import read_converted
 from quire.model.engine_dir import read_manifest
 from quire.model.info import EngineLimits
 
@@ -63,8 +62,8 @@ def test_a_copied_script_converts_for_four_ranks(installed: Installed, tmp_path:
     words = ["--model_dir", MODEL, "--output_dir", "four", "--dtype", "float16", "--tp_size", "4"]
     command = [str(installed.python), script.name, *words]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, env=installed.variables)
-    assert read_converted(tmp_path / "four").ranks == 4
-    assert len(list((tmp_path / "four").glob("rank*.safetensors"))) == 4
+    assert read_manifest(tmp_path / "four").ranks == 4
+    assert len(list((tmp_path / "four").glob("weights*.bin"))) == 4
     run(installed, tmp_path, "trtllm-build --checkpoint_dir four --output_dir engine --max_seq_len 256")
     assert read_manifest(tmp_path / "engine").ranks == 4
     code = f"""
@@ -92,9 +91,10 @@ def test_quantize(qformat: str, installed: Installed, tmp_path: Path) -> None:
         "--calib_max_seq_length 64 --awq_block_size 64 --batch_size 8",
     )
     assert "--batch_size changes nothing" in said
-    manifest = read_converted(tmp_path / "q")
+    manifest = read_manifest(tmp_path / "q")
     assert manifest.quantized is not None
-    assert bool(manifest.layouts) == (qformat != "int8_wo")
+    coded = any(tensor.about["layout"] == "codes" for tensor in manifest.tensors.values())
+    assert coded == (qformat != "int8_wo")
     run(installed, tmp_path, "trtllm-build --checkpoint_dir q --output_dir e")
     assert text_of(tmp_path / "e") == text_of(tmp_path / "q")
 

@@ -24,9 +24,9 @@ from quire.engine.stages import share_of
 from quire.errors import ConfigError
 from quire.model import engine_dir
 from quire.model.companions import copy_companions
-from quire.model.engine_dir import MAX_PARTS, WEIGHTS, Checksums, Manifest, Writer, of_rank
+from quire.model.engine_dir import MAX_PARTS, Manifest, Writer, check_output, write_share
 from quire.model.info import UNLIMITED, EngineLimits, ModelInfo
-from quire.model.load import OwnFiles, is_built, open_files
+from quire.model.load import NEUTRAL, OwnFiles, is_built, open_files
 from quire.model.loaded import LoadedModel
 
 
@@ -46,11 +46,9 @@ def build_engine(
     the first rank, the only one without --tensor-parallel-size.
     Raises ConfigError if `output` holds something else, or limits or options do not fit the model.
     """
-    if output.exists() and not is_built(output) and any(output.iterdir()):
-        raise ConfigError(
-            f"{output} holds something other than an engine: choose an empty or a new directory"
-        )
-    if source is None and is_built(model_directory(config.model)):
+    check_output(output)
+    path = model_directory(config.model)
+    if source is None and is_built(path) and engine_dir.read_manifest(path).fingerprint != NEUTRAL:
         return _with_limits(config, output, limits)
     if config.parallel.pipeline_parallel_size > 1:
         raise ConfigError(
@@ -183,31 +181,18 @@ def _check(limits: EngineLimits, max_position: int) -> None:
 
 
 def _write(directory: Path, model: LoadedModel, backend: Backend, limits: EngineLimits) -> Manifest:
-    info, shard = model.info, model.shard
-    path = directory / of_rank(WEIGHTS, shard.rank)
-    with path.open("wb") as file:
-        writer = Writer(file, backend)
-        writer.write(model.decoder.weights)
-    written = engine_dir.map_weights(path, writer.size)
-    manifest = Manifest(
-        fingerprint=backend.fingerprint,
+    def write(writer: Writer) -> None:
+        writer.write(model.decoder.weights, backend)
+
+    model.wait()
+    return write_share(
+        directory,
+        write,
+        min(backend.threads, MAX_PARTS),
+        model.info,
+        model.shard,
         spec=model.spec,
-        dtype=info.dtype,
-        quantized=info.quantized,
-        num_parameters=info.num_parameters,
-        weight_bytes=info.weight_bytes,
-        eos_token_ids=info.eos_token_ids,
-        generation=info.generation,
-        limits=limits,
-        tensors=writer.tensors,
-        size=writer.size,
-        checksums=Checksums(written, min(backend.threads, MAX_PARTS)).result(),
+        fingerprint=backend.fingerprint,
         names=model.names if model.family is None else model.family(),
-        kv_scales=info.kv_scales,
-        rank=shard.rank,
-        ranks=shard.size,
-        exact=shard.exact,
-        whole_experts=shard.whole_experts,
+        limits=limits,
     )
-    engine_dir.write_manifest(directory, manifest)
-    return manifest

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
-
-import numpy as np
-from safetensors.numpy import load_file, save_file
+from typing import Any
 
 from quire.cli import main
 from quire.config import EngineConfig
 from quire.convert import convert_checkpoint
 from quire.devices.cpu.backend import NativeBackend
-from quire.model.converted import MANIFEST, rank_file
 from quire.model.load import load_model
+from tests.engine_files import rewrite, rewrite_weights
 from tests.fuzz.mutate import mutate_json
-from tests.fuzz.quantized import spoil
 from tests.tiny import write_checkpoint
 
 FAMILIES = ("llama", "qwen2_moe", "deepseek_v3", "bloom")
+
+
+def spoil_manifest(rng: Random, manifest: dict[str, Any]) -> None:
+    """Change a part of the description, or that of one tensor."""
+    tensor = rng.choice(list(manifest["tensors"].values()))
+    parts = (manifest, manifest["spec"], manifest["names"], manifest["tensors"], tensor, tensor["about"])
+    part = rng.choice(parts)
+    part.update(mutate_json(rng, part))
+
+
+def spoil_weights(rng: Random, data: bytearray, manifest: dict[str, Any]) -> None:
+    """Overwrite some bytes of one tensor or of all, or cut the file off."""
+    if rng.random() < 0.1:
+        del data[rng.randrange(1, len(data)) :]
+        return
+    tensor = rng.choice(list(manifest["tensors"].values()))
+    for _ in range(rng.randint(1, 3)):
+        begin = tensor["offset"] + rng.randrange(max(tensor["nbytes"], 1))
+        count = min(rng.choice((1, 4, 64, tensor["nbytes"])), tensor["offset"] + tensor["nbytes"] - begin)
+        data[begin : begin + count] = (
+            bytes([rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))]) * count
+        )
 
 
 def fuzz_converted(folder: Path) -> Callable[[Random], None]:
@@ -38,16 +57,9 @@ def fuzz_converted(folder: Path) -> Callable[[Random], None]:
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(rng.choice(sound), place)
         if rng.random() < 0.6:
-            manifest = json.loads((place / MANIFEST).read_text())
-            part = rng.choice((manifest, manifest["spec"], manifest["names"], manifest["layouts"]))
-            part.update(mutate_json(rng, part))
-            (place / MANIFEST).write_text(json.dumps(manifest))
+            rewrite(place, partial(spoil_manifest, rng))
         else:
-            tensors = load_file(place / rank_file(0))
-            for _ in range(rng.randint(1, 2)):
-                spoil(rng, tensors)
-            arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-            save_file(arrays, place / rank_file(0))
+            rewrite_weights(place, partial(spoil_weights, rng))
         load_model(place, backend)
 
     return case

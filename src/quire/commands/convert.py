@@ -26,7 +26,7 @@ def run(config: EngineConfig, options: ConvertOptions) -> None:
         raise ConfigError("name the directory to write: quire convert MODEL -o DIR")
     output = Path(options.output)
     manifest = convert_checkpoint(config, output)
-    for path in sorted(output.glob("rank*.safetensors")):
+    for path in sorted(output.glob("weights*.bin")):
         print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB")
     print(
         f"{output}: {manifest.spec.architecture} for {manifest.ranks} rank{'s' if manifest.ranks > 1 else ''}"

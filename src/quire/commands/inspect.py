@@ -58,8 +58,7 @@ def run(options: InspectOptions) -> None:
     directory = find_model(options.model)
     if not is_built(directory):
         files = open_files(directory, Asked(reading=Reading(options.architecture)))
-        ranks = {"ranks": files.ranks} if files.ranks > 1 else {}
-        return _show_model({**ranks, **model_figures(files.info)}, options)
+        return _show_model(model_figures(files.info), options)
     manifest = engine_dir.read_manifest(directory)
     shares = [manifest, *(engine_dir.read_manifest(directory, rank) for rank in range(1, manifest.ranks))]
     for share in shares if options.verify else ():

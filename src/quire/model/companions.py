@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from quire.model.load import BUILT, CONVERTED
+from quire.model.load import BUILT, BUILT_RANKS
 from quire.weights.gguf import is_gguf
 from quire.weights.tokenizer import open_tokenizer
 
 # The files that a tokenizer, a chat template and a reader of the directory need; the weights' index is not one.
 KEPT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")
-DROPPED = ("*.index.json", BUILT, CONVERTED)
+DROPPED = ("*.index.json", BUILT, BUILT_RANKS)
 TOKENIZER = "tokenizer.json"
 
 

@@ -8,10 +8,11 @@ Readers refuse another format, another instruction set, and any changed byte.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -21,15 +22,16 @@ import xxhash
 
 from quire.devices.protocol import Backend, FloatArray, KVScales, Matrix
 from quire.errors import ConfigError, ModelError
-from quire.files import map_file, read_bytes
+from quire.files import map_file, read_bytes, replaced
 from quire.model.families.names import TensorNames
-from quire.model.info import Asked, EngineLimits, Limit, ModelInfo
+from quire.model.info import UNLIMITED, Asked, EngineLimits, Limit, ModelInfo
 from quire.model.kv_scales import check_kv_scales
-from quire.model.load import BUILT
+from quire.model.load import BUILT, OLD, is_built
 from quire.model.loaded import LoadedModel
 from quire.model.parts.decoder import Decoder, DecoderConfig
-from quire.model.parts.source import Piece, Use, Weights
+from quire.model.parts.source import Piece, Use, Weights, WeightSource
 from quire.model.shard import WHOLE, Shard
+from quire.weights.activations import KeptActivations
 from quire.weights.schemes import Quantization, asks_for_other
 from quire.weights.tensor import Array, FloatDtype
 
@@ -39,7 +41,10 @@ FORMAT = 10
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_PARTS = 256
-_REBUILD = "run `quire build` again"
+MAX_SUBLAYERS = 64
+UNSOUND = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+_NUMBERS = re.compile(r"\{[ijens]\}")
+_AGAIN = "run `quire build` or `quire convert` again"
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -56,7 +61,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Everything in an engine except its tensors, whose places in weights.bin are given by their paths.
 
     `checksums` belong to equal parts of weights.bin, in order. `names` names the checkpoint's tensors, by which
-    adapters find their place. The weights are the share of rank `rank` of `ranks`, divided as in Shard.
+    adapters find their place. The weights are the share of rank `rank` of `ranks`, divided as in Shard. `activations`
+    is as in Checkpoint.
     """
 
     fingerprint: str
@@ -67,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weight_bytes: int
     eos_token_ids: tuple[int, ...]
     generation: dict[str, Any]
-    limits: EngineLimits
+    limits: EngineLimits = UNLIMITED
     tensors: dict[str, StoredTensor]
     size: Limit
     checksums: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
@@ -77,6 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ranks: Limit = 1
     exact: bool = False
     whole_experts: bool = False
+    activations: KeptActivations = "float"
 
     @property
     def weights_file(self) -> str:
@@ -97,34 +104,35 @@ def of_rank(name: str, rank: int) -> str:
     return f"{stem}.{rank}{dot}{kind}" if rank else name
 
 
-def count_ranks(directory: Path) -> int:
-    """The number of ranks that an engine's files are for."""
-    return next(rank for rank in count(1) if not (directory / of_rank(MANIFEST, rank)).exists())
+def check_output(output: Path) -> None:
+    """Raise ConfigError unless a directory to write is new or empty, or holds an engine."""
+    if output.exists() and not is_built(output) and not (output / OLD).exists() and any(output.iterdir()):
+        raise ConfigError(
+            f"{output} holds something other than an engine: choose an empty or a new directory"
+        )
 
 
 class Writer:
     """Writes a model's weights to weights.bin. A head that is the embedding lies where the embedding lies."""
 
-    def __init__(self, file: BinaryIO, backend: Backend) -> None:
-        self._file, self._backend = file, backend
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self.tensors: dict[str, StoredTensor] = {}
         self.size = 0
 
-    def write(self, weights: Weights) -> None:
+    def write(self, weights: Weights, backend: Backend) -> None:
         for path, tensor in weights.items():
             if path == HEAD and tensor is weights.get(EMBEDDING):
                 self.tensors[path] = self.tensors[EMBEDDING]
+            elif isinstance(tensor, np.ndarray):
+                self.add(path, _vector(tensor.size), np.ascontiguousarray(tensor, np.float32).view(np.uint8))
+            elif isinstance(tensor, Matrix):
+                self.add(path, *backend.export(tensor))
             else:
-                self._add(path, tensor)
+                raise TypeError(f"a model's weights hold a {type(tensor).__name__}")
 
-    def _add(self, path: str, tensor: Any) -> None:
-        if isinstance(tensor, np.ndarray):
-            about: dict[str, Any] = _vector(tensor.size)
-            data: Array = np.ascontiguousarray(tensor, np.float32).view(np.uint8)
-        elif isinstance(tensor, Matrix):
-            about, data = self._backend.export(tensor)
-        else:
-            raise TypeError(f"a model's weights hold a {type(tensor).__name__}")
+    def add(self, path: str, about: dict[str, Any], data: Array) -> None:
+        """Write a tensor by its bytes."""
         self._write(bytes(-self.size % PAGE))
         self.tensors[path] = StoredTensor(offset=self.size, nbytes=data.nbytes, about=about)
         self._write(data.data)
@@ -132,6 +140,40 @@ class Writer:
     def _write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self.size += len(data)
+
+
+def write_share(
+    directory: Path,
+    write: Callable[[Writer], None],
+    parts: int,
+    info: ModelInfo,
+    shard: Shard,
+    **rest: Any,
+) -> Manifest:
+    """Write a rank's weights, with checksums of `parts` parts, and its manifest. `rest` are further fields of it."""
+    path = directory / of_rank(WEIGHTS, shard.rank)
+    with replaced(path) as new, new.open("wb") as file:
+        writer = Writer(file)
+        write(writer)
+    manifest = Manifest(
+        dtype=info.dtype,
+        quantized=info.quantized,
+        num_parameters=info.num_parameters,
+        weight_bytes=info.weight_bytes,
+        eos_token_ids=info.eos_token_ids,
+        generation=info.generation,
+        tensors=writer.tensors,
+        size=writer.size,
+        checksums=Checksums(map_weights(path, writer.size), parts).result(),
+        kv_scales=info.kv_scales,
+        rank=shard.rank,
+        ranks=shard.size,
+        exact=shard.exact,
+        whole_experts=shard.whole_experts,
+        **rest,
+    )
+    write_manifest(directory, manifest)
+    return manifest
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -160,7 +202,7 @@ def read_manifest(directory: Path, rank: int = 0, shard: Shard | None = None) ->
         first.spec,
         first.fingerprint,
     ):
-        raise ModelError(f"{path}: it does not belong to {MANIFEST} beside it; {_REBUILD}")
+        raise ModelError(f"{path}: it does not belong to {MANIFEST} beside it; {_AGAIN}")
     return found
 
 
@@ -176,16 +218,14 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         file = msgspec.json.decode(read_bytes(path, MAX_MANIFEST), type=_File)
         if file.format != FORMAT:
-            raise ModelError(
-                f"{path}: format {file.format}, this version of Quire reads {FORMAT}; {_REBUILD}"
-            )
+            raise ModelError(f"{path}: format {file.format}, this version of Quire reads {FORMAT}; {_AGAIN}")
         if _checksum(bytes(file.engine)) != file.checksum:
-            raise ModelError(f"{path}: the file was altered after it was built; {_REBUILD}")
+            raise ModelError(f"{path}: the file was altered after it was built; {_AGAIN}")
         manifest = msgspec.json.decode(file.engine, type=Manifest)
         _check(path, manifest)
         return manifest
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ModelError(f"{path}: not an engine's manifest ({error}); {_REBUILD}") from error
+        raise ModelError(f"{path}: not an engine's manifest ({error}); {_AGAIN}") from error
 
 
 def _check(path: Path, manifest: Manifest) -> None:
@@ -197,20 +237,52 @@ def _check(path: Path, manifest: Manifest) -> None:
             raise ModelError(
                 f"{path}: eos_token_ids holds {token}, the vocabulary {manifest.spec.vocab_size} tokens"
             )
+    if manifest.names is not None:
+        _check_names(path, manifest.names)
     for tensor in manifest.tensors.values():
         if tensor.offset % PAGE or tensor.offset + tensor.nbytes > manifest.size:
-            raise ModelError(f"{path}: a tensor does not lie on a page inside the weights; {_REBUILD}")
+            raise ModelError(f"{path}: a tensor does not lie on a page inside the weights; {_AGAIN}")
+
+
+def _check_names(path: Path, names: TensorNames) -> None:
+    """Names are formatted with numbers, so they may hold nothing else that format would read."""
+    for field in names.__struct_fields__:
+        value = getattr(names, field)
+        if field != "ignored" and isinstance(value, str) and set("{}") & {*_NUMBERS.sub("", value)}:
+            raise ModelError(f"{path}: {field} cannot be {value!r:.200}")
+    if not 1 <= names.sublayers <= MAX_SUBLAYERS:
+        raise ModelError(f"{path}: sublayers must be from 1 to {MAX_SUBLAYERS}, got {names.sublayers}")
+
+
+class Places:
+    """The tensors of a mapped weights.bin by path, and which of them were `read`."""
+
+    def __init__(self, manifest: Manifest, data: Array) -> None:
+        self._tensors, self._data = manifest.tensors, data
+        self.read: set[str] = set()
+
+    def about(self, path: str) -> dict[str, Any]:
+        """The description of a tensor. ModelError: there is none."""
+        if path not in self._tensors:
+            raise ModelError(f"there is no tensor {path}")
+        return self._tensors[path].about
+
+    def data(self, path: str) -> Array:
+        """The bytes of a tensor. ModelError: there is none."""
+        self.about(path)
+        self.read.add(path)
+        entry = self._tensors[path]
+        return self._data[entry.offset : entry.offset + entry.nbytes]
 
 
 class _Reader:
-    """A `WeightSource` of the tensors of a mapped weights.bin. ModelError: one is missing, or of another shape."""
+    """A `WeightSource` of tensors in place. ModelError: one is missing, or of another shape."""
 
-    def __init__(self, data: Array, tensors: Mapping[str, StoredTensor], backend: Backend) -> None:
-        self._data, self._tensors, self._backend = data, tensors, backend
+    def __init__(self, places: Places, backend: Backend) -> None:
+        self._places, self._backend = places, backend
 
     def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
-        entry = self._entry(path)
-        matrix = self._backend.restore(entry.about, self._bytes(entry))
+        matrix = self._backend.restore(self._places.about(path), self._places.data(path))
         shape = sum(piece.own_shape[0] for piece in pieces), pieces[0].own_shape[1]
         if matrix.shape != shape:
             raise ModelError(f"{path} is {list(matrix.shape)}, the model says {list(shape)}")
@@ -220,18 +292,10 @@ class _Reader:
         return self.matrix(path, (gate, up))
 
     def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
-        entry, size = self._entry(path), sum(piece.own_shape[0] for piece in pieces)
-        if entry.about != _vector(size):
-            raise ModelError(f"{path} is {entry.about}, the model says {size} numbers")
-        return self._bytes(entry).view(np.float32)
-
-    def _entry(self, path: str) -> StoredTensor:
-        if path not in self._tensors:
-            raise ModelError(f"there is no tensor {path}")
-        return self._tensors[path]
-
-    def _bytes(self, entry: StoredTensor) -> Array:
-        return self._data[entry.offset : entry.offset + entry.nbytes]
+        about, size = self._places.about(path), sum(piece.own_shape[0] for piece in pieces)
+        if about != _vector(size):
+            raise ModelError(f"{path} is {about}, the model says {size} numbers")
+        return self._places.data(path).view(np.float32)
 
 
 def _vector(size: int) -> dict[str, Any]:
@@ -239,40 +303,39 @@ def _vector(size: int) -> dict[str, Any]:
     return {"dtype": "float32", "shape": [size]}
 
 
-def place_weights(
-    directory: Path, manifest: Manifest, data: Array, backend: Backend, shard: Shard = WHOLE
-) -> Decoder:
-    """The decoder over weights in place in the mapped file `data`, without reading it.
-
-    ModelError for another machine's engine.
-    """
-    if backend.fingerprint != manifest.fingerprint:
-        raise ModelError(
-            f"{directory} was built for {manifest.fingerprint}, and this is {backend.fingerprint}: "
-            "run `quire build` again on this machine, or choose the instruction set with --isa if the CPU has it"
-        )
-    try:
-        reader = _Reader(data, manifest.tensors, backend)
-        decoder = Decoder(manifest.spec, reader, shard)
-        left = manifest.tensors.keys() - decoder.weights.keys()
-        if left and shard.stages == 1:
-            raise ModelError(f"nothing reads {min(left)}")
-        return decoder
-    except (ModelError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{directory / MANIFEST}: {error}; {_REBUILD}") from error
-
-
 class BuiltFiles:
     """`ModelFiles` of an engine directory, which is mapped and used in place."""
 
-    def __init__(self, directory: Path, asked: Asked) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, asked: Asked) -> None:
+        self._directory, self.manifest, self.ranks = directory, manifest, manifest.ranks
+        dtype, quantized = self._types(asked)
+        self.info = ModelInfo(
+            directory=directory,
+            spec=manifest.spec,
+            dtype=dtype,
+            num_parameters=manifest.num_parameters,
+            weight_bytes=manifest.weight_bytes,
+            eos_token_ids=manifest.eos_token_ids,
+            generation=manifest.generation,
+            limits=manifest.limits,
+            quantized=quantized,
+            kv_scales=manifest.kv_scales,
+        )
+
+    def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
+        return self._read(backend, shard, verify=False, outline=True)
+
+    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
+        return self._read(backend, shard, verify, outline=False)
+
+    def _types(self, asked: Asked) -> tuple[FloatDtype, Quantization | None]:
+        """The types of the weights. ModelError: others are asked for."""
+        directory, manifest = self._directory, self.manifest
         if asked.reading.config or asked.reading.dummy or asked.reading.spare_tokens:
             raise ModelError(
                 f"{directory} is a built engine: give --hf-overrides and --load-format to `quire build`; for "
                 "--lora-extra-vocab-size serve the checkpoint"
             )
-        self._directory, self.manifest = directory, read_manifest(directory)
-        manifest = self.manifest
         if asked.dtype not in ("auto", manifest.dtype):
             raise ModelError(
                 f"{directory} was built in {manifest.dtype} and --dtype asks for {asked.dtype}; leave it out, or run "
@@ -283,32 +346,33 @@ class BuiltFiles:
                 f"{directory} was built with other weights than --quantization asks for; leave it out, or run "
                 "`quire build` with it"
             )
-        self.info = ModelInfo(
-            directory=directory,
-            spec=manifest.spec,
-            dtype=manifest.dtype,
-            num_parameters=manifest.num_parameters,
-            weight_bytes=manifest.weight_bytes,
-            eos_token_ids=manifest.eos_token_ids,
-            generation=manifest.generation,
-            limits=manifest.limits,
-            quantized=manifest.quantized,
-            kv_scales=manifest.kv_scales,
-        )
+        return manifest.dtype, manifest.quantized
 
-    @property
-    def ranks(self) -> int:
-        return count_ranks(self._directory)
+    def _source(self, places: Places, manifest: Manifest, backend: Backend, outline: bool) -> WeightSource:
+        """The weights of a share. ModelError: they are another machine's."""
+        if backend.fingerprint != manifest.fingerprint:
+            raise ModelError(
+                f"{self._directory} was built for {manifest.fingerprint}, and this is {backend.fingerprint}: "
+                "run `quire build` again on this machine, or choose the instruction set with --isa if the CPU has it"
+            )
+        return _Reader(places, backend)
 
-    def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
-        return self.load(backend, shard, verify=False)
-
-    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
+    def _read(self, backend: Backend, shard: Shard, verify: bool, outline: bool) -> LoadedModel:
         directory = self._directory
         manifest = read_manifest(directory, shard=shard)
         shard = shard.divided(manifest.exact, manifest.whole_experts, str(directory))
+        manifest.spec.check_share(shard)
         data = map_weights(directory / manifest.weights_file, manifest.size)
-        decoder = place_weights(directory, manifest, data, backend, shard)
+        places = Places(manifest, data)
+        source = self._source(places, manifest, backend, outline)
+        try:
+            decoder = Decoder(manifest.spec, source, shard)
+            left = manifest.tensors.keys() - places.read - decoder.weights.keys()
+            if left and shard.stages == 1:
+                raise ModelError(f"nothing reads {min(left)}")
+        except (ModelError, *UNSOUND) as error:  # a description of no model that was written
+            path = directory / of_rank(MANIFEST, manifest.rank)
+            raise ModelError(f"{path}: {error}; {_AGAIN}") from error
         check = None
         if verify:
             check = partial(Checksums(data, len(manifest.checksums)).check, directory, manifest)
@@ -337,7 +401,7 @@ class Checksums:
         for start, *pair in zip(self._bounds, self.result(), manifest.checksums, strict=False):
             if pair[0] != pair[1]:
                 place = f"{directory / manifest.weights_file}: bytes after {start}"
-                raise ModelError(f"{place} were altered since it was built; {_REBUILD}")
+                raise ModelError(f"{place} were altered since it was built; {_AGAIN}")
 
 
 def map_weights(path: Path, right: int) -> Array:
@@ -345,10 +409,10 @@ def map_weights(path: Path, right: int) -> Array:
     try:
         data, size = map_file(path)
     except ModelError as error:
-        raise ModelError(f"{error}; {_REBUILD}") from error
+        raise ModelError(f"{error}; {_AGAIN}") from error
     if size != right:
         raise ModelError(
-            f"{path} has {size} bytes and the manifest says {right}: cut off or altered; {_REBUILD}"
+            f"{path} has {size} bytes and the manifest says {right}: cut off or altered; {_AGAIN}"
         )
     return np.frombuffer(data, np.uint8)
 

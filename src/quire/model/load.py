@@ -29,8 +29,13 @@ else:
     gguf = Lazy("quire.model.gguf")
     engine_dir, converted = Lazy("quire.model.engine_dir"), Lazy("quire.model.converted")
 
-BUILT, CONVERTED = "engine.json", "checkpoint.json"
-"""Files that mark a built engine and a converted checkpoint."""
+BUILT = "engine.json"
+"""BUILT marks an engine directory: a built engine or a converted checkpoint."""
+BUILT_RANKS = "engine.[0-9]*.json"
+NEUTRAL = "any machine"
+"""NEUTRAL is the fingerprint of converted checkpoints."""
+OLD = "checkpoint.json"
+"""OLD marks what older versions converted."""
 
 
 class ModelFiles(Protocol):
@@ -62,16 +67,16 @@ class OwnFiles(ModelFiles, Protocol):
 
 def open_files(path: Path, asked: Asked = NOTHING) -> OwnFiles:
     """Open a directory or a GGUF file. Raises ModelError, ConfigError."""
-    if is_built(path):
-        return engine_dir.BuiltFiles(path, asked)
-    if (path / CONVERTED).exists():
-        return converted.ConvertedFiles(path, asked)
-    return open_checkpoint_files(path, asked)
+    if not is_built(path):
+        return open_checkpoint_files(path, asked)
+    manifest = engine_dir.read_manifest(path)
+    files = converted.ConvertedFiles if manifest.fingerprint == NEUTRAL else engine_dir.BuiltFiles
+    return files(path, manifest, asked)
 
 
 def is_built(path: Path) -> bool:
-    """Whether a directory holds an engine that `quire build` wrote."""
-    return (path / BUILT).exists()
+    """Whether a directory was written by `quire build` or `quire convert`."""
+    return (path / BUILT).exists() or any(path.glob(BUILT_RANKS))
 
 
 def inspect_model(
@@ -98,10 +103,12 @@ def load_model(
 
 def open_checkpoint_files(path: Path, asked: Asked = NOTHING) -> CheckpointFiles:
     """Open a checkpoint. ModelError: it was built or converted."""
-    if is_built(path) or (path / CONVERTED).exists():
+    if is_built(path):
         raise ModelError(
             f"{path} is a built engine or a converted checkpoint: give the checkpoint that it was made of"
         )
+    if (path / OLD).exists():
+        raise ModelError(f"{path} was converted by an older version of Quire: run `quire convert` again")
     return gguf.GGUFFiles(path, asked) if is_gguf(path) else CheckpointFiles(path, asked)
 
 
@@ -118,11 +125,11 @@ def open_for_reading(path: Path) -> tuple[DecoderConfig, Checkpoint, TensorNames
 
 def open_tensors(path: Path) -> tuple[dict[str, Any], Checkpoint, TensorNames]:
     """The config, the tensors and their names of a model that is not built: what drafters find beside its layers."""
-    for form, what in ((BUILT, "is a built engine"), (CONVERTED, "was converted")):
-        if (path / form).exists():
-            raise ModelError(
-                f"{path} {what}, which keeps no layers that predict further tokens: serve the checkpoint"
-            )
+    if is_built(path):
+        raise ModelError(
+            f"{path} is a built engine or a converted checkpoint, which keep no layers that predict further tokens: "
+            "serve the checkpoint"
+        )
     if is_gguf(path):
         raise ModelError(
             f"{path} is a GGUF file, whose layers that predict further tokens are not read: serve the checkpoint"

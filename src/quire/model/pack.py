@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import get_args
+from typing import Protocol, get_args
 
 import ml_dtypes
 import numpy as np
@@ -147,11 +147,17 @@ class Packer:
         return "int8" if joined.is_int8_by_row and whole_rows else joined
 
 
+class Parts(Protocol):
+    """Places of pieces among a checkpoint's tensors."""
+
+    def part(self, piece: Piece) -> Part: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A `WeightSource` that packs the tensors of a checkpoint."""
 
-    tensors: Tensors
+    tensors: Parts
     packer: Packer
 
     def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:

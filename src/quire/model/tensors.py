@@ -75,6 +75,13 @@ ADDITIONS = {
 ADDED_NORMS = {"laurel.norm": "post_laurel_norm", "altup.router_norm": "router_norm"}
 
 
+def filled(piece: Piece) -> Part:
+    """A piece of one value everywhere, which no tensor holds."""
+    return Part((), partial(np.full, piece.shape, piece.fill, np.float32), piece.shape).cut(
+        piece.rows, piece.columns
+    )
+
+
 class Tensors:
     """The tensors of a model by the paths of its pieces."""
 
@@ -87,8 +94,7 @@ class Tensors:
     def part(self, piece: Piece) -> Part:
         """What a piece takes from which tensors."""
         if piece.fill is not None:
-            filled = partial(np.full, piece.shape, piece.fill, np.float32)
-            return Part((), filled, piece.shape).cut(piece.rows, piece.columns)
+            return filled(piece)
         if piece.path.startswith("layers."):
             _, index, path = piece.path.split(".", 2)
             found = self.layer(int(index)).part(path, piece.shape)

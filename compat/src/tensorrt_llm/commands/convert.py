@@ -43,7 +43,7 @@ def run(arguments: ConvertArguments) -> None:
         quantization=quantization,
     )
     convert_checkpoint(config, Path(arguments.output_dir))
-    for path in sorted(Path(arguments.output_dir).glob("rank*.safetensors")):
+    for path in sorted(Path(arguments.output_dir).glob("weights*.bin")):
         print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB")
 
 

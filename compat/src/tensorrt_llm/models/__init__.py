@@ -68,7 +68,7 @@ class PretrainedModel:
         return cls(config, mapping)
 
     def save_checkpoint(self, output_dir: str | Path, save_config: bool = True) -> None:
-        """Convert the share of this rank. The config beside it is the same for all ranks, and always written."""
+        """Convert the share of this rank, with the description beside it, which is always written."""
         convert_checkpoint(self.config, Path(output_dir), ranks=[self.mapping.rank])
 
     def to_trt(self, network: Network) -> None:
