@@ -63,7 +63,7 @@ $(TEST)/installed: $(DIST)/built
 	$(TEST)/bin/pip install --quiet "quire[test] @ file://$$(echo $(CURDIR)/$(DIST)/quire-*.whl)"
 	touch $@
 
-test: lint test-wheel test-suite fuzz
+test: lint test-wheel test-suite test-stranger fuzz
 
 lint: $(TEST)/installed
 	$(TEST)/bin/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bench.article.lengths import conversations
 from bench.article.study import Result, Setting
 from quire.bench.price import cost_per_million
 from quire.config import EngineConfig
+from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ConfigError
 from tests.shared import require
 
@@ -73,8 +75,9 @@ def test_four_bits_and_their_scales() -> None:
     plain, held, packed, packed_held = (float(row[1]) for row in quantized_size.measure(small()).rows)
     layers = 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
     assert plain == pytest.approx(141.1, abs=0.1)
-    assert held < plain
-    assert packed_held < 1.1 * packed
+    packs = NativeBackend().compact  # bfloat16 in 12 bits; the scalar set does not
+    assert 0.7 * plain < held < (0.8 if packs else 1.01) * plain
+    assert packed_held < (1.1 if packs else 1.11) * packed
     assert packed == pytest.approx((layers * (4 + 20 / 128) / 8 + 2 * 2 * 128256 * 8192) / 1e9, rel=2e-3)
 
 
@@ -100,12 +103,13 @@ def test_a_plain_loop_of_transformers() -> None:
     check(load("plain-loop").measure(small()))
 
 
-def test_methods_are_compared_on_a_text(tmp_path: Path) -> None:
+def test_methods_are_compared_on_a_text(tiny_model: Callable[..., str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--data"):
         load("quantization").measure(small())
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time, there was a little girl. She had a cat. " * 40)
-    check(load("quantization").measure(replace(small(), data=text)))
+    model = tiny_model(hidden_size=128, intermediate_size=256)  # methods take groups of 128
+    check(load("quantization").measure(replace(small(model=model), data=text)))
 
 
 def test_the_command_lists_shows_and_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
