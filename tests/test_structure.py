@@ -202,6 +202,22 @@ def test_a_plain_run_imports_no_feature(run: str, code: str) -> None:
             assert not module.startswith(SPINE_ONLY) or module.endswith("__init__"), f"{module} is imported"
 
 
+# Lines of Python at most, of a feature and of the package.
+# The aims are 2,500 and 62,000: lower a bound when less is left.
+MOST_OF_FEATURE = {"program": 3_700, "spec_decode": 2_750}
+MOST_OF_PACKAGE = 70_500
+
+
+def count_lines(folder: Path) -> int:
+    return sum(path.read_text().count("\n") for path in folder.rglob("*.py"))
+
+
+def test_the_package_and_its_features_stay_small() -> None:
+    for feature in FEATURES:
+        assert count_lines(ROOT / feature) <= MOST_OF_FEATURE.get(feature, 2_500), f"{feature} has grown"
+    assert count_lines(ROOT) <= MOST_OF_PACKAGE, "the package has grown: take something out first"
+
+
 @pytest.mark.parametrize("feature", sorted(FEATURES))
 def test_each_feature_can_be_taken_out(feature: str, tmp_path: Path) -> None:
     """The rest imports, starts a server and an engine, and generates what it generates with the feature."""
