@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
+import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from typing import get_args
 
@@ -155,6 +158,7 @@ def loaded_lines(code: str) -> tuple[int, set[str]]:
     """The lines of all modules of quire that a run of `code` imports, and their parts."""
     code += f"""
 import sys
+import tokenize
 from pathlib import Path
 root = Path({str(ROOT)!r})
 files = {{Path(m.__file__) for n, m in sys.modules.items() if n.split(".")[0] == "quire" and m.__file__}}
@@ -255,3 +259,19 @@ def run_with(place: Path, code: str) -> str:
     result = subprocess.run(run, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr[-2000:]
     return result.stdout
+
+
+RIDDLE = re.compile(
+    r"\bso many\b|\bwhoever\b|\blest\b|\b[Ww]hat (a|an|the|its|each|every)\b.{1,40}\bhas of\b"
+)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_prose_is_plain(path: Path) -> None:
+    text = path.read_text()
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    prose = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    # A docstring, of a constant too, is a string that is a statement by itself.
+    bare = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    prose += [node.value for node in bare if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    assert [found[0] for part in prose if (found := RIDDLE.search(part))] == []

@@ -1,4 +1,4 @@
-"""The adapters that callers know by name: what was loaded from where, and which digest a request carries."""
+"""Adapters that callers know by name: where each was loaded from, and the digest that its requests carry."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _check_tokens(request: Request, size: int) -> None:
 
 
 def requests_for(given: Any, count: int) -> list[LoRARequest | None]:
-    """vLLM's lora_request for `count` prompts: one for all, or a list with one entry each. RequestError."""
+    """Spread vLLM's lora_request over `count` prompts: one for all, or a list with one entry each. RequestError."""
     each = list(given) if isinstance(given, (list, tuple)) else [given] * count
     if not each:
         each = [None] * count
@@ -118,7 +118,7 @@ class LoadedAdapters:
         return None if name is None else self._by_name.get(name)
 
     def find_request(self, request: LoRARequest) -> LoadedAdapter | None:
-        """The adapter that a LoRARequest names, if it is loaded. RequestError: its name or number is in use."""
+        """Find the adapter that a LoRARequest names, if it is loaded. RequestError: its name or number is in use."""
         for one in self._by_name.values():
             same = one.name == request.lora_name, one.number == request.lora_int_id
             if any(same) and not all(same):
@@ -143,7 +143,7 @@ class LoadedAdapters:
         asked: Any = None,
         tokens: int = 0,
     ) -> LoadedAdapter:
-        """Enter an adapter; one of that name is replaced."""
+        """Enter an adapter, replacing one of the same name."""
         old = self._by_name.get(name)
         if number is None:
             number = old.number if old is not None else next(self._numbers)

@@ -39,7 +39,7 @@ class BeamSearchParams:
     no_repeat_ngram_size: int = 0
 
     def sampling_params(self) -> SamplingParams:
-        """The same search as a request's parameters. RequestError names a value that is not allowed."""
+        """Make the search into a request's parameters. RequestError names a value that is not allowed."""
         rules = BeamRules(
             beam_width=self.beam_width,
             length_penalty=self.length_penalty,
@@ -86,7 +86,7 @@ class BeamSearchOutput:
 
 
 def beam_output(output: RequestOutput, rules: BeamRules) -> BeamSearchOutput:
-    """The result of a request with `SamplingParams.beam`. Sequences that a search could not fill are left out."""
+    """Make the result of a request with `SamplingParams.beam`. Sequences that a search could not fill are left out."""
     found = BeamSearchOutput()
     for sample in output.outputs:
         if not sample.token_ids:

@@ -1,4 +1,4 @@
-"""Texts that are longer than the model: their parts as requests, and one result from the results of the parts.
+"""Splits texts longer than the model into requests, and joins the results of the parts.
 
 As vLLM's chunked processing does it. A text that fits is one part, and its result is untouched.
 """
@@ -14,7 +14,7 @@ from quire.types import Request
 
 
 def split_long(requests: Sequence[Request], longest: int) -> list[list[Request]]:
-    """The parts of each request: at most `longest` tokens each, in order."""
+    """Split each request into parts of at most `longest` tokens, in order."""
     return [_parts(request, longest) for request in requests]
 
 
@@ -29,7 +29,7 @@ def _parts(request: Request, longest: int) -> list[Request]:
 
 
 def joined(parts: Sequence[Request], vectors: Sequence[list[float]], is_embedding: bool) -> list[float]:
-    """The result for a text: the mean of its parts' vectors, weighted by their tokens, or all vectors of tokens.
+    """Join the result for a text: the mean of its parts' vectors, weighted by their tokens, or all token vectors.
 
     The mean of embeddings of length 1 is scaled to length 1 again.
     """

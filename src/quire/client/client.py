@@ -1,4 +1,4 @@
-"""The engine as the API process sees it: starts it, submits requests, receives deltas, restarts it when it dies.
+"""Runs the engine for the API process: starts it, submits requests, receives deltas, restarts it when it dies.
 
 Owns the engine process and the channel to it. Knows token ids only, no text and no HTTP.
 """
@@ -274,7 +274,7 @@ class AsyncEngine:
         return generation
 
     async def generate(self, request: Request) -> AsyncIterator[Delta]:
-        """The deltas of one request until all its samples have ended. Leaving early aborts it."""
+        """Yield the deltas of one request until all its samples have ended. Leaving early aborts it."""
         with self.submit([request]) as generation:
             while deltas := await generation.take():
                 for delta in deltas:
@@ -305,7 +305,7 @@ class AsyncEngine:
             self._send(Abort(request_id))
 
     def live_times(self) -> list[RequestTimes]:
-        """Times and counts of each request that is queued or running, oldest first."""
+        """List times and counts of each request that is queued or running, oldest first."""
         return [live.times for live in self._live.values()]
 
     def stop_request(self, request_id: str) -> bool:
@@ -316,7 +316,7 @@ class AsyncEngine:
         return live is not None
 
     async def stats(self, timeout: float = 1.0) -> EngineStats:
-        """Fresh statistics, or the last known ones if the engine does not reply in time."""
+        """Fetch statistics, or return the last known ones if the engine does not reply in time."""
         if self.state == "ready":
             try:
                 await asyncio.wait_for(self._ask(Ping()), timeout)
@@ -381,7 +381,7 @@ class AsyncEngine:
             engine.failure = event
 
     def _stepped(self, step: Updates, now: float) -> None:
-        """The engine has computed a step."""
+        """Take the deltas of a step."""
         if step.stats is not None:
             self.metrics.stats = step.stats
         for took in step.steps:

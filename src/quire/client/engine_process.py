@@ -15,7 +15,7 @@ from quire.engine.wire import FrameReader, framed
 
 log = logging.getLogger("quire.client")
 
-LAST_SECONDS = 0.5  # for what an engine that has ended has sent
+LAST_SECONDS = 0.5  # to wait for the last events of an ended engine
 
 
 class EngineProcess(asyncio.Protocol):
@@ -71,14 +71,14 @@ class EngineProcess(asyncio.Protocol):
 
 @dataclass(slots=True)
 class Startup:
-    """The last start in seconds by phase; `total` is the time that passed."""
+    """The seconds of the last start by phase; `total` is the time that passed."""
 
     phases: dict[str, float] = field(default_factory=dict)
     total: float = 0.0
 
 
 def startup_of(began: float, loading: float, phases: dict[str, float], now: float) -> Startup:
-    """All phases from the call until now; unattributed time becomes "other", so that they add up."""
+    """Collect all phases from the call until now; unattributed time becomes "other", so that they add up."""
     parts = {"starting the engine process": loading - began, **phases}
     parts["other"] = (now - began) - sum(parts.values())
     return Startup(parts, now - began)

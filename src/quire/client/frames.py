@@ -14,7 +14,7 @@ Render = Callable[[list[dict[str, Any]]], str]
 
 
 def frames_of(render: Render, tokenizer: Tokenizer) -> Frames:
-    """The frames of a template, or plain ones if it does not frame messages one by one."""
+    """Read the frames of a template, or return plain ones if it does not frame messages one by one."""
     try:
         return _read(render, tokenizer)
     except (RequestError, ValueError):

@@ -32,7 +32,7 @@ else:
     registry, thinking = Lazy("quire.text.formats.registry"), Lazy("quire.client.thinking")
 
 
-# Texts up to this length are always tokenized; longer ones if they may fit into the model's length.
+# Texts up to MAX_CHARACTERS are always tokenized; longer ones if they may fit into the model's length.
 MAX_CHARACTERS = 1 << 20
 
 
@@ -65,7 +65,7 @@ class Front:
 
     @property
     def longest_input(self) -> int:
-        """Most tokens that the model reads at once."""
+        """The most tokens that the model reads at once."""
         return min(self.info.max_model_len, self.info.max_input_len or self.info.max_model_len)
 
     @cached_property
@@ -79,7 +79,7 @@ class Front:
 
     @cached_property
     def frames(self) -> Frames:
-        """How the chat template frames messages."""
+        """The frames that the chat template puts around messages."""
         if self.template is None or self.tokenizer is None:
             return plain.PLAIN
         return frames.frames_of(
@@ -88,12 +88,12 @@ class Front:
 
     @property
     def renders_quickly(self) -> bool:
-        """Whether the chat template took so little time before that it may be rendered on an event loop."""
+        """Whether the chat template last rendered fast enough to run on an event loop."""
         template = self.__dict__.get("template")  # not loaded for this
         return template is not None and template.quick
 
     def default_params(self, **given: Any) -> SamplingParams:
-        """The model's default sampling parameters, overridden by `given`."""
+        """Make the model's default sampling parameters, overridden by `given`."""
         return SamplingParams(**{**self.info.defaults, **given})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -118,7 +118,7 @@ class Front:
         template: ChatTemplate | None = None,
         **options: Any,
     ) -> str:
-        """A conversation rendered by `template` or the model's own; options as in `ChatTemplate.render`.
+        """Render a conversation by `template` or the model's own; options as in `ChatTemplate.render`.
 
         `chat_template` is one that came with the request.
         """
@@ -190,7 +190,7 @@ class Front:
         )
 
     def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
-        """The predicted output as tokens; what does not fit the request's length is of no use."""
+        """Tokenize the predicted output, cut to the request's length."""
         prediction = params.prediction
         if not prediction or not params.speculative_decoding:
             return ()
@@ -206,7 +206,7 @@ class Front:
 
     @cached_property
     def reasoning(self) -> ReasoningFormat | None:
-        """How the model sets its reasoning apart: the format of that name, or the one that its template uses."""
+        """The format of the model's reasoning: the one that options name, or that its template uses."""
         name = self.reasoning_parser
         source = self.template.source if name == "auto" and self.template is not None else ""
         return registry.reasoning_format(name, source, self.reasoning_plugins)
@@ -229,7 +229,7 @@ class Front:
         activate: bool = True,
         splits: bool = False,
     ) -> Request:
-        """A request for one vector; `pooling` None means the model's own way, else the last hidden state.
+        """Make a request for one vector; `pooling` None means the model's own way, else the last hidden state.
 
         Without `activate`, an embedding is not scaled to length 1. With `splits`, a text that is too long is taken if
         options allow parts (`quire.client.chunks`).
@@ -256,13 +256,13 @@ class Front:
         )
 
     def pair(self, first: str, second: str) -> list[int]:
-        """Two texts as one input of a classifier; the tokens of the second are in its segment."""
+        """Encode two texts as one input of a classifier; the second text's tokens are in segment 1."""
         tokens, kinds = self._need_tokenizer().encode_pair(first, second)
         size = self.info.segment_size
         return [token + size * kind for token, kind in zip(tokens, kinds, strict=True)]
 
     def truncated(self, tokens: list[int], limit: int | None, side: str | None = None) -> list[int]:
-        """`limit` tokens (-1: as many as the model takes), cut on the `side` "left" or "right".
+        """Cut to `limit` tokens (-1: as many as the model takes) on the `side` "left" or "right".
 
         By default the front is cut; of encoders' texts the end is, except for the last token.
         """
@@ -278,7 +278,7 @@ class Front:
         return tokens[-keep:] if side == "left" else tokens[:keep]
 
     def shortened(self, text: str, limit: int | None) -> str:
-        """The text of the first `limit` tokens."""
+        """Cut a text to its first `limit` tokens."""
         if limit is None:
             return text
         tokenizer = self._need_tokenizer()
@@ -289,7 +289,7 @@ class Front:
         return OutputStream(request, prompt, self.tokenizer)
 
     def _choices(self, params: SamplingParams, room: int) -> tuple[tuple[int, ...], ...]:
-        """The choices of a selecting request as tokens that follow its prompt."""
+        """Tokenize the choices of a selecting request as they follow its prompt."""
         constraint = params.structured_outputs
         texts = constraint.choice if constraint is not None and constraint.choice is not None else ()
         rows = self._need_tokenizer().encode_batch(list(texts), add_special_tokens=False) if texts else []
@@ -312,7 +312,7 @@ class Front:
         return self.tokenizer
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word, at the start of a text and after a space, as in vLLM."""
+        """Tokenize each bad word, at the start of a text and after a space, as in vLLM."""
         if not params.bad_words:
             return ()
         texts = [text for word in params.bad_words for text in (word, " " + word.lstrip())]

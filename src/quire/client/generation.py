@@ -1,4 +1,4 @@
-"""The running requests of one call, and their deltas until a reader takes them. Knows token ids only."""
+"""Generation: the running requests of one call, and their deltas until a reader takes them. Knows token ids only."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Generation:
         self.close()
 
     def put(self, delta: Delta) -> None:
-        """For the client: a delta of a sample."""
+        """Add a delta of a sample; called by the client."""
         key = (delta.request_id, delta.index)
         waiting = self._pending.get(key)
         if waiting is None:
@@ -112,7 +112,7 @@ class Generation:
         self._wake()
 
     def sample_ended(self, request_id: str, index: int, *, discard: bool) -> None:
-        """For the client: the sample has ended; `discard` drops its pending deltas."""
+        """Record that a sample has ended; called by the client. `discard` drops its pending deltas."""
         self._open -= 1
         if discard:
             self._pending.pop((request_id, index), None)

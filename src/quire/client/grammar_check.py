@@ -29,7 +29,7 @@ START_TIMEOUT = 120.0
 
 
 class GrammarChecker:
-    """Use from one event loop. The process starts with the first constraint; a new one replaces it when it ends."""
+    """Checks constraints in a process, which starts with the first and is replaced if it ends. For one event loop."""
 
     def __init__(self, config: EngineConfig, maker: str) -> None:
         self._config = config
@@ -41,7 +41,7 @@ class GrammarChecker:
         self._size = 0
 
     async def check(self, params: StructuredOutputsParams, info: ModelCard) -> str:
-        """The grammar of the constraint, for `Request.grammar`.
+        """Compile a constraint to the grammar for `Request.grammar`.
 
         RequestError: malformed, not supported, or too expensive. OverloadedError: too many constraints are waiting.
         """

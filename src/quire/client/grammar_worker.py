@@ -54,7 +54,7 @@ def frame(message: Setup | StructuredOutputsParams | Verdict) -> bytes:
 
 
 def _read() -> bytes:
-    """The content of the next frame; exits at the end of the input."""
+    """Read the content of the next frame; exit at the end of the input."""
     data = read_frame(sys.stdin.fileno())
     if data is None:
         raise SystemExit(0)

@@ -17,14 +17,14 @@ class Logprob:
 
 
 def likeliest(entries: dict[int, Logprob], count: int) -> list[int]:
-    """The tokens of rank `count` or better, best first."""
+    """List the tokens of rank `count` or better, best first."""
     ranked = sorted((entry.rank, token) for token, entry in entries.items() if entry.rank is not None)
     return [token for rank, token in ranked if rank <= count]
 
 
 @dataclass(slots=True)
 class FlatLogprobs(MutableSequence[dict[int, Logprob]]):
-    """The entries of all places one after another; place i has those from start_indices[i] to end_indices[i] - 1.
+    """The entries of all places one after another; place i has entries start_indices[i] to end_indices[i] - 1.
 
     It makes a dictionary when a place is read, so that long outputs hold no object per token.
     """

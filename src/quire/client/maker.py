@@ -19,5 +19,5 @@ class Maker(Protocol):
 
 
 def load_maker(name: str) -> Maker:
-    """Import the maker module of that name."""
+    """Import the maker module `name`."""
     return cast(Maker, importlib.import_module(name))

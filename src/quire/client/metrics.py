@@ -45,7 +45,7 @@ ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 SMALL_BUCKETS = (1, 2, 5, 10, 20)
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
-# Counters of EngineStats that must not fall when the engine restarts.
+# COUNTED fields of EngineStats must not fall when the engine restarts.
 COUNTED = (
     "prefix_queries",
     "prefix_hits",
@@ -58,7 +58,7 @@ COUNTED = (
 
 
 def buckets_125(high: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, ... up to `high`."""
+    """Make the bounds 1, 2, 5, 10, 20, 50, ... up to `high`."""
     found: list[float] = []
     exponent = 0
     while True:
@@ -89,7 +89,7 @@ class Histogram:
         return sum(self.counts)
 
     def rows(self) -> list[tuple[str, float]]:
-        """Cumulative counts by upper bound, in Prometheus' form."""
+        """Give cumulative counts by upper bound, in Prometheus' form."""
         rows, running = [], 0
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
             running += count
@@ -101,7 +101,7 @@ class Histogram:
 class RequestTimes:
     """Times of one request in seconds on the monotonic clock; 0 if not yet.
 
-    `prefill_wait` is how much longer its tokens took because steps computed prompts of others too. `last_by_sample` has
+    `prefill_wait` is the time by which other requests' prefill delayed its tokens. `last_by_sample` has
     the time of each sample's last token, the value of `Metrics.prefill_clock` then, and its tokens so far.
     """
 
@@ -194,7 +194,7 @@ class Metrics:
     # --- events of requests ----------------------------------------------------------------------------
 
     def scheduled(self, times: RequestTimes, at: float) -> None:
-        """A sample got a slot. The first slot ends the time in the queue; each beyond n is a preemption."""
+        """Record that a sample got a slot. The first slot ends the time in the queue; each beyond n is a preemption."""
         times.num_scheduled += 1
         if not times.scheduled:
             times.scheduled = max(at, times.arrival)
@@ -205,7 +205,7 @@ class Metrics:
         self.prefill_clock += prompts
 
     def step(self, deltas: list[tuple[RequestTimes, Delta]], now: float) -> None:
-        """The deltas of one step, with the times of their requests."""
+        """Count the deltas of one step, with the times of their requests."""
         num_tokens = num_prompt = 0
         gaps = self.histograms["inter_token_latency_seconds"][1]
         waits = self.histograms["inter_token_prefill_seconds"][1]
@@ -247,7 +247,7 @@ class Metrics:
             self.generation_tokens += delta.usage.num_output
 
     def _first_token(self, times: RequestTimes, delta: Delta, now: float) -> int:
-        """Returns the number of prompt tokens that this step completes."""
+        """Return the number of prompt tokens that this step completes."""
         times.first_token = now
         times.num_cached = delta.usage.num_cached
         self.observe("time_to_first_token_seconds", now - times.arrival)
@@ -256,7 +256,7 @@ class Metrics:
         return delta.usage.num_prompt
 
     def end(self, times: RequestTimes, reason: FinishReason, now: float) -> None:
-        """A request has ended, for whatever reason. Called once per accepted request."""
+        """Record that a request has ended, for any reason. Called once per accepted request."""
         self.finished[reason.value] += 1
         params, num_prompt = times.request.sampling, len(times.request.tokens)
         self.observe("e2e_request_latency_seconds", now - times.arrival)
@@ -280,12 +280,12 @@ class Metrics:
             self.observe("request_time_per_output_token_seconds", mean)
 
     def answered(self, method: str, handler: str, status: int) -> None:
-        """An HTTP request was answered."""
+        """Count an answered HTTP request."""
         key = (method, handler, f"{status // 100}xx")
         self.answers[key] = self.answers.get(key, 0) + 1
 
     def restarted(self) -> None:
-        """The counters of the new engine start at 0: keep the old values, so that ours never fall."""
+        """Keep the old values of counters, as the new engine's start at 0, so that ours never fall."""
         self.restarts += 1
         for name in self._before_restart:
             self._before_restart[name] += getattr(self.stats, name)
@@ -299,7 +299,7 @@ class Metrics:
     # --- a scrape --------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Metric]:
-        """All families; called by the registry."""
+        """Yield all families; called by the registry."""
         yield from self._gauges()
         yield from self._counters()
         for name, (text, histogram) in self.histograms.items():
@@ -308,7 +308,7 @@ class Metrics:
             yield family
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """The scrape and its content type: OpenMetrics if the Accept header asks for it, else Prometheus' text."""
+        """Make the scrape and its content type: OpenMetrics if the Accept header asks for it, else Prometheus' text."""
         encode, kind = choose_encoder(
             OPEN_METRICS if "application/openmetrics-text" in accept.lower() else ""
         )

@@ -1,4 +1,4 @@
-"""Results with text, built from the Deltas of a request. Knows no scheduler and no model."""
+"""Builds results with text from the Deltas of a request. Knows no scheduler and no model."""
 
 from __future__ import annotations
 
@@ -165,14 +165,14 @@ class OutputStream:
         )
 
     def snapshot(self) -> RequestOutput:
-        """The output so far, which later tokens do not change."""
+        """Copy the output so far, so that later tokens do not change it."""
         output = self.output
         return replace(
             output, outputs=[replace(sample, token_ids=list(sample.token_ids)) for sample in output.outputs]
         )
 
     def new_part(self) -> RequestOutput:
-        """`output` reduced to what is new since the last call."""
+        """Reduce `output` to what is new since the last call."""
         parts = []
         for i, sample in enumerate(self.output.outputs):
             text, tokens = self._shown[i]
@@ -185,7 +185,7 @@ class OutputStream:
         return replace(self.output, outputs=parts)
 
     def parts(self, delta: Delta) -> Iterable[Delta]:
-        """`delta` in the parts to push: single tokens if a stop string may end the text between them."""
+        """Split `delta` into the parts to push: single tokens if a stop string may end the text between them."""
         return _by_token(delta) if self.request.sampling.stop else (delta,)
 
     def push(self, delta: Delta) -> Chunk | None:
@@ -228,7 +228,7 @@ class OutputStream:
         self._num_rejected += counts[1] - rejected
 
     def _new_text(self, delta: Delta) -> tuple[str, str | None]:
-        """The text that is now safe to show, and the stop string that was found, if any."""
+        """Return the text that is now safe to show, and the stop string that was found, if any."""
         detok = self._detok[delta.index]
         if detok is None:
             return "", None
@@ -265,7 +265,7 @@ class OutputStream:
             output.prompt_token_id_logprobs += [self._asked(t) for t in scores]
 
     def _entry(self, scores: TokenLogprobs) -> dict[int, Logprob]:
-        """The token itself, then the most likely ones, in vLLM's order."""
+        """Enter the token itself, then the most likely ones, in vLLM's order."""
         entry = {scores.token: Logprob(scores.logprob, scores.rank, self.token_text(scores.token))}
         for rank, (token, logprob) in enumerate(zip(scores.top_ids, scores.top, strict=True), 1):
             entry.setdefault(token, Logprob(logprob, rank, self.token_text(token)))
@@ -275,18 +275,18 @@ class OutputStream:
         return entry
 
     def _asked(self, scores: TokenLogprobs) -> dict[int, Logprob]:
-        """The tokens that the request names."""
+        """Enter the tokens that the request names."""
         return {
             token: Logprob(logprob, rank, self.token_text(token)) for token, logprob, rank in scores.asked
         }
 
     def token_text(self, token: int) -> str | None:
-        """The text of one token on its own; None without a tokenizer."""
+        """Decode one token on its own; None without a tokenizer."""
         return None if self._tokenizer is None else token_text(self._tokenizer, token)
 
 
 def _by_token(delta: Delta) -> Iterator[Delta]:
-    """The delta split by token, so that the cut at a stop string does not depend on how deltas were merged."""
+    """Split a delta by token, so that the cut at a stop string does not depend on how deltas were merged."""
     last = len(delta.tokens) - 1
     if last < 1:
         yield delta

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts: the requests to run, and the scores from their vectors. Knows no HTTP.
+"""Plans the requests that score pairs of texts, and computes scores from their vectors. Knows no HTTP.
 
 A classifier with one output reads both texts together. For a model that makes a vector of each token, the score is
 their late interaction; for any other, the cosine similarity of the embeddings of the two texts.
@@ -17,7 +17,7 @@ from quire.types import Request
 
 @dataclass(frozen=True, slots=True)
 class ScoringRules:
-    """`limit` and `side` truncate each input, as in Front.truncated; `first` and `second` bound the texts of a pair.
+    """Rules of inputs: `limit` and `side` as in Front.truncated; `first` and `second` bound the texts of a pair.
 
     Without `activate`, scores of classifiers are their outputs as they are.
     """
@@ -43,7 +43,7 @@ class Scoring:
     activate: bool = True
 
     def scores(self, vectors: Sequence[list[float]]) -> list[float]:
-        """The score of each pair, from the vectors of the requests in order."""
+        """Compute the score of each pair from the vectors of the requests, in order."""
         if self.kind is not None and not self.activate:
             return [vectors[pair[0]][0] for pair in self.pairs]
         if self.kind is not None:
@@ -54,7 +54,7 @@ class Scoring:
         return [cosine(vectors[first], vectors[second]) for first, second in self.pairs]
 
     def tokens(self, index: int) -> list[int]:
-        """The tokens of pair `index`."""
+        """Return the tokens of pair `index`."""
         return [token for i in self.pairs[index] for token in self.requests[i].tokens]
 
 
@@ -68,7 +68,7 @@ def plan_scores(
     seconds: Sequence[str],
     rules: ScoringRules = NO_RULES,
 ) -> Scoring:
-    """Pairs one first text with each second text, or equally many one by one. Raises RequestError."""
+    """Pair one first text with each second text, or equally many one by one. Raises RequestError."""
     if not firsts or not seconds:
         raise RequestError("give at least one text on each side", "text_1" if not firsts else "text_2")
     if len(firsts) not in (1, len(seconds)):

@@ -29,7 +29,7 @@ def start_core(config: EngineConfig) -> Started:
 def start_front(
     config: EngineConfig, info: ModelCard, skip_tokenizer: bool = False, seed: int | None = None
 ) -> Front:
-    """A front with the tokenizer and the chat template of the configured model."""
+    """Make a front with the tokenizer and the chat template of the configured model."""
     made = _make_front(config, info, skip_tokenizer, seed)
     made.processors = load_processors(config.model.logits_processors)
     made.longest_text = config.model.pooler.longest_text

@@ -49,13 +49,13 @@ class VectorRequestOutput(msgspec.Struct, Generic[T], frozen=True):
 
 
 def by_token(vectors: list[float], tokens: int) -> list[list[float]]:
-    """The vectors of a text's tokens, which come one after another."""
+    """Split a flat list into the vectors of a text's tokens."""
     width = len(vectors) // tokens
     return [vectors[start : start + width] for start in range(0, len(vectors), width)]
 
 
 def late_interaction(query: Sequence[Sequence[float]], text: Sequence[Sequence[float]]) -> float:
-    """The sum over the query's tokens of the best product with a token of the text.
+    """Sum, over the query's tokens, the best product with a token of the text.
 
     ColBERT (Khattab and Zaharia 2020, arXiv:2004.12832).
     """
@@ -63,7 +63,7 @@ def late_interaction(query: Sequence[Sequence[float]], text: Sequence[Sequence[f
 
 
 def shortened(vector: list[float], dimensions: int | None) -> list[float]:
-    """The first dimensions, normalized to length 1 (Matryoshka, Kusupati et al. 2022, arXiv:2205.13147)."""
+    """Cut to the first dimensions, normalized to length 1 (Matryoshka, Kusupati et al. 2022, arXiv:2205.13147)."""
     if dimensions is None or dimensions == len(vector):
         return vector
     kept = vector[:dimensions]
@@ -72,7 +72,7 @@ def shortened(vector: list[float], dimensions: int | None) -> list[float]:
 
 
 def probabilities(outputs: Sequence[float], scores: str | None) -> list[float]:
-    """The outputs of a classifier after its softmax or sigmoid."""
+    """Apply a classifier's softmax or sigmoid to its outputs."""
     if scores == "softmax":
         top = max(outputs)
         weights = [math.exp(x - top) for x in outputs]
@@ -82,7 +82,7 @@ def probabilities(outputs: Sequence[float], scores: str | None) -> list[float]:
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """Cosine similarity, from -1 to 1."""
+    """Compute the cosine similarity, from -1 to 1."""
     dot = math.fsum(a * b for a, b in zip(first, second, strict=True))
     return dot / (math.sqrt(_square(first) * _square(second)) or 1.0)
 

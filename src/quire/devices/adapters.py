@@ -85,22 +85,22 @@ class StepAdapters:
         self._logit_rows: list[int] = []
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """From now on rows are these of the tokens."""
+        """Make rows these of the tokens from now on."""
         if self.active:
             self._logit_rows = [self.slots[row] for row in rows]
             self.slots = self._logit_rows
 
     def narrow(self, start: int, stop: int) -> None:
-        """From now on rows are these logit rows."""
+        """Make rows these logit rows from now on."""
         self.slots = self._logit_rows[start:stop]
 
     def change(self, row: int, path: str) -> Change | None:
-        """How the product of a row with the matrix at a path changes, or the row's embedding."""
+        """Find how the product of a row with the matrix at a path changes, or the row's embedding."""
         found = self._of(row)
         return None if found is None else found.changes.get(path)
 
     def norm(self, row: int, path: str, norm: Norm) -> Norm:
-        """The norm of a row in place of the base's `norm` at a path."""
+        """Find the norm of a row that replaces the base's `norm` at a path."""
         found = self._of(row)
         return norm if found is None else found.norms.get(path, norm)
 
@@ -109,7 +109,7 @@ class StepAdapters:
 
 
 def check_slots(adapters: Container[int], inputs: ModelInput) -> None:
-    """EngineError if a step names a slot without an adapter."""
+    """Raise EngineError if a step names a slot without an adapter."""
     for slot in [] if inputs.adapters_B is None else inputs.adapters_B.tolist():
         if slot >= 0 and slot not in adapters:
             raise EngineError(f"there is no adapter in slot {slot}")

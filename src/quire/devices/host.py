@@ -78,7 +78,7 @@ def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int
 
 
 def on_host(logits: Logits) -> HostLogits:
-    """EngineError if they are another backend's."""
+    """Check that logits are in host memory. EngineError if they are another backend's."""
     if not isinstance(logits, HostLogits):
         raise EngineError(f"a sampler on the host got logits of {type(logits).__name__}")
     return logits

@@ -1,1 +1,1 @@
-"""From a request's constraint to the tokens that may come next, using llguidance. Knows no model and no text files."""
+"""Turns a request's constraint into the tokens that may come next, by llguidance. Knows no model and no text files."""

@@ -59,13 +59,13 @@ class ReasoningCount:
         self._bound()
 
     def copy(self) -> ReasoningCount:
-        """A copy that advances on its own."""
+        """Copy the state, to advance on its own."""
         other = copy(self)
         other.forced = deque(self.forced)
         return other
 
     def _bound(self) -> None:
-        """Force what is still to be written of the end, if no more reasoning is allowed."""
+        """Force the unwritten rest of the end, if no more reasoning is allowed."""
         if self._inside and self._count >= self._limit:
             end = self._end[0]
             written = next((n for n in range(len(end) - 1, 0, -1) if self._tail.endswith(end[:n])), 0)

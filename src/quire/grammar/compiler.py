@@ -50,7 +50,7 @@ _UNSUPPORTED = ("not supported", "Unimplemented", "Unknown format", "only suppor
 
 
 def _explain(message: str) -> RequestError:
-    """A compiler error as a request error: malformed, or not supported."""
+    """Turn a compiler error into a request error: malformed, or not supported."""
     line = first_line(message)
     what = "uses what is not supported" if any(word in line for word in _UNSUPPORTED) else "is not valid"
     return RequestError(f"the constraint {what}: {line}", "structured_outputs")
@@ -66,12 +66,12 @@ class Grammar:
         self._vocabulary = vocabulary
 
     def matcher(self, honour_ends: bool = True) -> Matcher:
-        """A matcher at the beginning. Without `honour_ends`, end-of-sequence tokens are never allowed."""
+        """Make a matcher at the beginning. Without `honour_ends`, end-of-sequence tokens are never allowed."""
         return Matcher(self._prototype.deep_copy(), () if honour_ends else self._vocabulary.ends)
 
 
 class GrammarCompiler:
-    """May be shared by threads. The vocabulary is built on first use, so that it does not delay the start."""
+    """Compiles grammars, for any thread. The vocabulary is built on first use, so that it does not delay the start."""
 
     def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
         self._make_vocabulary = make_vocabulary
@@ -92,11 +92,11 @@ class GrammarCompiler:
         _ = self.vocabulary
 
     def text(self, params: StructuredOutputsParams, effort: int = 0) -> str:
-        """The constraint in llguidance's notation. RequestError if it is malformed."""
+        """Write a constraint in llguidance's notation. RequestError if it is malformed."""
         return grammar_text(params, self.vocabulary.special, effort)
 
     def find(self, text: str) -> Grammar | None:
-        """The grammar if it is compiled already."""
+        """Return the grammar if it is compiled already."""
         with self._lock:
             grammar = self._cache.get(text)
             if grammar is not None:
@@ -122,13 +122,13 @@ class GrammarCompiler:
         return grammar
 
     def submit(self, text: str) -> Future[Grammar]:
-        """`compile` in a low-priority thread, for callers that must not wait."""
+        """Compile in a low-priority thread, for callers that must not wait."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "grammar", initializer=_step_back)
         return self._threads.submit(self.compile, text)
 
     def check(self, params: StructuredOutputsParams) -> str:
-        """The text of a constraint that compiles and can be followed. RequestError gives the reason if there is none.
+        """Find the text of a constraint that compiles and can be followed. RequestError gives the reason if none does.
 
         If a schema does not compile as written, rewritten forms are tried (`schema.EFFORTS`).
         """

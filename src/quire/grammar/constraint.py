@@ -1,4 +1,4 @@
-"""A request's constraint as text in llguidance's notation. Knows JSON Schema, regexes, EBNF; no tokens but by name."""
+"""Writes a request's constraint in llguidance's notation. Knows JSON Schema, regexes, EBNF; no tokens but by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 
 MAX_EBNF = 1 << 17
 SOME_WHITESPACE = r"[ \n]{0,8}"
-"""Where JSON may have whitespace and no pattern is given: bounded, for a model may never stop indenting."""
+"""SOME_WHITESPACE is allowed in JSON unless a pattern is given: bounded, as a model may never stop indenting."""
 
 
 def refuse(message: str) -> RequestError:
@@ -27,7 +27,7 @@ def refuse(message: str) -> RequestError:
 
 
 def grammar_text(params: StructuredOutputsParams, special: Mapping[str, int], effort: int = 0) -> str:
-    """The constraint as a Lark grammar or as llguidance's JSON.
+    """Write the constraint as a Lark grammar or as llguidance's JSON.
 
     `special` maps the names of special tokens, which free text never contains, to their ids: structural tags may name
     them. `effort` selects how schemas are rewritten (`schema.EFFORTS`). Raises RequestError for malformed input; errors
@@ -50,7 +50,7 @@ def grammar_text(params: StructuredOutputsParams, special: Mapping[str, int], ef
 
 
 def read_json(text: object, name: str) -> Any:
-    """Raises RequestError if `text` is not JSON."""
+    """Parse JSON. Raises RequestError if `text` is not JSON."""
     try:
         return json.loads(str(text))
     except (ValueError, RecursionError) as error:
@@ -58,7 +58,7 @@ def read_json(text: object, name: str) -> Any:
 
 
 def json_schema(schema: Any, params: StructuredOutputsParams, effort: int) -> dict[str, Any]:
-    """The schema in llguidance's form, including its options."""
+    """Write the schema in llguidance's form, including its options."""
     prepared = prepare_schema(schema, params.disable_additional_properties, effort)
     pattern = params.whitespace_pattern
     if pattern is None and params.disable_any_whitespace is False:
@@ -70,7 +70,7 @@ def json_schema(schema: Any, params: StructuredOutputsParams, effort: int) -> di
 
 
 def _ebnf(text: str) -> str:
-    """Lark unchanged; EBNF with `root ::= ...` (llama.cpp's GBNF) converted to Lark."""
+    """Return Lark unchanged; convert EBNF with `root ::= ...` (llama.cpp's GBNF) to Lark."""
     if len(text) > MAX_EBNF:
         raise refuse(f"grammar has {len(text)} characters, the most is {MAX_EBNF}")
     try:

@@ -1,4 +1,4 @@
-"""Token masks of constrained sequences, made in threads while the model computes. Knows one sequence at a time."""
+"""Makes token masks of constrained sequences in threads while the model computes. Knows one sequence at a time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from quire.grammar.matcher import GrammarError, Matcher, TokenMask
 
 NUM_THREADS = 4  # several, so that a slow grammar does not hold up others
 PATIENCE = 0.004
-"""Seconds that a step waits for masks once it has logits. Sequences whose mask is late sample in a later step."""
+"""A step waits PATIENCE seconds for masks once it has logits. Sequences whose mask is late sample in a later step."""
 PATIENCE_ALONE = 0.1
 MAX_SECONDS = 10.0
-"""A grammar that needs longer for one mask ends its request."""
+"""A grammar that needs more than MAX_SECONDS for one mask ends its request."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Advance:
 class Constraint:
     """The grammar of one sequence: its state after `tokens`, the output so far, and masks for what comes next.
 
-    `make` makes a matcher, whose state is that before any output.
+    `make` makes a matcher in the state before any output.
     Row 0 of `masks_RW` [R, W] is the mask after `tokens`, row i the mask after the first i tokens of `draft`;
     `num_masks` rows are valid. From `begin` until `is_ready`, matcher and masks belong to a thread. `room` is how many
     tokens may still be added; with `jumps`, forced tokens are appended without sampling.
@@ -54,7 +54,7 @@ class Constraint:
     error: str | None = None
 
     def begin(self, draft: Sequence[int]) -> None:
-        """Call before masks are made. Masks after each token of `draft` are wanted too.
+        """Begin to make masks, also after each token of `draft`; call it before `prepare`.
 
         A sequence ends at its first stop token, so later draft tokens do not matter.
         """
@@ -91,7 +91,7 @@ class Constraint:
         return 1
 
     def num_rows(self, draft: Sequence[int]) -> int:
-        """How many rows of a sequence computed with `draft` have a mask; later rows cannot be reached."""
+        """Count the rows of a sequence computed with `draft` that have a mask; later rows cannot be reached."""
         rows = 1
         for mine, given in zip(self.draft[: self.num_masks - 1], draft, strict=False):
             if mine != given:

@@ -1,4 +1,4 @@
-"""The tokens that a grammar allows next, for one sequence. Knows token ids; knows no scheduler and no logits.
+"""Finds the tokens that a grammar allows next, for one sequence. Knows token ids; knows no scheduler and no logits.
 
 If the grammar leaves only one continuation, its text is written in the tokenizer's own tokens: `forced` holds them,
 and the mask allows only the first. So appending them at once (jump-forward) and sampling them one by one give the
@@ -55,7 +55,7 @@ class Matcher:
         self._look_ahead()
 
     def followed_by(self, token: int) -> Matcher:
-        """A matcher of its own for the sequence with `token` added. GrammarError if it is not allowed."""
+        """Make a matcher of its own for the sequence with `token` added. GrammarError if it is not allowed."""
         other = Matcher.__new__(Matcher)
         other._matcher, other._ends = self._matcher.deep_copy(), self._ends
         other.forced, other.ended = deque(self.forced), self.ended
@@ -82,7 +82,7 @@ class Matcher:
             mask_W[end // 32] &= np.uint32(~(1 << end % 32) & 0xFFFFFFFF)
 
     def fill_ahead(self, drafts: list[int], masks_RW: TokenMask) -> int:
-        """Masks of this state and of the states after each of `drafts`, while allowed; the state does not change.
+        """Fill masks of this state and of the states after each of `drafts`, while allowed; keeps the state.
 
         `masks_RW` has len(drafts) + 1 rows; returns how many were filled.
         """
@@ -107,7 +107,7 @@ class Matcher:
         return rows
 
     def count_allowed(self, tokens: list[int]) -> int:
-        """How many of `tokens` the grammar allows one after the other; the state does not change."""
+        """Count how many of `tokens` the grammar allows one after the other; the state does not change."""
         if self.ended:
             return 0
         ends = (i for i, token in enumerate(tokens) if token in self._ends)
@@ -138,7 +138,7 @@ class Matcher:
 
 
 def first_line(message: str) -> str:
-    """llguidance's message without the state that it prints below, at most 400 characters."""
+    """Cut llguidance's message before the state that it prints below, to at most 400 characters."""
     lines = [line for line in message.strip().split("\n") if line.strip() and "<non-verbose/>" not in line]
     return " ".join(" ".join(lines).split())[:400] or "no reason given"
 

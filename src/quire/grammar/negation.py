@@ -1,4 +1,4 @@
-"""The complement of a JSON Schema, as a schema: lets `not`, `oneOf` and `if` be written without them.
+"""Negates a JSON Schema, as a schema: `not`, `oneOf` and `if` can then be written without them.
 
 A negation is sound but may be incomplete: nothing that it allows is valid under the schema it negates.
 """
@@ -24,7 +24,7 @@ class Negation:
         self._brief = brief
 
     def of(self, schema: Any, depth: int = 0, names: Iterable[str] = ()) -> Any:
-        """A schema of instances that are not valid under `schema`, or None if none can be written.
+        """Write a schema of instances that are not valid under `schema`, or None if none can be written.
 
         `names` are properties that such an instance may have: one that `schema` does not know may exclude it.
         """
@@ -51,7 +51,7 @@ class Negation:
         return branches[0] if len(branches) == 1 else {"anyOf": branches}
 
     def follow(self, schema: Any) -> Any:
-        """`schema`, or the target if it is a local reference and nothing else."""
+        """Return `schema`, or its target if it is a local reference and nothing else."""
         for _ in range(MAX_DEPTH):
             ref = schema.get("$ref") if isinstance(schema, dict) else None
             if not isinstance(ref, str):
@@ -101,7 +101,7 @@ class Negation:
 
 
 def _types(schema: Schema) -> set[str]:
-    """The types that instances may have; integers count as numbers."""
+    """List the types that instances may have; integers count as numbers."""
     values = _values(schema)
     if values is not None:
         return {_type_of(value) for value in values}
@@ -110,7 +110,7 @@ def _types(schema: Schema) -> set[str]:
 
 
 def _closed_to(schema: Schema) -> set[str] | None:
-    """The only names that properties may have, or None if others are allowed."""
+    """List the only names that properties may have, or None if others are allowed."""
     if schema.get("additionalProperties") is not False or schema.get("patternProperties"):
         return None
     properties = schema.get("properties", {})
@@ -141,7 +141,7 @@ Rule = Callable[[Negation, Any, int], list[Any]]
 
 
 def _other_types(types: set[str]) -> list[Any]:
-    """Instances of none of `types`. A non-integer number cannot be expressed, so numbers go as a whole."""
+    """Allow instances of none of `types`. A non-integer number cannot be expressed, so numbers go as a whole."""
     if types & {"integer", "number"}:
         types = types | {"integer", "number"}
     rest = [t for t in TYPES if t not in types and t != "integer"]
@@ -172,7 +172,7 @@ def _not_enum(negation: Negation, value: Any, depth: int) -> list[Any]:
 
 
 def other_texts(texts: list[str]) -> str:
-    """A regex of all other texts: at each place, a character that continues none of these, or too early an end."""
+    """Write a regex of all other texts: at each place, a character that continues none of these, or an early end."""
     ends = "" in texts
     branches: list[str] = []
     heads = sorted({text[0] for text in texts if text})
@@ -212,7 +212,7 @@ def _not_all(negation: Negation, value: Any, depth: int) -> list[Any]:
 
 
 def _bound(kind: str, keyword: str, shift: int = 0) -> Rule:
-    """The opposite of a bound on instances of type `kind`: the bound `keyword`, shifted by `shift`."""
+    """Negate a bound on instances of type `kind`, by the bound `keyword`, shifted by `shift`."""
 
     def rule(negation: Negation, value: Any, depth: int) -> list[Any]:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or (shift and value + shift < 0):

@@ -24,7 +24,7 @@ from quire.types import NewSeq, StepOutput, ThinkingBudget
 def _matcher(
     compiler: GrammarCompiler, grammar: Grammar | None, honours_ends: bool, thinking: ThinkingBudget | None
 ) -> Matcher | BudgetMatcher:
-    """The matcher of a sequence, at its beginning."""
+    """Make the matcher of a sequence, at its beginning."""
     matcher = None if grammar is None else grammar.matcher(honours_ends)
     if thinking is not None:
         return BudgetMatcher(thinking, compiler.vocabulary, matcher)
@@ -118,7 +118,7 @@ class GrammarPart:
                 self._advance(slot, output)
 
     def count_allowed(self, slot: int, draft: list[int]) -> int:
-        """How many tokens of `draft` a slot's grammar allows next; all without a grammar.
+        """Count how many tokens of `draft` a slot's grammar allows next; all without a grammar.
 
         Only between the `take` of this part and its next `rows`, when no thread has the matcher.
         """
@@ -138,7 +138,7 @@ class GrammarPart:
                 work.wait_on()
 
     def _ready(self, output: StepOutput) -> tuple[list[int], TokenMask]:
-        """The places of rows with a mask, and the masks [rows, W]. Other slots are deferred or fail."""
+        """Find the places of rows with a mask, and the masks [rows, W]. Other slots are deferred or fail."""
         places: list[int] = []
         masks: list[TokenMask] = []
         slots = self._draws.slots

@@ -1,4 +1,4 @@
-r"""A Lark grammar for texts inside a JSON string: it admits the escaped form of each text that the given one admits.
+r"""Rewrites a Lark grammar for texts inside a JSON string, to admit the escaped forms of the texts it admits.
 
 A newline is then the two characters `\n`, and so on. Characters are escaped as `json.dumps` does it, and no others are.
 Terminals become rules of single characters: as tokens, `/.+/` and a newline after it would begin with the same
@@ -16,7 +16,7 @@ from quire.errors import RequestError
 
 _SPECIAL = ['"', "\\", *map(chr, range(32))]
 _PLAIN = r'[^"\\\x00-\x1F]'
-# Characters of which at least one is in every class that a plain character may match, as far as grammars have them.
+# Every class in grammars that may match a plain character matches one of _SAMPLE.
 _SAMPLE = [chr(c) for c in range(32, 256) if chr(c) not in _SPECIAL] + ["\u4e2d", "\U0001f600"]
 _COMMON = {
     "CR": r"\r",
@@ -46,7 +46,7 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 
 
 def quoted(lark: str) -> str:
-    """The grammar of the escaped texts. RequestError for parts that cannot be inside a string."""
+    """Write the grammar of the escaped texts. RequestError for parts that cannot be inside a string."""
     patterns = dict(_COMMON)
     patterns.update(re.findall(r"^(_*[A-Z][A-Z0-9_]*)\s*:\s*/((?:[^/\\\n]|\\.)+)/\s*$", lark, re.MULTILINE))
     return "".join(_rewritten(found, patterns) for found in _TOKEN.finditer(lark))
@@ -57,7 +57,7 @@ def _refuse(what: str) -> RequestError:
 
 
 def _rewritten(found: re.Match[str], patterns: Mapping[str, str]) -> str:
-    """One token of Lark. `patterns` has the terminals that are one regex."""
+    """Rewrite one token of Lark. `patterns` has the terminals that are one regex."""
     if found["comment"] is not None:
         return ""
     if found["first"] is not None:
@@ -105,12 +105,12 @@ def _rule_name(terminal: str) -> str:
 
 
 def _escaped(char: str) -> str:
-    """A regex for the escaped form of one character."""
+    """Write a regex for the escaped form of one character."""
     return re.escape(json.dumps(char, ensure_ascii=False)[1:-1]) if char in _SPECIAL else re.escape(char)
 
 
 def _parts(text: str, fold: bool) -> tuple[str, str]:
-    """Two regexes for the escaped forms of what a class matches: plain characters, and escapes; either may be empty.
+    """Write two regexes for a class's escaped characters: the plain ones, and escapes; either may be empty.
 
     The class is written as both Python and Rust read it.
     """
@@ -127,7 +127,7 @@ def _parts(text: str, fold: bool) -> tuple[str, str]:
 
 
 def _rule_of(text: str, flags: str) -> str:
-    """A class as an expression of Lark."""
+    """Write a class as an expression of Lark."""
     parts = [f"/{part}/{flags}" for part in _parts(text, "i" in flags) if part]
     return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
 
@@ -179,7 +179,7 @@ class _Regex:
         return f"(?:{'|'.join(part for part in _parts(text, bool(self._fold)) if part)})"
 
     def _quantifier(self, at: int) -> str:
-        """The quantifier; a `?` after it only says which match is preferred."""
+        """Read the quantifier; a `?` after it only says which match is preferred."""
         found = re.compile(r"[*+?]|\{\d*,?\d*\}").match(self._text, at)
         if found is None:
             return self._char("{")

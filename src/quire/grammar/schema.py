@@ -1,7 +1,7 @@
-"""Prepares JSON Schemas for the compiler: writes keywords that it lacks in terms of those that it has. Knows no tokens.
+"""Prepares JSON Schemas for the compiler: writes keywords that it lacks in terms of others. Knows no tokens.
 
 Every rewriting keeps this promise: what is valid under the new schema is valid under the old one. Most are equivalent;
-those that allow less are marked "narrows". A schema is rewritten from the top, only in places that allow something:
+narrower ones are marked "narrows". A schema is rewritten from the top, only in places that allow something:
 schemas under a negation are negated as given. If a keyword cannot be rewritten, it stays, and the compiler refuses it.
 """
 
@@ -17,16 +17,16 @@ from quire.grammar.negation import Negation
 Schema = dict[str, Any]
 
 EFFORTS = (0, 1, 2)
-"""To be tried in turn: the schema nearly as it is; all that it can be written as; the same, as short as can be."""
+"""EFFORTS to try in turn: the schema nearly as it is; all rewritings; all rewritings in their shortest form."""
 MAX_DEPTH = 200
 OTHERS = ["null", "boolean", "number", "array", "object"]
 MAX_DEPENDENCIES = 4
 MAX_DISTINCT = 5
-# Keywords whose value is a schema, a list of schemas, or a map to schemas.
+# Keywords whose value is a schema (ONE), a list of schemas, or a map to schemas.
 ONE = ("additionalProperties", "additionalItems", "items", "contains", "then", "else")
 MANY = ("allOf", "anyOf", "prefixItems", "items")
 NAMED = ("properties", "patternProperties", "definitions", "$defs", "dependentSchemas", "dependencies")
-# Keywords that are replaced; a reference to a place inside them would lead nowhere.
+# MOVED keywords are replaced; a reference to a place inside them would lead nowhere.
 MOVED = ("/oneOf/", "/not", "/if", "/then", "/else", "/dependencies/", "/dependentSchemas/", "/contains")
 
 KNOWN_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -57,7 +57,7 @@ NARROWER_FORMATS: dict[str, Schema] = {
 
 
 def prepare_schema(schema: Any, closed: bool = False, effort: int = 1) -> Schema:
-    """A schema whose instances are all valid under `schema`.
+    """Rewrite to a schema whose instances are all valid under `schema`.
 
     With `closed`, objects have only the named properties. `effort` is one of `EFFORTS`. Raises RequestError if it is
     not a schema at all.
@@ -136,7 +136,7 @@ class _Rewriter:
         _also(schema, {"anyOf": branches})
 
     def _one_of(self, schema: Schema) -> None:
-        """Each branch without what other branches also allow. Narrows: may leave out more than that."""
+        """Take from each branch what other branches also allow. Narrows: may leave out more."""
         branches = schema.get("oneOf")
         if not isinstance(branches, list) or len(branches) < 2:
             return
@@ -171,7 +171,7 @@ class _Rewriter:
 
 
 def _references(schema: Any, depth: int) -> list[str]:
-    """All values of `$ref` at any depth."""
+    """Collect all values of `$ref` at any depth."""
     found: list[str] = []
     if depth > MAX_DEPTH:
         raise RequestError(f"the JSON schema is nested more than {MAX_DEPTH} deep", "structured_outputs")
@@ -214,7 +214,7 @@ def _format(schema: Schema) -> None:
 
 
 def _plain_formats(schema: Any, depth: int) -> Any:
-    """`schema` without formats that the compiler lacks: equivalent, for places that must not narrow."""
+    """Drop formats that the compiler lacks: equivalent, for places that must not narrow."""
     if isinstance(schema, list):
         return [_plain_formats(part, depth + 1) for part in schema]
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
@@ -224,7 +224,7 @@ def _plain_formats(schema: Any, depth: int) -> Any:
 
 
 def _property_names(schema: Schema) -> None:
-    """As patterns of properties, if no other keyword constrains properties."""
+    """Rewrite as patterns of properties, if no other keyword constrains properties."""
     names = schema.get("propertyNames")
     if isinstance(names, bool) or not isinstance(names, dict):
         return
@@ -260,7 +260,7 @@ def _escaped(text: str) -> str:
 
 
 def _dependencies(schema: Schema) -> None:
-    """Each as "without the property, or with what it needs". Narrows if there are many: requires what all need."""
+    """Write each as "without the property, or with its needs". Narrows if there are many: requires what all need."""
     needs: list[tuple[str, Any]] = []
     for key in ("dependencies", "dependentRequired", "dependentSchemas"):
         value = schema.get(key)

@@ -79,7 +79,7 @@ class TagWriter:
         self._count = 0
 
     def write(self, tag: Any) -> str:
-        """The grammar as llguidance's JSON. RequestError if the tag is malformed."""
+        """Write the grammar as llguidance's JSON. RequestError if the tag is malformed."""
         if not isinstance(tag, dict) or tag.get("type", "structural_tag") != "structural_tag":
             raise _refuse('it must be an object with "type": "structural_tag"')
         form = tag.get("format")
@@ -102,7 +102,7 @@ class TagWriter:
         return name
 
     def literal(self, text: str) -> Expression:
-        """A text as strings and special tokens."""
+        """Write a text as strings and special tokens."""
         parts: list[str] = []
         at = 0
         for found in self._named.finditer(text) if self._named else ():
@@ -115,7 +115,7 @@ class TagWriter:
         return " ".join(parts)
 
     def _until(self, end: str) -> Expression:
-        """Free text up to and including the first `end`."""
+        """Write free text up to and including the first `end`."""
         if self._named is not None and (found := self._named.match(end)):
             rest = self.literal(end[found.end() :])
             return f"(TEXT <[{self._special[found.group()]}]> {rest})"
@@ -162,7 +162,7 @@ class TagWriter:
         return f"@{name}"
 
     def _tag(self, form: Any, begin: str, depth: int) -> Expression:
-        """`begin` is the part of the tag's own beginning that is still to be written."""
+        """Write a tag; `begin` is the rest of its beginning that is still to be written."""
         if not isinstance(form, dict) or form.get("type", "tag") != "tag":
             raise _refuse("tags must hold objects of type tag")
         content = form.get("content")
@@ -228,7 +228,7 @@ def _flag(form: dict[str, Any], name: str) -> bool:
 
 
 def _from_structures(tag: dict[str, Any]) -> dict[str, Any]:
-    """The older notation in terms of the newer."""
+    """Convert the older notation to the newer."""
     tags = []
     for part in _list(tag, "structures"):
         if not isinstance(part, dict):

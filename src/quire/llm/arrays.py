@@ -25,7 +25,7 @@ class TokenArrays:
 
 
 def token_arrays(outputs: Sequence[RequestOutput], length: int, pad_id: int) -> TokenArrays:
-    """The tokens of finished requests in rows of `length`, filled with `pad_id`."""
+    """Arrange the tokens of finished requests in rows of `length`, filled with `pad_id`."""
     count = max((len(output.outputs) for output in outputs), default=0)
     ids = np.full((len(outputs), count, length), pad_id, np.int32)
     lengths = np.zeros((len(outputs), count), np.int32)

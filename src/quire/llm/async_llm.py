@@ -169,7 +169,7 @@ class AsyncLLM:
         priority: int,
         lora_request: Any,
     ) -> OutputStream:
-        """On the engine's loop: the request of a prompt, its grammar checked."""
+        """Make the request of a prompt and check its grammar; runs on the engine's loop."""
         front = self._front
         adapter = await self._adapter(lora_request)
         text, tokens = await asyncio.to_thread(tokens_of, front, prompt, kwargs)
@@ -185,7 +185,7 @@ class AsyncLLM:
         return stream
 
     async def _adapter(self, lora_request: Any) -> LoadedAdapter | None:
-        """On the engine's loop: the adapter of a request, loaded if it is new."""
+        """Find the adapter of a request, loaded if it is new; runs on the engine's loop."""
         (asked,) = requests_for(lora_request, 1)
         if asked is None:
             return None
@@ -212,7 +212,7 @@ class AsyncLLM:
         return True
 
     async def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter; running requests finish with it. False: there is none of that number."""
+        """Forget an adapter; running requests finish with it. False: no adapter has the number."""
         found = next((one for one in self._adapters.all if one.number == lora_id), None)
         digest = None if found is None else self._adapters.remove(found.name)
         if digest is not None:
@@ -220,11 +220,11 @@ class AsyncLLM:
         return found is not None
 
     async def list_loras(self) -> set[int]:
-        """The numbers of the loaded adapters."""
+        """List the numbers of the loaded adapters."""
         return {one.number for one in self._adapters.all}
 
     async def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory, whatever others are used. False: there is none of that number."""
+        """Keep an adapter in memory, whatever others are used. False: no adapter has the number."""
         found = next((one for one in self._adapters.all if one.number == lora_id), None)
         if found is not None:
             await self._bridged(self._engine.do(LoadAdapter(found.path, pin=True)))
@@ -234,7 +234,7 @@ class AsyncLLM:
         return f"{name}-{next(self._numbers)}"
 
     async def _deltas(self, request: Request, name: str) -> AsyncIterator[list[Delta]]:
-        """The deltas of a request, on the caller's loop."""
+        """Yield the deltas of a request, on the caller's loop."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[list[Delta] | BaseException]()
 
         async def pump() -> None:
@@ -314,7 +314,7 @@ class AsyncLLM:
         """Does nothing: `metrics_text` has all figures."""
 
     async def metrics_text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Write all metrics in Prometheus' text format."""
         await self._bridged(self._engine.stats())
         return self._engine.metrics.text()[0]
 

@@ -40,7 +40,7 @@ class PendingOutput:
         return self._future.result(timeout)
 
     async def aresult(self) -> RequestOutput:
-        """The same for event loops."""
+        """Await the whole output on an event loop."""
         return await asyncio.wrap_future(self._future)
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
@@ -65,7 +65,7 @@ class PendingOutput:
         return self._future.done()
 
     def grow(self) -> bool:
-        """For the thread that reads the deltas: report what has come. True: the request has ended."""
+        """Report what has come, for the thread that reads the deltas. True: the request has ended."""
         try:
             raise_error(self._stream)
         except QuireError as error:
@@ -93,7 +93,7 @@ class PendingOutputs:
         self._thread: threading.Thread | None = None
 
     def add(self, stream: OutputStream, submit: Submit) -> PendingOutput:
-        """Submit a request, whose deltas are to come to the queue that `submit` gets."""
+        """Submit a request; its deltas go to the queue that is passed to `submit`."""
         with self._lock:  # deltas wait until their request is known
             call = submit([stream], self._news)
             pending = PendingOutput(stream, call)

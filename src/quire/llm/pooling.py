@@ -46,7 +46,7 @@ class PoolingMethods(RunningEngine):
         *,
         pooling: Pooling | None = None,
     ) -> list[VectorRequestOutput[PoolingOutput]]:
-        """The model's raw vector for each text: an embedding, or a classifier's outputs before its softmax.
+        """Return the model's raw vector for each text: an embedding, or a classifier's outputs before its softmax.
 
         With `pooling` "all", or a `pooling_task` that begins with token_, a vector for each token.
         """
@@ -67,7 +67,7 @@ class PoolingMethods(RunningEngine):
         lora_request: Any = None,
         tokenization_kwargs: Kwargs | None = None,
     ) -> list[VectorRequestOutput[PoolingOutput]]:
-        """The outputs of a reward model for each text, or for each token if that is how it scores."""
+        """Return the outputs of a reward model for each text, or for each token if that is how it scores."""
         if self._front.info.scores is None:
             raise RequestError(f"{self.name} is not a reward model: it has no scores")
         return self.encode(prompts, pooling_params, use_tqdm, lora_request, "reward", tokenization_kwargs)
@@ -84,7 +84,7 @@ class PoolingMethods(RunningEngine):
         dimensions: int | None = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[VectorRequestOutput[EmbeddingOutput]]:
-        """One vector per text, pooled as the model prescribes or by `pooling` (last, mean, cls)."""
+        """Return one vector per text, pooled as the model prescribes or by `pooling` (last, mean, cls)."""
         if self._front.info.scores is not None:
             raise RequestError(f"{self.name} is a classifier: use classify or score")
         texts = self._texts(prompts, tokenization_kwargs, truncate_prompt_tokens)
@@ -111,7 +111,7 @@ class PoolingMethods(RunningEngine):
         *,
         truncate_prompt_tokens: int | None = None,
     ) -> list[VectorRequestOutput[ClassificationOutput]]:
-        """Probabilities of a classifier's labels, per text; with use_activation=False its outputs as they are."""
+        """Return the probabilities of a classifier's labels, per text; with use_activation=False its raw outputs."""
         info = self._front.info
         if info.scores is None:
             raise RequestError(f"{self.name} is not a classifier: it has no labels")
@@ -137,7 +137,7 @@ class PoolingMethods(RunningEngine):
         tokenization_kwargs: Kwargs | None = None,
         chat_template: str | None = None,
     ) -> list[VectorRequestOutput[ScoringOutput]]:
-        """Relevance of the second texts to the first: by a classifier of pairs with one output, or by the cosine of
+        """Score the second texts against the first: by a classifier of pairs with one output, or by the cosine of
         embeddings. A single first text is paired with every second one; otherwise both sides pair up in order.
         """
         if chat_template is not None:
@@ -195,7 +195,7 @@ class PoolingMethods(RunningEngine):
 
 
 def pooling_output(request: Request, vector: list[float]) -> PoolingOutput:
-    """The vector of a text, or one per token."""
+    """Make the output of a text from its vector, or one per token."""
     return vectors.PoolingOutput(
         vectors.by_token(vector, len(request.tokens)) if request.pooling == "all" else vector
     )
@@ -204,7 +204,7 @@ def pooling_output(request: Request, vector: list[float]) -> PoolingOutput:
 def pooled_request(
     front: Front, request_id: str, tokens: list[int], params: PoolingParams, splits: bool = False
 ) -> Request:
-    """The request for one vector; `splits` as in Front.pooled."""
+    """Make the request for one vector; `splits` as in Front.pooled."""
     if params.task not in (None, *TASKS) or params.task == "plugin":
         raise RequestError(f"task {params.task!r} is not supported: take embed, classify or score", "task")
     kind = cast("Pooling | None", "all" if params.task in BY_TOKEN else params.pooling)
@@ -213,7 +213,7 @@ def pooled_request(
 
 
 def _each(params: Params | None, count: int, pooling: Pooling | None) -> list[PoolingParams]:
-    """The parameters of each text; `pooling` prevails."""
+    """Choose the parameters of each text; `pooling` prevails."""
     single = PoolingParams() if params is None else params
     each = [single] * count if isinstance(single, PoolingParams) else list(single)
     if len(each) != count:

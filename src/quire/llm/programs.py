@@ -1,4 +1,4 @@
-"""Programs on an engine of this process: what `quire.program` needs of a backend."""
+"""Runs programs on an engine of this process, as the backend of `quire.program`."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ class ProgramRunner(RunningEngine):
         list(self.run_program({"session": session}))
 
     def role_frames(self) -> Frames:
-        """How the model's chat template frames messages."""
+        """Return how the model's chat template frames messages."""
         return self._front.frames

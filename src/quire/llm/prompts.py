@@ -41,7 +41,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 
 def read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
-    """(text, token ids) of a prompt in any of its forms."""
+    """Read (text, token ids) of a prompt in any of its forms."""
     if isinstance(prompt, str):
         return prompt, None
     if isinstance(prompt, Mapping):

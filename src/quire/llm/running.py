@@ -1,4 +1,4 @@
-"""An engine of this process: its start, its life, and the calls that wait for their requests."""
+"""RunningEngine: an engine of this process, its start and end, and the calls that wait for their requests."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ class RunningEngine:
         return self._front.tokenizer
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """The number of processes that compute: 1."""
+        """Return the number of processes that compute: 1."""
         return 1
 
     def stats(self) -> EngineStats:
-        """The engine's counters and gauges now."""
+        """Read the engine's counters and gauges."""
         return self._engine.ask(lambda core: core.stats())
 
     def watch_steps(self, watch: Callable[[Scheduler], None] | None) -> None:
@@ -126,7 +126,7 @@ class RunningEngine:
         self._core.on_step = None if watch is None else lambda *times: watch(scheduler)
 
     def get_metrics(self) -> list[Metric]:
-        """Counters, gauges and histograms under vLLM's names (vllm:...)."""
+        """Read counters, gauges and histograms under vLLM's names (vllm:...)."""
         return self._engine.ask(lambda core: self._metrics.read(core.stats()))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
@@ -193,7 +193,7 @@ class RunningEngine:
         return not known
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter; running requests finish with it. False: there is none of that number."""
+        """Forget an adapter; running requests finish with it. False: no adapter has the number."""
         with self._loading:
             found = self._numbered(lora_id)
             digest = None if found is None else self._adapters.remove(found.name)
@@ -202,11 +202,11 @@ class RunningEngine:
         return found is not None
 
     def list_loras(self) -> set[int]:
-        """The numbers of the loaded adapters."""
+        """List the numbers of the loaded adapters."""
         return {one.number for one in self._adapters.all}
 
     def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory, whatever others are used. False: there is none of that number."""
+        """Keep an adapter in memory, whatever others are used. False: no adapter has the number."""
         found = self._numbered(lora_id)
         if found is not None:
             self._load_adapter(found.path, pin=True)
@@ -216,7 +216,7 @@ class RunningEngine:
         return next((one for one in self._adapters.all if one.number == number), None)
 
     def _adapters_of(self, lora_request: Any, count: int) -> list[LoadedAdapter | None]:
-        """The adapter of each of `count` prompts; those that are new are loaded."""
+        """Find the adapter of each of `count` prompts; new ones are loaded."""
         each = requests_for(lora_request, count)
         if any(each) and not self.config.lora.enable_lora:
             raise RequestError("lora_request: adapters are off: start with enable_lora=True", "lora_request")

@@ -1,5 +1,5 @@
-"""From an adapter's tensors to changes of a model's packed weights. Knows specs, names and parts; reads no base weights
-unless an adapter depends on them.
+"""Turns an adapter's tensors into changes of a model's packed weights. Knows specs, names and parts; reads no base
+weights unless an adapter depends on them.
 
 The model's own parts ask a source that makes changes in place of matrices, so that every row goes where the base's row
 went: fused, split, reordered and sharded projections need no rule of their own. A rank that holds rows of a
@@ -56,7 +56,7 @@ class AdapterBase:
 
 @dataclass(slots=True)
 class Draft:
-    """A change in the making: what is known of it without the base's matrix. Rows of `ups` and vectors are outputs.
+    """A change before the base's matrix is known. Rows of `ups` and vectors are outputs.
 
     `norms` are the norms of the changed weight's rows, if the base's matrix here has only some of its columns.
     """
@@ -99,7 +99,7 @@ class Draft:
 
 
 class AdapterSource:
-    """A `WeightSource` that notes `drafts` of changes by the paths of matrices, and `vectors` by theirs.
+    """A `WeightSource` that notes `drafts` of changes by the paths of matrices, and `vectors` by their own paths.
 
     Vectors are NaN where the adapter leaves the base's.
     """
@@ -147,7 +147,7 @@ class AdapterSource:
         return self._spec.embedding.width
 
     def _embedding(self) -> Draft | None:
-        """How the adapter changes the rows of the embedding [V, D]."""
+        """Draft the adapter's change of the rows of the embedding [V, D]."""
         table, outputs = self._base.names.embedding, self._width
         draft, stored = Draft(outputs, table), (self._spec.embedding.stored_tokens, outputs)
         pair = self.names.pair(table, embedding=True)
@@ -162,7 +162,7 @@ class AdapterSource:
         return None if draft.empty else draft
 
     def _head(self) -> Draft | None:
-        """How the adapter changes the head, or the rank's rows of it.
+        """Draft the adapter's change of the head, or of the rank's rows of it.
 
         Trained and added rows of a tied table change in both.
         """
@@ -198,7 +198,7 @@ class AdapterSource:
         return None if draft.empty else draft
 
     def _check_table(self, tokens: int, pair: Pair, module: str) -> None:
-        """ModelError unless a pair changes the base's tokens, and maybe added ones that there is room for."""
+        """Raise ModelError unless a pair changes the base's tokens, and perhaps added ones that fit."""
         if tokens > self._spec.embedding.stored_tokens:
             self.names.check_room(tokens, module)
         elif tokens < self._spec.embedding.stored_tokens:
@@ -209,7 +209,7 @@ class AdapterSource:
             )
 
     def _padded(self, rows: FloatArray) -> FloatArray:
-        """Rows of a table, with zeros for the spare tokens that it lacks."""
+        """Pad the rows of a table with zeros for the spare tokens that it lacks."""
         missing = self._spec.vocab_size - len(rows)
         return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
 
@@ -226,7 +226,7 @@ class AdapterSource:
         return None if draft.empty else draft
 
     def _refuse(self, part: Part) -> None:
-        """A weight that the base computes from several tensors: a change of one is no change of its rows."""
+        """Refuse a weight that the base computes from several tensors: changing one does not change its rows."""
         for name, _ in part.tensors:
             module = name.removesuffix(".weight")
             if self.names.pair(module) is not None:
@@ -267,7 +267,7 @@ class AdapterSource:
             draft.norms = partial(self._row_norms, part, pick(pair.up), pair.down)
 
     def _row_norms(self, part: Part, up: FloatArray, down: FloatArray) -> FloatArray:
-        """Norms of the rows of a changed weight of which the rank holds only some columns."""
+        """Compute the norms of a changed weight's rows, if the rank holds only some of its columns."""
         if self._base.open is None:
             raise ModelError(
                 f"{self._files.path}: use_dora needs the base's own weights: serve the checkpoint"
@@ -300,7 +300,7 @@ class AdapterSource:
 
 
 def build_adapter(base: AdapterBase, files: AdapterFiles, dtype: LoraDtype = "auto") -> Adapter:
-    """The adapter's changes for the base's weights. ModelError if it does not fit, or a part of it has no place."""
+    """Build the adapter's changes of the base's weights. ModelError if it does not fit, or a part has no place."""
     source = AdapterSource(base, files)
     source.ask()
     builder = _Builder(base, source, files, "float16" if dtype == "float16" else None)
@@ -408,7 +408,7 @@ class _Builder:
         return rounded
 
     def _replace_rows(self, table: Matrix, draft: Draft, as_product: bool) -> None:
-        """New rows of a table as a change of rank len(ids): one-hot columns times the rows' differences."""
+        """Replace rows of a table by a change of rank len(ids): one-hot columns times the rows' differences."""
         assert draft.tokens is not None
         ids, rows = draft.tokens
         changed = rows - table.dequantize()[list(ids)]
@@ -430,7 +430,7 @@ class _Builder:
 
 
 def _gain(matrix: Matrix, change: Change, draft: Draft, axis: int) -> FloatArray:
-    """DoRA's m / ||W + s B A|| by output: over rows of a product's weight, over columns of a table."""
+    """Compute DoRA's m / ||W + s B A|| by output: over rows of a product's weight, over columns of a table."""
     magnitude = draft.magnitude
     assert magnitude is not None
     assert change.down is not None
@@ -451,12 +451,12 @@ def _gain(matrix: Matrix, change: Change, draft: Draft, axis: int) -> FloatArray
 
 
 def _product(up: FloatArray, down: FloatArray) -> FloatArray:
-    """up @ down, row by row: a row's bits do not depend on how many there are."""
+    """Compute up @ down row by row, so that a row's bits do not depend on how many rows there are."""
     product: FloatArray = (up[:, None, :] @ down)[:, 0]
     return product
 
 
 def _norms(values: FloatArray) -> FloatArray:
-    """The Euclidean norm of each row."""
+    """Compute the Euclidean norm of each row."""
     norms: FloatArray = np.sqrt((values.astype(np.float64) ** 2).sum(axis=1)).astype(np.float32)
     return norms

@@ -1,4 +1,4 @@
-"""The tensors of an adapter by the base's own names: prefixes, fused experts, tied tables. Knows names and shapes."""
+"""Finds an adapter's tensors by the base's own names: prefixes, fused experts, tied tables. Knows names and shapes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class AdapterNames:
         self._checkpoint: Checkpoint | None = None
 
     def pair(self, module: str, embedding: bool = False, transposed: bool = False) -> Pair | None:
-        """The change of a module's weight [O, K]; `transposed`: the base stores [K, O]. Twice the same object."""
+        """Find the change of a module's weight [O, K], always the same object; `transposed`: the base stores [K, O]."""
         found = self._modules.get(module)
         if found is None or found[0].embedding != embedding:
             return None
@@ -70,7 +70,7 @@ class AdapterNames:
     def stacked(
         self, part: Part, module: str
     ) -> tuple[Pair | None, Callable[[FloatArray], FloatArray] | None]:
-        """The change of the one expert that `part` takes from a tensor of all experts, and how to take its rows."""
+        """Find the change of the expert that `part` takes from a tensor of all experts, and how to take its rows."""
         found = self._stacks.get(module)
         if found is None or part.take is None:
             return None, None
@@ -90,7 +90,7 @@ class AdapterNames:
             raise ModelError(f"{self._files.path}: {module}: B has {len(pair.up)} rows, the base {outputs}")
 
         def pick(values: FloatArray) -> FloatArray:
-            """`take` of an array that has these values for the expert that it takes."""
+            """Apply `take` to an array that holds these values for the expert it takes."""
             wide = np.broadcast_to(values.T if columns else values, (count, *reversed(values.shape)) if columns
                                    else (count, *values.shape))  # fmt: skip
             return np.ascontiguousarray(take(wide))
@@ -98,7 +98,7 @@ class AdapterNames:
         return pair, pick
 
     def whole(self, tensor: str, shape: tuple[int, ...], table: bool = False) -> FloatArray | None:
-        """A tensor in place of the base's; also a copy of a table that differs from the base's.
+        """Find a tensor that replaces the base's; also a copy of a table that differs from the base's.
 
         A `table` of tokens may have more rows than the base's, as far as there is room.
         """
@@ -130,7 +130,7 @@ class AdapterNames:
             )
 
     def token_rows(self, module: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], FloatArray] | None:
-        """Ids and new rows of a table."""
+        """Find the ids and new rows of a table."""
         found = self._tokens.get(module)
         if found is None:
             return None
@@ -143,7 +143,7 @@ class AdapterNames:
         return ids, rows
 
     def pooling_head(self, head_of: HeadReader) -> PoolingHead | None:
-        """The base's pooling head with the adapter's tensors; None if it changes none. ModelError: other shapes."""
+        """Read the base's pooling head with the adapter's tensors; None if it has none. ModelError: other shapes."""
         left = {tensor: name for tensor, name in self._whole.items() if name not in self.used}
         if not left or self._open is None:
             return None
@@ -159,7 +159,7 @@ class AdapterNames:
         return head if changed.read else None
 
     def check_all_used(self) -> None:
-        """ModelError if a part of the adapter has no place in the base."""
+        """Raise ModelError if a part of the adapter has no place in the base."""
         files = self._files
         tokens = [name for _, name in files.tokens.values()]
         everything = [*files.modules, *files.whole.values(), *files.copies.values(), *tokens]
@@ -181,7 +181,7 @@ class AdapterNames:
         return found
 
     def _own(self, name: str) -> str:
-        """A name with the base's prefix, where multimodal wrappers of a language model have another."""
+        """Give a name the base's prefix, where multimodal wrappers of a language model have another."""
         tail = re.search(r"(layers\.\d+\.|embed_tokens|norm)", self._names.layer.format(i=0))
         own = self._names.layer[: tail.start()] if tail else ""
         for prefix in (*PREFIXES, "model."):

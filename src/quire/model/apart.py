@@ -1,6 +1,6 @@
-"""A checkpoint in which each matrix of a layer is a tensor [O, K] of its own, as formats of quantized weights have it.
+"""Splits a checkpoint so that each matrix of a layer is a tensor [O, K] of its own, as quantized formats have it.
 
-Stacked experts come apart, a fused shared expert too, and matrices with outputs as columns are turned.
+Stacked experts and a fused shared expert are split, and matrices with outputs as columns are transposed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def taken_apart(
     checkpoint: Checkpoint,
     turns: Callable[[str], bool] = lambda name: True,
 ) -> tuple[ApartCheckpoint, TensorNames]:
-    """The checkpoint apart, and its names. `turns` tells which matrices of a transposed family are still turned."""
+    """Split the checkpoint, and adapt its names. `turns` tells which matrices of a transposed family are transposed."""
     pieces: dict[str, Piece] = {}
     present = set(checkpoint.names())
     for i, config in enumerate(spec.layers):
@@ -105,7 +105,7 @@ def taken_apart(
 
 
 def _experts(mixture: MixtureConfig, names: TensorNames, layer: str) -> dict[str, Piece]:
-    """Each expert's gate, up and down projection with biases, and the shared expert's if it is fused."""
+    """Find each expert's gate, up and down projection with biases, and the shared expert's if it is fused."""
     pieces: dict[str, Piece] = {}
     count = mixture.routing.num_experts - mixture.zero_experts
     inner, d = mixture.intermediate_size, mixture.hidden_size
@@ -136,7 +136,7 @@ def _experts(mixture: MixtureConfig, names: TensorNames, layer: str) -> dict[str
 
 
 def _matrices(names: TensorNames, inner: int, d: int) -> Iterator[tuple[str, str, slice, int, int]]:
-    """(module, tensor of all experts, rows of it, rows and columns of the module)."""
+    """Yield (module, tensor of all experts, rows of it, rows and columns of the module)."""
     apart, up = names.expert_gate_apart, names.expert_up
     if apart:
         first, second = slice(None), slice(None)
@@ -154,5 +154,5 @@ def _rows(rows: slice) -> Take:
 
 
 def _of_expert(columns: bool, expert: int, rows: slice) -> Take:
-    """Rows of an expert's matrix, whose outputs may be columns of the stack."""
+    """Take rows of an expert's matrix, whose outputs may be columns of the stack."""
     return lambda array: (array[expert].T if columns else array[expert])[rows]

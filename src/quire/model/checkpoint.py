@@ -1,4 +1,4 @@
-"""A checkpoint's files: from config and tensor headers to packed weights. Knows no sequence."""
+"""Reads a checkpoint's files: from config and tensor headers to packed weights. Knows no sequence."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _open(path: Path, asked: Asked) -> OpenModel:
 
 
 def _opened(source: Source, spec: DecoderConfig, names: TensorNames) -> tuple[Checkpoint, TensorNames]:
-    """The weights and their names. Packed matrices always have outputs as rows, whatever the family's others have."""
+    """Open the weights and adapt their names. Packed matrices have outputs as rows, even in transposed families."""
     found = source.tensors(partial(stacks_apart, spec, names))
     names = names.fitted(found.names())
     if names.transposed and isinstance(found, readers.ModuleCheckpoint):
@@ -153,7 +153,7 @@ def _opened(source: Source, spec: DecoderConfig, names: TensorNames) -> tuple[Ch
 
 
 def look_alike(source: Source) -> str | None:
-    """The first decoder family that understands the whole config and finds all its tensors; None if there is none."""
+    """Find the first decoder family that understands the whole config and finds all its tensors; None if none does."""
     for kind, architecture in MODEL_TYPES.items():
         if architecture not in DECODERS:
             continue
@@ -192,7 +192,7 @@ def model_info(
 
 
 def eos_ids(generation: dict[str, Any], config: dict[str, Any], where: str) -> tuple[int, ...]:
-    """The end-of-sequence tokens; generation_config.json overrides config.json, as in transformers."""
+    """Read the end-of-sequence tokens; generation_config.json overrides config.json, as in transformers."""
     value = generation.get("eos_token_id")
     value = config.get("eos_token_id") if value is None else value
     ids = value if isinstance(value, list) else [] if value is None else [value]

@@ -1,4 +1,4 @@
-"""The files of a model beside its weights, copied to a directory that is built from it."""
+"""Copies a model's files beside its weights to a directory that is built from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.model.load import BUILT, BUILT_RANKS
 from quire.weights.gguf import is_gguf
 from quire.weights.tokenizer import open_tokenizer
 
-# The files that a tokenizer, a chat template and a reader of the directory need; the weights' index is not one.
+# KEPT files are needed by a tokenizer, a chat template and a reader of the directory; the weights' index is not.
 KEPT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")
 DROPPED = ("*.index.json", BUILT, BUILT_RANKS)
 TOKENIZER = "tokenizer.json"
@@ -32,7 +32,7 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 def _compact_tokenizer(content: bytes) -> bytes:
-    """The same tokenizer.json without spaces and with merges as "a b", the form that loads fastest.
+    """Rewrite tokenizer.json without spaces and with merges as "a b", the form that loads fastest.
 
     Reading a large vocabulary takes most of an engine's start. If the parts of any merge contain a space, merges keep
     their form.

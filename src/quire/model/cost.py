@@ -1,4 +1,4 @@
-"""The cost of a step: bytes that it reads and operations that it needs, for bounds by the machine's limits.
+"""Counts the cost of a step: bytes that it reads and operations that it needs, for bounds by the machine's limits.
 
 Counts, no measurements. A multiply-add is two operations. Norms, activations and softmax are left out: they are a few
 percent, and no limit is measured for them.
@@ -24,7 +24,7 @@ class Attended(msgspec.Struct, frozen=True):
     whole: bool = False  # bidirectional: a query also sees the positions after it
 
     def visible(self, position: int, length: int) -> int:
-        """Positions that the query at `position` of a sequence of `length` tokens sees."""
+        """Count the positions that the query at `position` of a sequence of `length` tokens sees."""
         first = 0 if self.window is None else max(position - self.window + 1, 0)
         if self.chunk is not None:
             first = max(first, position // self.chunk * self.chunk)
@@ -53,30 +53,30 @@ class Cost(msgspec.Struct, frozen=True):
     layers: tuple[Attended, ...] = ()
 
     def routed_share(self, tokens: int) -> float:
-        """The share of the routed experts that `tokens` tokens are expected to draw, if all are equally likely."""
+        """Estimate the share of the routed experts that `tokens` tokens choose, if all are equally likely."""
         return float(1.0 - (1.0 - self.drawn / self.experts) ** tokens)
 
     def step_bytes(self, tokens: int = 1) -> float:
-        """Bytes of weights that a greedy step of `tokens` sequences reads, one token each."""
+        """Count the bytes of weights that a greedy step of `tokens` sequences reads, one token each."""
         return self.dense_bytes + self.head_bytes + self.routed_bytes * self.routed_share(tokens)
 
     def kv_bytes(self, context: int, spec: KVSpec) -> float:
-        """Bytes of keys and values that one token reads after `context` others."""
+        """Count the bytes of keys and values that one token reads after `context` others."""
         if not self.layers:
             return float(spec.bytes_per_token * context)
         visible = [layer.visible(context, context + 1) for layer in self.layers]
         return float(sum(spec.layer_bytes(i) * count for i, count in enumerate(visible)))
 
     def decode_operations(self, context: int) -> float:
-        """Operations of one token after `context` others, with its logits."""
+        """Count the operations of one token after `context` others, with its logits."""
         return self._linear(1) + self._attention(context, context + 1)
 
     def prompt_operations(self, length: int) -> float:
-        """Operations of a prompt of `length` tokens, with the logits of the last one."""
+        """Count the operations of a prompt of `length` tokens, with the logits of the last one."""
         return self._linear(length) + self._attention(0, length)
 
     def _linear(self, tokens: int) -> float:
-        """Products with the weights for the tokens of one sequence."""
+        """Count the operations of products with weights for the tokens of one sequence."""
         active = self.dense_parameters + self.routed_parameters * self.drawn / self.experts
         return 2.0 * (active * tokens + self.head_parameters)
 
@@ -119,14 +119,14 @@ def cost_of(decoder: Decoder) -> Cost:
 
 
 def weight_bytes(weights: Weights) -> int:
-    """Bytes of the packed matrices, counting a tied head once."""
+    """Count the bytes of the packed matrices, a tied head once."""
     tied = weights.get("head") is weights.get("embedding")
     every = matrices(weights)
     return sum(matrix.nbytes for path, matrix in every.items() if path != "head" or not tied)
 
 
 def matrices(weights: Weights) -> dict[str, Matrix]:
-    """The matrices among weights, by path."""
+    """Collect the matrices among weights, by path."""
     return {path: weight for path, weight in weights.items() if not isinstance(weight, np.ndarray)}
 
 

@@ -1,4 +1,4 @@
-"""A model's description in words: the fields of its tree of configs that differ from their defaults."""
+"""Describes a model in words: the fields of its tree of configs that differ from their defaults."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 from quire.model.parts.decoder import DecoderConfig
 
 Layers = Sequence[tuple[int, Any]]
-"""Indices of layers, and what each has."""
+"""Layers pair the indices of layers with their values."""
 
 
 def describe(config: DecoderConfig) -> dict[str, Any]:
-    """Names of fields and their values as plain data. A field of layers is split by value, unless all agree."""
+    """Give names of fields and their values as plain data. A field of layers is split by value, unless all agree."""
     layers = _by_layer(list(enumerate(config.layers)))
     rest = msgspec.structs.replace(config, layers=())
     return {**_fields(rest), "num_layers": config.num_layers, "layers": layers}
@@ -36,7 +36,7 @@ def _plain(value: Any) -> Any:
 
 
 def _by_layer(given: Layers) -> Any:
-    """One value if all layers have it; structs field by field; else the value of each range of layers."""
+    """Give one value if all layers have it; structs field by field; else the value of each range of layers."""
     values = [value for _, value in given]
     if all(value == values[0] for value in values):
         return _plain(values[0])
@@ -59,7 +59,7 @@ def _by_layer(given: Layers) -> Any:
 
 
 def _ranges(layers: list[int]) -> str:
-    """`layers 0-4, 6-10`."""
+    """Format `layers 0-4, 6-10`."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][1] + 1:

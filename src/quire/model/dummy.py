@@ -22,7 +22,7 @@ BLOCK = (1 << 20) + 7  # values that are drawn once and repeated; odd, so that r
 
 
 class DummyCheckpoint(Unquantized):
-    """A `Checkpoint` of the tensors that a model wants: small normal values, vectors of norms around 1.
+    """A `Checkpoint` of the tensors that a model wants: small normal values, norms' vectors around 1.
 
     A tensor depends on its name and shape alone.
     """
@@ -53,7 +53,7 @@ class DummyCheckpoint(Unquantized):
 
 
 def dummy_checkpoint(source: Source, spec: DecoderConfig, names: TensorNames) -> DummyCheckpoint:
-    """Random weights for a model of these files. ModelError: its weights are quantized."""
+    """Make random weights for a model of these files. ModelError: its weights are quantized."""
     config = source.config
     if config.get("quantization_config") is not None:
         raise ModelError(

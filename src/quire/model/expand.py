@@ -1,4 +1,4 @@
-"""From a family's description, an ArchSpec, to the tree of configs that everything after it uses."""
+"""Expands a family's description, an ArchSpec, to the tree of configs that everything after it uses."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from quire.model.spec import ArchSpec, LatentSpec, MoESpec
 def read_model(
     values: Mapping[str, Any], where: str = "config.json", architecture: str | None = None
 ) -> tuple[DecoderConfig, TensorNames]:
-    """The model that a config.json describes, and the names of its tensors. ModelError as read_config."""
+    """Read the model that a config.json describes, and the names of its tensors. ModelError as read_config."""
     spec, names = read_config(values, where, architecture)
     return decoder_config(spec), names
 
 
 def decoder_config(spec: ArchSpec) -> DecoderConfig:
-    """The parts of a model, layer by layer."""
+    """Make the config of a model, layer by layer."""
     norm, positions = norm_config(spec), None
     if spec.position_offset is not None:
         rows = spec.max_position + spec.position_offset
@@ -65,7 +65,7 @@ def norm_config(spec: ArchSpec) -> NormConfig:
 
 
 def layer_config(spec: ArchSpec, i: int) -> LayerConfig:
-    """The parts of layer `i`."""
+    """Make the config of layer `i`."""
     attends, latent = spec.attends(i), spec.latent
     return LayerConfig(
         hidden_size=spec.hidden_size,

@@ -23,13 +23,13 @@ class LoadedForeign:
     cost: Cost
 
     def stage(self, layers: range | None = None, taps: Sequence[int] = ()) -> Graph:
-        """The whole model. ConfigError: a part of it is asked for."""
+        """Return the whole model. ConfigError: a part of it is asked for."""
         if layers is not None or taps:
             raise ConfigError("a model that runs through transformers shows no layers: leave out the drafter")
         return self.graph
 
     def wait(self) -> None:
-        """Returns at once: loading has checked everything."""
+        """Return at once: loading has checked everything."""
 
 
 class ForeignFiles:

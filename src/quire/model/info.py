@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are read, and how to read one that its files alone do not describe."""
+"""ModelInfo: a model before its weights are read. Reading: how to read one that its files alone do not describe."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ AS_IT_IS = Reading()
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the options ask of a model's weights.
+    """The options that concern a model's weights.
 
     `dtype` "auto" keeps the matrices of a model that has them all in bfloat16, or all in float16; else it makes them
     float32. `quantized` rounds the matrices further, one by one as they are read.

@@ -1,4 +1,4 @@
-"""The scales of an FP8 KV cache that come along with a checkpoint, and the cache that has them."""
+"""Scales of an FP8 KV cache that a checkpoint brings, and the cache that uses them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ else:
 
 
 def kv_scales(source: Source, spec: DecoderConfig, names: TensorNames) -> tuple[KVScales | None, ...]:
-    """One for each layer, if any has scales. Raises ModelError for scales of another shape."""
+    """Read an entry for each layer, if any has scales. Raises ModelError for scales of another shape."""
     if source.stored is None or any(layer.latent for layer in spec.layers) or names.sublayers > 1:
         return ()
     layers = [names.layer.format(i=i) for i in range(spec.num_layers)]
@@ -34,7 +34,7 @@ def kv_scales(source: Source, spec: DecoderConfig, names: TensorNames) -> tuple[
 def scaled_spec(
     kv: KVSpec, config: DecoderConfig, scales: tuple[KVScales | None, ...], shard: Shard
 ) -> KVSpec:
-    """The cache of a rank; in FP8, with the scales of its heads."""
+    """Make the cache spec of a rank; in FP8, with the scales of its heads."""
     if not scales or kv.dtype not in FP8_MOST:
         return kv
     layers, division = config.stage(shard), config.division(shard)

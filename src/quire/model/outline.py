@@ -1,4 +1,4 @@
-"""A model as its config.json alone describes it: what `quire plan --config` counts."""
+"""Outlines a model from its config.json alone, for `quire plan --config`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outline_config(
     quantized: Quantization | None = None,
     architecture: str | None = None,
 ) -> LoadedModel:
-    """The facts that a config.json alone gives.
+    """Outline a model from its config.json.
 
     `dtype` "auto" is the one that the config names; if it names none, bfloat16 for weights that a quantization
     packs, else float32.
@@ -63,7 +63,7 @@ def outline_config(
 def _planned(
     path: Path, found: Quantized | None, spec: DecoderConfig, names: TensorNames
 ) -> Checkpoint | None:
-    """The layouts that a config's quantization gives its weights; None if they are plain."""
+    """Predict the layouts that a config's quantization gives its weights; None if they are plain."""
     if found is None:
         return None
     tensors = {name: tensor.shape for name, tensor in wanted_tensors(spec, names).items()}

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to a backend's weights: checks that all are there, then reads and packs one by one.
+"""Packs a checkpoint's tensors for a backend: checks that all are there, then reads and packs one by one.
 
 Knows checkpoints and backends; tensors.py knows the place of each piece.
 """
@@ -60,7 +60,7 @@ class WeightTypes:
 
     @classmethod
     def of(cls, dtype: FloatDtype, scheme: Quantization | None) -> WeightTypes:
-        """The types of a model of `dtype` whose matrices a scheme quantizes, or whose checkpoint did."""
+        """Choose the types of a model of `dtype` whose matrices a scheme quantizes, or whose checkpoint did."""
         types: dict[Use, WeightType] = dict.fromkeys(("linear", "table", "head", "positions"), dtype)
         types["exact"] = "float32"
         if scheme is None:
@@ -102,7 +102,7 @@ class Packer:
     def _rounded(
         self, parts: Sequence[Part], dtype: WeightType
     ) -> tuple[Sequence[Array | QuantTensor], WeightType]:
-        """Parts and their type. Blocks are made here, other types by the backend; rows of other lengths become int8."""
+        """Round parts to a type. Blocks are made here, other types by the backend; rows of odd lengths become int8."""
         read = [self._read(part) for part in parts]
         if not isinstance(dtype, Quantized) or not isinstance(dtype.layout, Blocks):
             return read, dtype
@@ -116,7 +116,7 @@ class Packer:
     def _kept(
         self, parts: Sequence[Part], table: bool = False
     ) -> tuple[list[QuantTensor], WeightType] | None:
-        """Parts that stay as the checkpoint quantized them: all in layouts that make one weight of the backend's.
+        """Keep parts as the checkpoint quantized them, if all are in layouts that make one weight of the backend's.
 
         Rows of a `table` are read one by one, in the order of its columns.
         """
@@ -135,7 +135,7 @@ class Packer:
         return tensors, Quantized(layouts[0], kept)
 
     def _rounding(self, parts: Sequence[Part], layouts: Sequence[AnyLayout]) -> Activations | Rounding:
-        """How the checkpoint rounds the input of these parts; it stays float if it does not, or their ways differ."""
+        """Find how the checkpoint rounds the input of these parts; it stays float if they do not agree."""
         assert self.checkpoint is not None
         found = [self.checkpoint.rounding(part.tensors[0][0]) for part in parts]
         joined = found[0]
@@ -171,7 +171,7 @@ class Packed:
 
 
 def wanted_tensors(config: DecoderConfig, names: TensorNames) -> dict[str, WantedTensor]:
-    """Every tensor that a checkpoint must contain, without a tied head."""
+    """List every tensor that a checkpoint must contain, without a tied head."""
     listing, tensors, wanted = Listing(), Tensors(config, names), dict[str, WantedTensor]()
     Decoder(config, listing)
     for piece, use in listing.pieces.items():
@@ -201,7 +201,7 @@ def outline_weights(
     checkpoint: Checkpoint | None = None,
     shard: Shard = WHOLE,
 ) -> Decoder:
-    """The decoder without the values of its weights, for a backend that only plans."""
+    """Outline the decoder without the values of its weights, for a backend that only plans."""
     packer = Packer(checkpoint, backend, types, outline=True)
     return Decoder(config, Packed(Tensors(config, names), packer), shard)
 
@@ -209,7 +209,7 @@ def outline_weights(
 def check_tensors(
     config: DecoderConfig, names: TensorNames, checkpoint: Checkpoint, directory: Path
 ) -> dict[str, WantedTensor]:
-    """The tensors to load. Raises ModelError if one is missing, left over or wrong."""
+    """List the tensors to load. Raises ModelError if one is missing, left over or wrong."""
     expected = wanted_tensors(config, names)
     present = set(checkpoint.names())
     missing = [name for name in expected if name not in present]
@@ -272,7 +272,7 @@ def choose_dtype(dtype: str, wanted: Mapping[str, WantedTensor], checkpoint: Che
 def own_quantization(
     dtype: str, wanted: Iterable[str], checkpoint: Checkpoint, asked: Quantization | None
 ) -> Quantization | None:
-    """How the matrices of a checkpoint stay quantized, if they do and nothing else is asked for.
+    """Find how a checkpoint's matrices stay quantized, if they do and nothing else is asked for.
 
     A `dtype` decodes them, unless activations are to be rounded as the checkpoint says.
     """
@@ -299,7 +299,7 @@ def own_quantization(
 
 
 def _check_tied_head(config: DecoderConfig, names: TensorNames, checkpoint: Checkpoint) -> None:
-    """A tied head is the embedding; a checkpoint that also stores it must store the same values."""
+    """Check that a checkpoint that also stores a tied head stores the embedding's values."""
     head, embedding = f"{names.head}.weight", f"{names.embedding}.weight"
     if not config.tied or head not in set(checkpoint.names()):
         return
@@ -311,7 +311,7 @@ def _check_tied_head(config: DecoderConfig, names: TensorNames, checkpoint: Chec
 
 
 def _equal(first: Array, second: Array) -> bool:
-    """Compares bit for bit, in pieces. Tensors of two types are never equal."""
+    """Compare bit for bit, in pieces. Tensors of two types are never equal."""
     a, b = first.reshape(-1), second.reshape(-1)
     if a.dtype != b.dtype:
         return False

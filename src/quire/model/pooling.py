@@ -1,4 +1,4 @@
-"""From a text's hidden states to its vector or classes: the steps after a model's last layer.
+"""Turns a text's hidden states into its vector or classes: the steps after a model's last layer.
 
 Read from a sentence-transformers directory (modules.json) or a classifier's checkpoint. One vector per text is little
 work, so plain numpy in float64 does it, and no result depends on the batch.
@@ -76,11 +76,11 @@ class PoolingHead:
     late: bool = False
 
     def each(self, hidden_D: Vector) -> Vector:
-        """What is averaged of a token: its hidden state, or its outputs."""
+        """Give what is averaged over tokens: a token's hidden state, or its outputs."""
         return self._stepped(hidden_D) if self.late else hidden_D
 
     def __call__(self, pooled_D: Vector, activate: bool = True) -> list[float]:
-        """The vector of a text: an embedding, or the classifier's outputs before any softmax.
+        """Compute the vector of a text: an embedding, or the classifier's outputs before any softmax.
 
         Without `activate`, an embedding keeps its length.
         """
@@ -103,7 +103,7 @@ HeadReader = Callable[[Checkpoint], PoolingHead | None]
 def read_pooling(
     directory: Path, config: Mapping[str, Any], architecture: str, names: TensorNames, checkpoint: Checkpoint
 ) -> PoolingHead | None:
-    """The pooling that the model's files define; None if they define none and the model is no encoder. ModelError."""
+    """Read the pooling that a model's files define; None if they define none and it is no encoder. ModelError."""
     classifier = CLASSIFIERS.get(architecture)
     if classifier is not None:
         return _classifier(config, classifier, checkpoint)
@@ -119,7 +119,7 @@ def read_pooling(
 
 
 def max_length(directory: Path) -> int | None:
-    """The longest text in tokens, if sentence-transformers' own file gives it."""
+    """Read the longest text in tokens, if sentence-transformers' own file gives it."""
     path = directory / "sentence_bert_config.json"
     length = read_json(path).get("max_seq_length") if path.is_file() else None
     if length is not None and (type(length) is not int or length < 1):
@@ -130,7 +130,7 @@ def max_length(directory: Path) -> int | None:
 def _scored(
     directory: Path, config: Mapping[str, Any], checkpoint: Checkpoint, names: TensorNames, task: str
 ) -> PoolingHead:
-    """One matrix from hidden states to scores, or a reward model's two with a ReLU between them."""
+    """Read the matrix from hidden states to scores, or a reward model's two with a ReLU between them."""
     present = set(checkpoint.names())
     if "score.0.weight" in present:
         steps = [_dense(checkpoint, "score.0", "relu"), _dense(checkpoint, "score.2", None)]
@@ -190,7 +190,7 @@ def _classifier(config: Mapping[str, Any], names: ClassifierNames, checkpoint: C
 
 
 def _scores(config: Mapping[str, Any], outputs: int) -> Scores:
-    """The function of a cross-encoder's config; otherwise a sigmoid for one output, a softmax for several."""
+    """Choose the function of a cross-encoder's config; otherwise a sigmoid for one output, a softmax for several."""
     own = config.get("sentence_transformers")
     named = own.get("activation_fn") if isinstance(own, dict) else None
     named = named or config.get("sbert_ce_default_activation_function")
@@ -208,7 +208,7 @@ def _scores(config: Mapping[str, Any], outputs: int) -> Scores:
 
 
 def _sentence_transformer(directory: Path) -> PoolingHead:
-    """The modules after the transformer, which must be in the directory itself."""
+    """Read the modules after the transformer, which must be in the directory itself."""
     modules = _modules(directory)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or modules[0].get("path"):

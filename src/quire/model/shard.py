@@ -1,4 +1,4 @@
-"""How a model is divided among ranks: layers among pipeline stages, weights among the ranks of a stage.
+"""Divides a model among ranks: layers among pipeline stages, weights among the ranks of a stage.
 
 Knows sizes; reads no file. Within a stage it is Megatron's scheme (Shoeybi et al. 2019, arXiv:1909.08053): attention
 is divided by heads, MLPs and experts by inner columns, the head by rows of the vocabulary. A rank's products end in a
@@ -20,7 +20,7 @@ from quire.devices.protocol import Peers
 from quire.errors import ConfigError
 
 PANEL = 16
-"""Rows of a packed panel: columns are cut at multiples of it if there are enough of them."""
+"""A packed panel has PANEL rows: columns are cut at multiples of PANEL if there are enough of them."""
 MOST_RANKS = 64
 
 
@@ -70,7 +70,7 @@ class Shard(msgspec.Struct, frozen=True):
         return self.exact and not self.whole
 
     def heads(self, num_heads: int, groups: int, separable: bool) -> tuple[range, range]:
-        """The query and key/value heads of this rank: whole groups of one key/value head, or a part of one.
+        """Choose the query and key/value heads of this rank: whole groups of one key/value head, or a part of one.
 
         Ranks that share a group all hold its key/value head. Attention that is not `separable` is whole on each rank.
         """
@@ -87,28 +87,28 @@ class Shard(msgspec.Struct, frozen=True):
         return range(group * each + own.start, group * each + own.stop), range(group, group + 1)
 
     def spread(self, num_heads: int, groups: int) -> list[int]:
-        """The number of query heads of each rank."""
+        """Count the query heads of each rank."""
         ranks = (replace(self, rank=rank) for rank in range(self.size))
         return [len(rank.heads(num_heads, groups, True)[0]) for rank in ranks]
 
     def gather(self, g: Recorder, part: Value, widths: Sequence[int]) -> Value:
-        """The columns of all ranks."""
+        """Gather the columns of all ranks."""
         return part if self.whole else g(AllGather(part, widths, self.peers))
 
     def sum(self, g: Recorder, part: Value) -> Value:
-        """The sum of the parts that the ranks computed."""
+        """Sum the parts that the ranks computed."""
         return part if self.whole else g(AllReduce(part, self.peers))
 
     def columns(self, size: int) -> range:
-        """The inner columns of an MLP, or rows of the head, of this rank."""
+        """Choose the inner columns of an MLP, or rows of the head, of this rank."""
         return _cuts(size, self.size)[self.rank]
 
     def widths(self, size: int) -> list[int]:
-        """The number of `columns` of each rank."""
+        """Count the `columns` of each rank."""
         return [len(part) for part in _cuts(size, self.size)]
 
     def divided(self, exact: bool, whole_experts: bool, where: str) -> Shard:
-        """The share of weights that lie divided at `where`. ConfigError: they are not divided as is asked for."""
+        """Return the share of weights stored divided at `where`. ConfigError: they are divided in another way."""
         for flag, asked, given in (
             ("--exact-across-ranks", self.exact, exact),
             ("--enable-expert-parallel", self.whole_experts, whole_experts),
@@ -124,7 +124,7 @@ WHOLE = Shard()
 
 
 def even(total: int, parts: int) -> list[range]:
-    """`total` things in `parts` runs, as even as can be; the first ones are longer."""
+    """Divide `total` things into `parts` runs, as evenly as possible; the first ones are longer."""
     size, longer = divmod(total, parts)
     starts = [i * size + min(i, longer) for i in range(parts + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]

@@ -26,7 +26,7 @@ from quire.model.parts.norm import QKNorm
 from quire.model.parts.rope import RopeSpec
 from quire.model.parts.scores import RelativeConfig
 
-# The largest sizes that are read, by field.
+# MOST is the largest size that is read, by field.
 MOST = {
     "vocab_size": 1 << 23,
     "hidden_size": 1 << 20,
@@ -382,7 +382,7 @@ class ArchSpec(msgspec.Struct, frozen=True):
 
 
 def _numbers(spec: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """The name and value of each float in a spec and in the specs inside it."""
+    """Yield the name and value of each float in a spec and in the specs inside it."""
     if isinstance(spec, float):
         yield path, spec
     elif isinstance(spec, msgspec.Struct):

@@ -1,8 +1,8 @@
-"""Stacked experts that a quantization packed: the fields of each expert's matrices become tensors of their own.
+"""Splits stacked experts that a quantization packed: the fields of each expert's matrices become tensors.
 
 A stack is a parameter `experts.gate_up_proj` with fields such as `experts.gate_up_proj_scale_inv`, or a module
-`input_linear` with fields such as `input_linear.weight_scale`. Its outputs are rows or columns, which its shape tells.
-Floats come apart too if the family has a tensor for each expert.
+`input_linear` with fields such as `input_linear.weight_scale`. Its shape tells whether outputs are rows or columns.
+Floats are split too if the family has a tensor for each expert.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.weights.tensor import Array
 CODES = ("weight", "weight_packed")
 OTHERS = ("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point",
           "weight_shape", "input_scale", "input_global_scale", "activation_scale")  # fmt: skip
-# Endings of parameters that stand for fields, beside "_" and the field.
+# ENDINGS of parameters stand for fields, beside "_" and the field.
 ENDINGS = {
     "": "weight",
     "_packed": "weight_packed",
@@ -79,7 +79,7 @@ def stacks_apart(spec: DecoderConfig, names: TensorNames, stored: Checkpoint) ->
 
 
 def experts_apart(names: TensorNames) -> TensorNames:
-    """The names of a family that stacks its experts, once they are apart."""
+    """Adapt the names of a family that stacks its experts to split ones."""
     layer = names.layer.format(i=0)
     return names.fitted([f"{layer}{names.experts}0.", f"{layer}{names.shared}{names.shared_gate_up}.weight"])
 
@@ -111,7 +111,7 @@ def _of_layer(
 def _stacks(
     mixture: MixtureConfig, names: TensorNames, layer: str, present: frozenset[str]
 ) -> Iterator[Stack]:
-    """The stacks that a layer may have, with the fields that it has."""
+    """Yield the stacks that a layer may have, with the fields that are present."""
     count = mixture.routing.num_experts - mixture.zero_experts
     inner, d = mixture.intermediate_size, mixture.hidden_size
     if names.expert_stack:

@@ -92,7 +92,7 @@ class Tensors:
         self._rope = next((rope for rope in ropes if rope is not None), None)
 
     def part(self, piece: Piece) -> Part:
-        """What a piece takes from which tensors."""
+        """Find the part of a piece: which tensors it reads, and which rows it takes."""
         if piece.fill is not None:
             return filled(piece)
         if piece.path.startswith("layers."):
@@ -129,7 +129,7 @@ class Tensors:
         return part(f"{getattr(names, base)}.{kind}", shape)
 
     def _embedding(self, config: EmbeddingConfig) -> Part:
-        """The table of tokens; with segments, the sums of tokens and segments, segment after segment."""
+        """Find the table of tokens; with segments, sums of tokens and segments, segment after segment."""
         names, width, segments = self.names, config.width, config.segments
         if not segments:
             return part(f"{names.embedding}.weight", (config.stored_tokens, width))
@@ -151,7 +151,7 @@ class Tensors:
         return Part((), partial(sinusoids, shape[0], shape[1], steps), shape)
 
     def _layer_inputs(self, shape: Shape, others: bool) -> Part:
-        """The stored rows, or the first of them for each other token."""
+        """Find the stored rows; other tokens get the first one."""
         inputs = self.config.inputs
         assert inputs is not None
         stored = f"{self.names.per_layer_table}.weight", (inputs.vocab_size, shape[1])
@@ -170,7 +170,7 @@ class LayerTensors:
     rope: RopeSpec | None
 
     def part(self, path: str, shape: Shape) -> Part:
-        """A piece by its path below the layer."""
+        """Find a piece by its path below the layer."""
         names, (module, _, kind) = self.names, path.rpartition(".")
         if path in VECTORS:
             return part(self.prefix + getattr(names, VECTORS[path]), shape)
@@ -251,7 +251,7 @@ class LayerTensors:
         )
 
     def _out(self, config: AttentionConfig | None, kind: str, shape: Shape) -> Part:
-        """Heads [D, N V]; the columns of values shorter than keys are padded as the values are."""
+        """Find the output projection [D, N V]; the columns of short values are padded as the values are."""
         names = self.names
         if kind == "bias":
             return part(self.prefix + (names.out_bias or f"{names.out}.bias"), shape)
@@ -283,7 +283,7 @@ class LayerTensors:
         return found
 
     def _place(self, config: AttentionConfig, name: str) -> tuple[str, int, Take | None]:
-        """The module of queries, keys or values, its stored rows, and the part to take."""
+        """Find the module of queries, keys or values, its stored rows, and the part to take."""
         names, h = self.names, config.head_dim
         n, g = config.num_heads, config.num_kv_heads
         turn = None if name == "v" else self._turn(config)
@@ -320,7 +320,7 @@ class LayerTensors:
         return _norm(names, module, kind, shape, turn)
 
     def _distances(self, config: AttentionConfig, relative: RelativeConfig, name: str, shape: Shape) -> Part:
-        """The embeddings of distances through the rows of a projection that belong to a head: [2 span, H]."""
+        """Project the embeddings of distances by the rows that belong to a head: [2 span, H]."""
         names, (role, _, head) = self.names, name.partition(".")
         shared, h = relative.shared, config.head_dim
         module = names.relative_keys if role == "keys" else names.relative_queries
@@ -404,7 +404,7 @@ class LayerTensors:
         return part(f"{prefix}{names.shared_gate_up}.weight", (2 * inner, *shape[1:]), take)
 
     def _stacked(self, config: MixtureConfig, e: int, matrix: str, kind: str) -> Part:
-        """A matrix or bias of expert e, from tensors that hold all experts."""
+        """Find a matrix or bias of expert e in tensors that hold all experts."""
         names, d, inner = self.names, config.hidden_size, config.intermediate_size
         count, place = config.routing.num_experts, int(matrix == "up")
         if matrix == "down":
@@ -430,20 +430,20 @@ class LayerTensors:
 
 
 def _linear(names: TensorNames, module: str, shape: Shape, take: Take | None = None) -> Part:
-    """A matrix stored as [out, width], or transposed, and the rows taken from it."""
+    """Take rows of a matrix stored as [out, width], or transposed."""
     stored, flip = ((shape[1], shape[0]), transposed) if names.transposed else (shape, None)
     return part(f"{module}.weight", stored, chain(flip, take))
 
 
 def _fused(names: TensorNames, module: str, kind: str, stored: Shape, take: Take | None) -> Part:
-    """Rows of a matrix, or the same elements of its bias."""
+    """Take rows of a matrix, or the same elements of its bias."""
     if kind == "weight":
         return _linear(names, module, stored, take)
     return part(f"{module}.{kind}", stored[:1], take)
 
 
 def _norm(names: TensorNames, module: str, kind: str, shape: Shape, take: Take | None = None) -> Part:
-    """The weight of a norm, to which a family may add a number, or its bias."""
+    """Take the weight of a norm, to which a family may add a number, or its bias."""
     added: Callable[[Array], Array] | None = None
     if kind == "weight" and names.norm_offset:
         offset = np.float32(names.norm_offset)

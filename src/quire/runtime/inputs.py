@@ -42,16 +42,16 @@ class InputBuilder:
 
     @property
     def block_table_SM(self) -> IntArray:
-        """The blocks of each slot, as in ModelInput; it changes in place with each step."""
+        """The block table, a row per slot, as in ModelInput; it changes in place with each step."""
         return self._table_SM
 
     @property
     def num_blocks(self) -> list[int]:
-        """How many blocks each slot has; it changes in place too."""
+        """The number of blocks of each slot; it changes in place too."""
         return self._num_blocks
 
     def set(self, new: NewSeq) -> None:
-        """A sequence takes a slot."""
+        """Give a sequence its slot."""
         adapter = new.request.adapter
         if adapter is not None and self.adapters_S is not None and self.slot_of is not None:
             self.adapters_S[new.slot] = self.slot_of(adapter)
@@ -68,7 +68,7 @@ class InputBuilder:
         """Lay out the batch's tokens, and extend the block tables.
 
         `sampled` holds the last sample of each slot, which replaces UNSEEN; for `failed` slots token 0 does.
-        EngineError: the number of unseen tokens differs from that of the sample.
+        EngineError: the number of unseen tokens differs from the sample's.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -90,7 +90,7 @@ class InputBuilder:
         return StepLayout(seqs, tokens, positions, cu_q, ends, slots)
 
     def build(self, layout: StepLayout, rows: list[int], greedy: bool) -> ModelInput:
-        """The arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
+        """Make the arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
         adapters_B = None if self.adapters_S is None else self.adapters_S[layout.slots]
         t, b = len(layout.tokens), len(layout.ends)
         # One conversion for all lists, because each takes longer than the numbers of a small step.
@@ -111,7 +111,7 @@ class InputBuilder:
         )
 
     def snapshot(self, layout: StepLayout) -> ModelInput:
-        """The arrays of a step whose rows are not known yet, with a table of its own that later steps do not change."""
+        """Make the arrays of a step whose rows are not known yet, with a table that later steps do not change."""
         inputs = self.build(layout, [], False)
         used = max(self._num_blocks[slot] for slot in layout.slots)
         table_BM = np.ascontiguousarray(self._table_SM[layout.slots, :used])
@@ -119,7 +119,7 @@ class InputBuilder:
         return msgspec.structs.replace(inputs, slots_B=slots_B, block_table_SM=table_BM)
 
     def _by_adapter(self, seqs: list[ScheduledSeq]) -> list[ScheduledSeq]:
-        """The sequences of one adapter side by side, so that they share its products."""
+        """Put the sequences of one adapter side by side, so that they share its products."""
         assert self.adapters_S is not None
         slots = self.adapters_S.tolist()
         return sorted(seqs, key=lambda seq: slots[seq.slot])
@@ -132,7 +132,7 @@ class InputBuilder:
 
 
 def _seen(seq: ScheduledSeq, sampled: Mapping[int, Sequence[int]], failed: Container[int]) -> list[int]:
-    """The tokens of `seq` without UNSEEN."""
+    """Replace UNSEEN in the tokens of `seq`."""
     known = [token for token in seq.tokens if token != UNSEEN]
     count = len(seq.tokens) - len(known)
     last = [0] * count if seq.slot in failed else sampled.get(seq.slot, ())

@@ -12,8 +12,8 @@ from quire.devices.sampling import Logits
 class StepRows:
     """Logits and final hidden states of the rows that a step reads: row i belongs to ModelInput.logit_rows[i].
 
-    An executable holds `max_rows` rows of logits at a time. `first` are the logits that its run returned: those of
-    the first rows of `total`.
+    An executable holds `max_rows` rows of logits at a time. `first` are the logits that its run returned, for the
+    first of `total` rows.
     """
 
     def __init__(self, executable: Executable, first: Logits, total: int, max_rows: int) -> None:
@@ -23,7 +23,7 @@ class StepRows:
         self._hidden: FloatArray | None = None
 
     def logits(self, rows: range | list[int]) -> Iterator[tuple[slice, Logits]]:
-        """The logits of `rows` (ascending) in pieces: which part of `rows` a piece covers, and its logits.
+        """Yield the logits of `rows` (ascending) in pieces: the part of `rows` that a piece covers, and its logits.
 
         A piece is valid until the next one is computed.
         """
@@ -42,13 +42,13 @@ class StepRows:
         return self._executable.taps()
 
     def hidden(self, start: int, stop: int) -> FloatArray:
-        """Final hidden states [stop - start, D] of rows start..stop-1."""
+        """Return the final hidden states [stop - start, D] of rows start..stop-1."""
         if self._hidden is None:
             self._hidden = self._executable.hidden()
         return self._hidden[start:stop]
 
     def _some(self, rows: range | list[int], start: int, stop: int) -> Logits:
-        """The logits of rows[start:stop], all of which the current piece covers."""
+        """Pick the logits of rows[start:stop] from the current piece, which covers them all."""
         begin, end = rows[start], rows[stop - 1] + 1
         if begin == self._begin and end == self._end and stop - start == end - begin:
             return self._piece

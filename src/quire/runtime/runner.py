@@ -21,7 +21,7 @@ Begun = tuple[StepLayout, ModelInput]
 
 
 class Earlier(Protocol):
-    """The pipeline stages before this one. What they are told, they do in order, while this one goes on."""
+    """The pipeline stages before this one. They carry out their orders in turn, while this one goes on."""
 
     def begin(self, inputs: ModelInput) -> None: ...
 
@@ -48,7 +48,7 @@ class Runner:
         self._active: list[SlotPart] = []  # those that act in a step
         self._greedy = True  # whether all slots need only the largest logit
         self._executable: Executable | None = executable
-        self.caches = list(caches)  # the model's, and those of features that share its block ids
+        self.caches = list(caches)  # the model's, and caches of features that share its block ids
         self._inputs = inputs
         self._max_logit_rows = max_logit_rows
         self._earlier = earlier
@@ -72,7 +72,7 @@ class Runner:
             del self.caches[0]
 
     def load(self, executable: Executable, cache: KVCache) -> None:
-        """Compute with these from now on."""
+        """Compute with this executable and cache from now on."""
         self._executable = executable
         self.caches.insert(0, cache)
 

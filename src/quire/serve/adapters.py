@@ -1,4 +1,4 @@
-"""The adapters that a server has: loaded from --lora-modules or at run time, found by the name of a request's model."""
+"""Adapters of a server: loaded from --lora-modules or at run time, found by the name of a request's model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_modules(given: tuple[str, ...]) -> list[LoraModule]:
-    """The entries of --lora-modules: NAME=PATH, JSON objects, or a JSON list of them. ConfigError."""
+    """Read the entries of --lora-modules: NAME=PATH, JSON objects, or a JSON list of them. ConfigError."""
     found: list[LoraModule] = []
     for text in given:
         name, equals, path = text.partition("=")
@@ -57,7 +57,7 @@ def read_modules(given: tuple[str, ...]) -> list[LoraModule]:
 
 
 def check_adapters(engine: EngineConfig, config: ServerConfig) -> None:
-    """ConfigError for options of adapters that are malformed, or given without --enable-lora."""
+    """Raise ConfigError for options of adapters that are malformed, or given without --enable-lora."""
     read_modules(config.lora_modules)
     for name in ("lora_modules", "allow_runtime_lora", "lora_root"):
         if getattr(config, name) and not engine.lora.enable_lora:
@@ -83,7 +83,7 @@ class Adapters:
                 raise ModelError(f"--lora-modules {module.name}: {error}") from error
 
     async def load(self, name: str, path: str, pinned: bool = False, trusted: bool = False) -> LoadedAdapter:
-        """Load an adapter under a name, or replace the one of that name.
+        """Load an adapter under a name, or replace the one that has it.
 
         Unless it is `trusted`, its path must lie under --lora-root. ModelError: there is no such directory;
         EngineError: it cannot be loaded.
@@ -111,7 +111,7 @@ class Adapters:
         self._locks.pop(name, None)
 
     def state(self) -> tuple[int, list[str], list[str]]:
-        """For metrics: the most adapters of a step, and the names of those that run and that wait."""
+        """Give metrics the most adapters of a step, and the names of running and waiting ones."""
         running: set[str] = set()
         waiting: set[str] = set()
         for times in self._engine.live_times():

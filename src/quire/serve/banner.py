@@ -1,4 +1,4 @@
-"""What `quire serve` shows a person at a terminal: a bar while it loads, then four lines. Logs serve everybody else."""
+"""Shows a person at a terminal a bar while `quire serve` loads, then four lines. Logs serve everybody else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def only_here(config: ServerConfig) -> bool:
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """A bar that moves until the block ends. rich leaves it out if the terminal knows no escape codes."""
+    """Show a bar that moves until the block ends. rich leaves it out if the terminal knows no escape codes."""
     columns = (
         progress.TextColumn("Loading {task.description}"),
         progress.BarColumn(),
@@ -46,7 +46,7 @@ def loading(name: str) -> Iterator[None]:
 
 
 def lines(url: str, config: ServerConfig, engine: EngineConfig, info: ModelCard, stats: EngineStats) -> str:
-    """The server in four lines."""
+    """Describe the server in four lines."""
     tokens = stats.num_blocks * engine.cache.block_size
     reach = f" {ONLY_HERE}" if only_here(config) else ""
     return (

@@ -61,7 +61,7 @@ class EngineCall:
             self._timer = loop.call_later(timeout, self.generation.fail, timed_out(timeout))
 
     async def take(self) -> list[Delta]:
-        """The deltas since the last call; empty at the end.
+        """Take the deltas since the last call; empty at the end.
 
         Raises EngineError if the engine died, or the error given to `fail`.
         """
@@ -106,7 +106,7 @@ class EngineCall:
 class Call(EngineCall):
     """Runs prompts and returns their output as text.
 
-    Raises whatever keeps a prompt from being queued. An error of one sample ends the whole call.
+    Raises the error that keeps a prompt from being queued. An error of one sample ends the whole call.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Call(EngineCall):
 
     @property
     def usage(self) -> Usage:
-        """Token counts of all prompts; each prompt counts once, whatever its number of samples."""
+        """Count the tokens of all prompts; each prompt counts once, whatever its number of samples."""
         parts = [stream.usage for stream in self.streams]
         return Usage(
             sum(p.num_prompt for p in parts),
@@ -135,7 +135,7 @@ class Call(EngineCall):
         )
 
     async def slices(self, deltas: list[Delta]) -> AsyncIterator[list[Piece]]:
-        """The text of deltas in parts, between which other calls go on. Raises EngineError if a sample failed."""
+        """Yield the text of deltas in parts, between which other calls go on. Raises EngineError if a sample failed."""
         found: list[Piece] = []
         end = time.monotonic() + SLICE_SECONDS
         for delta in deltas:
@@ -148,7 +148,7 @@ class Call(EngineCall):
         yield found
 
     def pieces(self, deltas: list[Delta]) -> list[Piece]:
-        """The text of deltas. Raises EngineError if a sample failed."""
+        """Collect the text of deltas. Raises EngineError if a sample failed."""
         found: list[Piece] = []
         for delta in deltas:
             self._push(delta, found)
@@ -164,7 +164,7 @@ class Call(EngineCall):
 
     @property
     def size(self) -> int:
-        """How many tokens, and entries of log-probabilities, the outputs have."""
+        """Count the tokens, and entries of log-probabilities, of the outputs."""
         each = (1 + (s.request.sampling.logprobs or 0) for s in self.streams)
         return sum(s.usage.num_output * count for s, count in zip(self.streams, each, strict=True))
 

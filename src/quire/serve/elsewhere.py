@@ -1,4 +1,4 @@
-"""Paths of other servers that are not served here, and what to do. A 404 says it."""
+"""Paths of other servers that are not served here, and what to do instead, which a 404 says."""
 
 from __future__ import annotations
 

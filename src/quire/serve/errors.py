@@ -58,17 +58,17 @@ class HttpError(QuireError):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> HttpError:
-    """400: the request must change."""
+    """Make a 400: the request must change."""
     return HttpError(400, ErrorInfo(message, "invalid_request_error", param, code))
 
 
 def unsupported(param: str, why: str) -> HttpError:
-    """400: a known field that this server does not support."""
+    """Make a 400: a known field that this server does not support."""
     return invalid(f"{param} is not supported: {why}", param, "unsupported_parameter")
 
 
 def unavailable(message: str, retry_after: int = 1) -> HttpError:
-    """503: the same request may succeed later."""
+    """Make a 503: the same request may succeed later."""
     info = ErrorInfo(message, "server_overloaded", None, "overloaded")
     return HttpError(503, info, {"Retry-After": str(retry_after)})
 
@@ -89,7 +89,7 @@ def timed_out(seconds: float) -> HttpError:
 
 
 def from_decoding(error: msgspec.MsgspecError) -> HttpError:
-    """The error for a body that is not JSON, or does not match the endpoint's schema."""
+    """Make the error for a body that is not JSON, or does not match the endpoint's schema."""
     if not isinstance(error, msgspec.ValidationError):
         return invalid(f"the body is not valid JSON: {error}", None, "invalid_json")
     message = str(error)
@@ -118,7 +118,7 @@ def from_field(error: msgspec.ValidationError, body: type[msgspec.Struct], given
 
 
 def as_http(error: Exception) -> HttpError:
-    """The answer to any error. Unexpected ones become a 500 and are logged with their traceback."""
+    """Turn any error into an answer. Unexpected ones become a 500 and are logged with their traceback."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, SessionExpiredError):

@@ -1,4 +1,4 @@
-"""What operators add to the server: middleware, their own logging, and paths that are not logged."""
+"""Applies operators' additions to the server: middleware, their own logging, and paths that are not logged."""
 
 from __future__ import annotations
 

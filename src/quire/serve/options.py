@@ -209,7 +209,7 @@ class ServerConfig:
 
 
 def for_serving(config: EngineConfig) -> EngineConfig:
-    """The engine's options with the defaults that a server has."""
+    """Give the engine's options the defaults of a server."""
     if config.scheduler.target_step_time is not None:
         return config
     return replace(config, scheduler=replace(config.scheduler, target_step_time=TARGET_STEP_TIME))
@@ -226,7 +226,7 @@ def split_options(options: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """The options in a YAML file, by field name; keys may be written as flags (`max-model-len`).
+    """Read the options in a YAML file, by field name; keys may be written as flags (`max-model-len`).
 
     Raises ConfigError for a file that is not a map, an unknown key, or a value of the wrong type.
     """
@@ -263,7 +263,7 @@ def _option_types() -> dict[str, Any]:
 
 
 def _integer(text: str) -> int | str:
-    """A size such as 4k as a number; other text as it is."""
+    """Convert a size such as 4k to a number; keep other text."""
     try:
         return integer(text)
     except ValueError:
@@ -271,7 +271,7 @@ def _integer(text: str) -> int | str:
 
 
 def _converted(path: str, key: str, hint: Any, value: Any) -> Any:
-    """`value` as the field's type. A repeatable option takes a list or one value, and numbers as text."""
+    """Convert `value` to the field's type. A repeatable option takes a list or one value, and numbers as text."""
     if get_origin(hint) is tuple:
         items = value if isinstance(value, list) else [value]
         value = [str(item) if type(item) in (int, float) else item for item in items]

@@ -162,7 +162,7 @@ async def _serve(
 def _prepare(
     engine: AsyncEngine, engine_config: EngineConfig, config: ServerConfig, maker: str
 ) -> tuple[Service, FastAPI]:
-    """Everything that does not need the engine. Importing the web framework is slow, so it is done only here."""
+    """Prepare everything that does not need the engine. Importing the web framework is slow, so only here."""
     make_app: MakeApp = importlib.import_module("quire.serve.app").make_app
     front = load_maker(maker).start_front(engine_config, UNKNOWN_MODEL)
     front.template_defaults, front.content_format = (
@@ -320,7 +320,7 @@ class _Server(uvicorn.Server):
 
 
 def _listen(config: ServerConfig) -> socket.socket:
-    """The bound socket. Bound first, so that a port in use is reported before anything is loaded."""
+    """Bind the socket first, so that a port in use is reported before anything is loaded."""
     if config.uds is not None:
         return _listen_unix(config.uds)
     try:
@@ -368,7 +368,7 @@ def _url(config: ServerConfig, listener: socket.socket) -> str:
 
 
 def _curl(service: Service, listener: socket.socket) -> str:
-    """A command that tries the server."""
+    """Write a command that tries the server."""
     config = service.config
     url = _url(config, listener)
     where = f"--unix-socket {config.uds} http://localhost" if config.uds is not None else url

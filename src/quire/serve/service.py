@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine, the front that makes requests, model names, bodies, draining."""
+"""Service: what all endpoints share, the engine, the front that makes requests, model names, bodies, draining."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Service:
         return self.engine.healthy and not self.draining
 
     def check_model(self, name: str | None) -> str:
-        """The name for the answer, of the model or of an adapter; 404 if there is no such model."""
+        """Find the name for the answer, of the model or of an adapter; 404 if there is no such model."""
         if name is None or name in self.names:
             return name or self.name
         adapters = [one.name for one in self.adapters.loaded.all]
@@ -93,18 +93,18 @@ class Service:
         )
 
     def offer(self, body: ChatRequest) -> Offer:
-        """The tools that a chat offers. 400 if they are malformed or the choice is disabled."""
+        """Read the tools that a chat offers. 400 if they are malformed or the choice is disabled."""
         offer = offer_of(body.tools, body.tool_choice, body.parallel_tool_calls)
         if offer.choice == "auto" and not self.config.enable_auto_tool_choice:
             raise unsupported("tool_choice", "auto is disabled (--no-enable-auto-tool-choice)")
         return offer
 
     def new_id(self, prefix: str, http: HttpRequest, given: str | None = None) -> str:
-        """The call's public id: from the body, from X-Request-Id, or a new one."""
+        """Choose the call's public id: from the body, from X-Request-Id, or a new one."""
         return f"{prefix}{given or http.state.request_id}"
 
     async def read(self, http: HttpRequest, fields: Fields[Body]) -> Body:
-        """The body as a struct, by the endpoint's table of fields. Raises HttpError 400, 408, 413 or 415."""
+        """Read the body as a struct, by the endpoint's table of fields. Raises HttpError 400, 408, 413 or 415."""
         kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             message = "the body must be application/json"
@@ -176,7 +176,7 @@ class Service:
         return Call(self.engine, self.front, call_id, prompts, self.config)
 
     def assigned(self, http: HttpRequest, request: Request, call_id: str, model: str) -> Request:
-        """The request with its owner, and with the adapter that is the call's model.
+        """Give the request its owner, and the adapter that is the call's model.
 
         404 if that adapter was unloaded meanwhile.
         """
@@ -185,7 +185,7 @@ class Service:
         return with_adapter(owned, self.adapters.loaded.find(model), self.front.info)
 
     def owned(self, http: HttpRequest, request: Request, call_id: str) -> Request:
-        """The request with its owner, who takes turns with others: a user with an API key, or without keys a call.
+        """Give the request its owner, who takes turns with others: a user with an API key, or without keys a call.
 
         Users share no cached prefixes, as times and `cached_tokens` would tell one what another has sent.
         """
@@ -194,7 +194,7 @@ class Service:
         return msgspec.structs.replace(request, owner=owner or call_id, salt=salt)
 
     async def with_grammar(self, request: Request, constrained_by: str | None) -> Request:
-        """The request with its constraint compiled, if it has one; errors name the field that constrains it."""
+        """Compile the request's constraint, if it has one; errors name the field that constrains it."""
         constraint = request.sampling.structured_outputs
         if constraint is None or request.choices:
             return request
@@ -205,21 +205,21 @@ class Service:
         return msgspec.structs.replace(request, grammar=grammar)
 
     def check_draining(self) -> None:
-        """503 once the server is shutting down."""
+        """Raise 503 once the server is shutting down."""
         if self.draining:
             self.metrics.rejections["draining"] += 1
             raise unavailable("the server is shutting down: send this request to another")
 
     def next_request_id(self, call_id: str) -> str:
-        """An id that is unique in this process."""
+        """Make an id that is unique in this process."""
         return f"{call_id}-{next(self._numbers):x}"
 
     def num_tokens(self, text: str, most: int) -> int:
-        """Number of tokens of `text` when it is tokenized again, at most `most`."""
+        """Count the tokens of `text` when it is tokenized again, at most `most`."""
         return min(most, len(self.front.encode(text, add_special_tokens=False))) if text else 0
 
     def text_of(self, tokens: list[int]) -> str:
-        """The text of token ids, special tokens included."""
+        """Decode token ids, special tokens included."""
         tokenizer = self.front.tokenizer
         return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False)
 

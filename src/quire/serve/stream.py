@@ -29,7 +29,7 @@ class Disconnected(QuireError):
 
 
 def event(data: Any, name: str | None = None) -> bytes:
-    """One event with `data` as JSON. JSON has no raw newline, so one data line is enough."""
+    """Encode an event with `data` as JSON. JSON has no raw newline, so one data line is enough."""
     if name is None:
         return b"data: " + _encode(data) + b"\n\n"
     return b"event: " + name.encode() + b"\ndata: " + _encode(data) + b"\n\n"
@@ -120,7 +120,7 @@ async def _watch(receive: Receive, running: Running) -> None:
 
 @asynccontextmanager
 async def watched(receive: Receive, running: Running) -> AsyncIterator[None]:
-    """While inside, a disconnecting client fails `running` with Disconnected."""
+    """Fail `running` with Disconnected if the client disconnects while inside."""
     watcher = asyncio.create_task(_watch(receive, running))
     try:
         yield
@@ -129,7 +129,7 @@ async def watched(receive: Receive, running: Running) -> AsyncIterator[None]:
 
 
 async def reply(http: HttpRequest, answer: Answer, keep_alive: float, work: Threads) -> Response:
-    """The answer, streamed or as one JSON body, which `work` makes. A client that disconnects ends the call."""
+    """Make the answer, streamed or as one JSON body, which `work` makes. A client that disconnects ends the call."""
     if answer.streaming:
         return EventStream(answer, keep_alive)
     with answer.call:

@@ -43,7 +43,7 @@ class Throughput:
                 log.info("%s", line)
 
     def line(self) -> str | None:
-        """The figures since the last call; None if the engine had nothing to do."""
+        """Write the figures since the last call; None if the engine had nothing to do."""
         last, now, stats = self._last, self._count(), self._metrics.stats
         self._last = now
         prompt, generated = now.prompt - last.prompt, now.generated - last.generated

@@ -1,4 +1,4 @@
-"""The tools that a call offers, the constraint that follows for its answer, and how that answer is read."""
+"""Reads the tools that a call offers, constrains its answer by them, and decides how to read that answer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Offer:
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Validated tools. 400 naming what is wrong with them."""
+    """Validate tools. 400 naming what is wrong with them."""
     if len(tools) > MAX_TOOLS:
         raise invalid(f"tools must be at most {MAX_TOOLS}", "tools", "invalid_value")
     names: set[str] = set()
@@ -123,7 +123,7 @@ def _check_function(function: Mapping[str, Any], where: str) -> None:
 def offer_of(
     tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> Offer:
-    """The offer that the fields of a chat make. 400 if they are malformed."""
+    """Read the offer from the fields of a chat. 400 if they are malformed."""
     offered = check_tools(tools or ())
     if choice is None:
         choice = "auto" if offered else "none"
@@ -140,7 +140,7 @@ def offer_of(
 
 
 def _named(choice: Mapping[str, Any], names: set[str]) -> tuple[str, tuple[str, ...]]:
-    """The choice and its functions, from an object such as {"type": "function", "function": {"name": ...}}."""
+    """Read the choice and its functions from an object such as {"type": "function", "function": {"name": ...}}."""
     kind = choice.get("type")
     if kind == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
@@ -226,7 +226,7 @@ def reading_of(
     messages: Sequence[Mapping[str, Any]] = (),
     continued: bool = False,
 ) -> Reading | None:
-    """How to read an answer to `prompt`, which renders `messages`; None if it is plain text.
+    """Decide how to read an answer to `prompt`, which renders `messages`; None if it is plain text.
 
     `continued`: the answer goes on with the last message. 400 for a call that cannot be forced.
     """
@@ -278,7 +278,7 @@ _KEPT = ("disable_any_whitespace", "disable_additional_properties", "whitespace_
 def _form(
     reading: Reading, offer: Offer, own: StructuredOutputsParams | None
 ) -> tuple[Form | None, str | None]:
-    """The required form of the answer after the reasoning, and the field that asks for it."""
+    """Find the required form of the answer after the reasoning, and the field that asks for it."""
     functions, tools, reasoning = offer.functions, reading.tools, reading.reasoning
     chosen = {name: functions[name] for name in offer.forced} if offer.forced else functions
     if reading.forced and tools is not None:

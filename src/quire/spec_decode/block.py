@@ -13,7 +13,7 @@ from quire.spec_decode.proposer import Draft, SpecSequence, StepView
 
 
 class BlockProposer(ChainProposer):
-    """The context is caught up as that of a head; then each sequence adds a block to one pass."""
+    """Catches the context up as a head does; then each sequence adds a block to one pass."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class DraftBlocks:
     """A `KVCache` for the runner, which copies blocks, and the tables that the drafter's steps use."""
 
     def __init__(self, kv: KVCache, num_blocks: int, max_seqs: int, max_blocks: int, ahead: int) -> None:
-        """`kv` has `num_blocks` blocks and those of `scratch_blocks`; `ahead` positions are drafted at most."""
+        """`kv` has `num_blocks` blocks, then the slots' own (`scratch_blocks`); drafts reach `ahead` positions."""
         self.kv = kv
         size = kv.block_size
         self._scratch = scratch_blocks(ahead, size)

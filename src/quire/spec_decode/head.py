@@ -63,7 +63,7 @@ class Head:
         return [g for g in (self.first, self.again, self.block, *self.stages) if g is not None]
 
     def features(self, taps: Sequence[FloatArray], rows: range) -> FloatArray:
-        """Join rows of the target's tapped layers side by side: [rows, F]. `taps` are those of the graph, ascending."""
+        """Join rows of the target's tapped layers side by side: [rows, F]. `taps` are the graph's, ascending."""
         order = sorted(set(self.taps))
         parts = [taps[order.index(tap)][rows.start : rows.stop] for tap in self.taps]
         if self.tap_norms:
@@ -163,7 +163,7 @@ class HeadSource:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A `WeightSource` over a head's tensors: those of a decoder's parts, or paths that are names themselves."""
+    """A `WeightSource` over a head's tensors: the parts of a decoder, or paths that are names themselves."""
 
     source: HeadSource
     tensors: Tensors | None = None
@@ -205,7 +205,7 @@ def integer(config: dict[str, Any], key: str, path: Path, default: int | None = 
 
 
 def target_map(source: HeadSource, draft_vocab: int, vocab_size: int) -> IntArray | None:
-    """The target's id of each draft id: `d2t` holds the difference. None: they are the same."""
+    """Read the target's id of each draft id: `d2t` holds the difference. None: they are the same."""
     if not source.has("d2t"):
         if draft_vocab != vocab_size:
             raise ModelError(

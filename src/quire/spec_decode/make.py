@@ -1,4 +1,4 @@
-"""From options to a proposer: which drafter it is, what it needs, and how it is put together."""
+"""Makes a proposer from options: finds the drafter, counts what it needs, and puts it together."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _within(draft: int, target: int) -> Any:
 
 
 def find_drafter(options: SpeculativeOptions | None, download_dir: str | None = None) -> Drafter | None:
-    """The drafter that the options ask for. ModelError: there is none at that place, or of a kind nobody knows."""
+    """Find the drafter that the options ask for. ModelError: there is none at that place, or its kind is unknown."""
     if options is None:
         return None
     method = options.method
@@ -210,7 +210,7 @@ def make_drafting(
     block_size: int,
     max_blocks: int,
 ) -> Drafting:
-    """Load a drafter and put its proposer together. `num_blocks` are those of the target's cache."""
+    """Load a drafter and put its proposer together. `num_blocks` counts the target's cache."""
     if drafter is None:
         return Drafting()
     controller = Controller(drafter.options.adaptive)

@@ -1,4 +1,4 @@
-"""The chance that a draft's tokens are accepted, measured by position; older results fade."""
+"""Measures the chance that a draft's tokens are accepted, by position; older results fade."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tally:
 
 
 class Odds:
-    """The acceptance of one sequence; that of all sequences of its proposer is the prior."""
+    """The acceptance of one sequence; the acceptance of all sequences of its proposer is the prior."""
 
     __slots__ = ("_all", "_own")
 

@@ -35,7 +35,7 @@ class SpecSequence:
 
 @dataclass(slots=True)
 class Draft:
-    """Guesses for the next tokens. `probabilities[i]`, if known, is that of the first i + 1 tokens together."""
+    """Guesses for the next tokens. `probabilities[i]`, if known, is the chance of the first i + 1 tokens together."""
 
     tokens: list[int] = field(default_factory=list)
     probabilities: list[float] | None = None

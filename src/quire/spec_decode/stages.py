@@ -16,8 +16,8 @@ Ask = tuple[SpecSequence, int]
 
 
 class StageProposer:
-    """One graph per token. If the graphs tap a state, each gets that of the one before (an MLP speculator), else all
-    get the target's (Medusa).
+    """Drafts by one graph per token. If the graphs tap a state, each gets the state of the one before (an MLP
+    speculator), else all get the target's (Medusa).
     """
 
     drafts_freely = False

@@ -1,6 +1,6 @@
 """Suffix decoding (Oliaro et al. 2024, arXiv:2411.04975): drafts are the most frequent continuations of recent text.
 
-One tree counts the token strings of the sequence itself, another those of recent outputs of the same cache salt.
+One tree counts the token strings of the sequence itself, another of recent outputs with the same cache salt.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from quire.errors import ModelError
 from quire.text.tokenizer import Tokenizer
 
 LEAST_SHARE = 0.5
-"""LEAST_SHARE of its vocabulary is what a draft model must share with the target: with less it could hardly draft."""
+"""A draft model must share LEAST_SHARE of its vocabulary with the target: with less it could hardly draft."""
 UNKNOWN = -1
 NOTHING = ("", b"")
 

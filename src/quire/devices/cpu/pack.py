@@ -155,7 +155,7 @@ def _sparse(tensors: Sequence[QuantTensor]) -> list[tuple[Array, Array, Array]]:
 
 
 def _inputs(tensor: QuantTensor) -> tuple[Array, Array] | None:
-    """Those of the columns of a weight, which its parts share."""
+    """Return the inputs of a weight's columns, which its parts share."""
     if tensor.inputs is None:
         return None
     return np.ascontiguousarray(tensor.inputs.order, np.int32), np.ascontiguousarray(tensor.inputs.factors)

@@ -53,7 +53,7 @@ class Tracked:
     error: str | None = None
 
     def changed(self, row_V: FloatArray) -> FloatArray:
-        """The row after all changes; raises whatever they raise."""
+        """Apply all changes to the row; raises what they raise."""
         shape = row_V.shape
         for change in self.changes:
             result = change(row_V)
@@ -127,7 +127,7 @@ class ProcessorPart:
         return []
 
     def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
-        """Follow what the other parts drew."""
+        """Follow the tokens that the other parts sampled."""
         for slot, tracked in self._slots.items():
             tracked.state.output_tokens += output.tokens.get(slot, ())
 
@@ -188,7 +188,7 @@ class ProcessorPart:
 
 @dataclass(slots=True, eq=False)
 class RowWork:
-    """The rows of one draw that Python read: `logits` are all its rows, with the changed ones in their place.
+    """The rows of one draw that Python reads: `logits` are all its rows, the changed ones in place.
 
     `rows` are the places of the tracked sequences; `raw` and `changed_RV` hold these rows before and after the changes.
     """
@@ -204,7 +204,7 @@ class RowWork:
     errors: dict[int, str]
 
     def finish(self, samples: Samples) -> None:
-        """Complete the log-probabilities and errors of what was drawn."""
+        """Complete the log-probabilities and errors of the samples."""
         samples.errors.update(self.errors)
         for number, (row, one) in enumerate(zip(self.rows, self.tracked, strict=True)):
             token = samples.tokens[row]
@@ -237,7 +237,7 @@ class RowWork:
 def with_asked(
     sampler: Sampler, scores: TokenLogprobs, logits: Logits, row: int, asked: Sequence[int]
 ) -> TokenLogprobs:
-    """`scores` of a row with the log-probabilities of the tokens `asked` for."""
+    """Add the log-probabilities of the tokens `asked` for to the `scores` of a row."""
     if not asked:
         return scores
     found = sampler.logprobs(logits[[row] * len(asked)], np.array(asked, np.int32), 0)

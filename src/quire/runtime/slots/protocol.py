@@ -18,7 +18,7 @@ class SlotPart(Protocol):
     """
 
     def set(self, new: NewSeq) -> None:
-        """A sequence takes a slot. Parts ignore sequences that don't concern them."""
+        """Give a sequence its slot. Parts ignore sequences that don't concern them."""
 
     def clear(self, slot: int) -> None:
         """Forget a slot. Unknown slots are ignored."""
@@ -28,7 +28,7 @@ class SlotPart(Protocol):
         """Whether any slot has something for this part to do in a step."""
 
     def rows(self, step: StepLayout) -> list[int]:
-        """The tokens of the step (0..T-1, ascending) whose logits or hidden states this part reads."""
+        """List the tokens of the step (0..T-1, ascending) whose logits or hidden states this part reads."""
 
     @property
     def greedy(self) -> bool:

@@ -17,7 +17,7 @@ from quire.types import NewSeq, StepOutput
 class Draws(msgspec.Struct):
     """Rows to sample: one per slot, after its last token, and one more after each token of its draft.
 
-    `rows` are tokens of the step, `positions` those of the tokens to sample. `drafts` maps a place in these lists to
+    `rows` are tokens of the step, `positions` the positions to sample. `drafts` maps a place in these lists to
     the draft token of the slot's next row.
     """
 
@@ -30,7 +30,7 @@ class Draws(msgspec.Struct):
         return len(self.rows)
 
     def only(self, places: Sequence[int]) -> Draws:
-        """The rows at `places`, ascending; they must include all earlier rows of the same slots."""
+        """Keep the rows at `places`, ascending; they must include all earlier rows of the same slots."""
         return Draws(
             [self.rows[i] for i in places],
             [self.slots[i] for i in places],
@@ -39,12 +39,12 @@ class Draws(msgspec.Struct):
         )
 
     def drafts_of(self, start: int, stop: int) -> list[int]:
-        """The drafts of rows start..stop-1 in the sampler's form."""
+        """Give the drafts of rows start..stop-1 in the sampler's form."""
         return [self.drafts.get(i, NOT_DRAWN) for i in range(start, stop)]
 
 
 def draws_of(step: StepLayout, slots: Container[int]) -> Draws:
-    """The rows to sample in a step for the sequences in `slots`."""
+    """List the rows to sample in a step for the sequences in `slots`."""
     rows: list[int] = []
     drawn: list[int] = []
     positions: list[int] = []
@@ -68,7 +68,7 @@ def draws_of(step: StepLayout, slots: Container[int]) -> Draws:
 
 
 class SamplingPart:
-    """Samples every sequence that generates. The grammar part samples constrained ones, through `draw`."""
+    """Samples every decoding sequence. The grammar part samples constrained ones, through `draw`."""
 
     def __init__(self, sampler: Sampler, processors: ProcessorPart | None = None) -> None:
         self.sampler = sampler

@@ -1,4 +1,4 @@
-"""A sequence as samplers see it, made when it takes a slot."""
+"""Makes the sampling state of a sequence when it takes a slot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from quire.types import NewSeq
 
 
 def slot_sampling(new: NewSeq) -> SlotSampling:
-    """The sampling state of a sequence, with the output that it has from before a preemption, if any."""
+    """Make the sampling state of a sequence, with the output that it has from before a preemption, if any."""
     request, params = new.request, new.request.sampling
     return SlotSampling(
         seed=request.sample_seed(new.index),

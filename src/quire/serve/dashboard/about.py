@@ -1,4 +1,4 @@
-"""What the page must know of the model before anybody asks it something: defaults, limits, what its template takes."""
+"""Describes the served model to the page: defaults, limits, and what its template takes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULTS = (
 
 
 def about_model(service: Service) -> dict[str, Any]:
-    """The served model as the page describes it."""
+    """Describe the served model as the page shows it."""
     front, info = service.front, service.front.info
     template = "" if front.template is None else front.template.source
     params: SamplingParams = front.default_params()

@@ -1,4 +1,4 @@
-"""What the engine did over the last 24 hours, in rings of rows. Knows no HTTP and no engine, only readings.
+"""Keeps the engine's last 24 hours in rings of rows. Knows no HTTP and no engine, only readings.
 
 A row covers one interval: the output rate over it, medians of the latencies observed in it, and the queue at its end.
 """
@@ -16,7 +16,7 @@ TICK = 1.0
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """The value below which `share` of the observations lie; None without any.
+    """Find the value below which `share` of the observations lie; None without any.
 
     `counts` has one entry more than `bounds`, for values above the last, which count as the last bound. Buckets are
     taken as evenly filled.
@@ -46,7 +46,7 @@ class Reading:
 
 
 def row(before: Reading, now: Reading) -> dict[str, Any]:
-    """The interval between two readings."""
+    """Make the row of the interval between two readings."""
     seconds = max(now.time - before.time, 1e-6)
     found: dict[str, Any] = {
         "time": now.time,
@@ -88,9 +88,9 @@ class History:
                 ring.base = now
 
     def rings(self) -> dict[str, list[dict[str, Any]]]:
-        """All rows by the seconds that their ring covers, oldest first."""
+        """Give all rows by the seconds that their ring covers, oldest first."""
         return {str(span): list(ring.rows) for span, ring in self._rings.items()}
 
     def latest(self) -> dict[str, dict[str, Any]]:
-        """The newest row of each ring that has one."""
+        """Give the newest row of each ring that has one."""
         return {str(span): ring.rows[-1] for span, ring in self._rings.items() if ring.rows}

@@ -51,7 +51,7 @@ class PageData(Protocol):
         ...
 
     def stop_request(self, request_id: str) -> bool:
-        """End a live request with an error that says so; False if there is none of that id."""
+        """End a live request with an error that says so; False if none has the id."""
         ...
 
 
@@ -71,7 +71,7 @@ class Asset:
 
 
 def load_assets() -> dict[str, Asset]:
-    """All files of the page by name."""
+    """Load all files of the page by name."""
     found = {}
     for entry in (files("quire.serve.dashboard") / "static").iterdir():
         kind = KINDS.get(entry.name.rpartition(".")[2])
@@ -82,13 +82,13 @@ def load_assets() -> dict[str, Asset]:
 
 
 def open_paths() -> frozenset[str]:
-    """The paths that hold no data and must be open to a browser that has no key yet."""
+    """List the paths that hold no data and must be open to a browser that has no key yet."""
     names = {name for name in load_assets() if not name.endswith(".html")}
     return frozenset({"/", "/dashboard/reference"} | {f"/dashboard/{name}" for name in names})
 
 
 def dashboard_router(source: PageData, interval: float = INTERVAL) -> APIRouter:
-    """The page's routes, none of them in the API's document.
+    """Make the page's routes, none of them in the API's document.
 
     The application's middleware checks keys and lets `open_paths` through. While somebody watches, events come every
     `interval` seconds.

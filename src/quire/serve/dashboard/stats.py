@@ -1,4 +1,4 @@
-"""The page's live data, from the metrics and the engine client of the API process. Knows no HTTP.
+"""Collects the page's live data from the metrics and the engine client of the API process. Knows no HTTP.
 
 Quantiles cover the last half minute: the difference between two readings of a histogram.
 """
@@ -29,7 +29,7 @@ class Requests(Protocol):
 
 
 class PageSource:
-    """What the page shows. `state` adds what else is known at the moment; `about` describes the model."""
+    """The data that the page shows. `state` adds the server's state; `about` describes the model."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class PageSource:
         return {**found, **self._state()}
 
     def _live(self, now: float) -> dict[str, Any]:
-        """The oldest live requests as rows, and how many more there are."""
+        """Give the oldest live requests as rows, and the number of others."""
         if self._requests is None:
             return {"requests": [], "requests_hidden": 0}
         block_size = int(self._metrics.cache_config.get("block_size", 0)) or 1
@@ -105,7 +105,7 @@ class PageSource:
         )
 
     def _recent(self, name: str, histogram: str, now: float) -> dict[str, float | None]:
-        """Quantiles of what was observed since the oldest reading of the window."""
+        """Compute quantiles of what was observed since the oldest reading of the window."""
         source = self._metrics.histograms[histogram][1]
         readings = self._readings[name]
         while readings and now - readings[0][0] > WINDOW:
@@ -118,7 +118,7 @@ class PageSource:
 
 
 def request_row(times: RequestTimes, now: float, block_size: int) -> dict[str, Any]:
-    """One live request in counts and times, never text. `blocks` is what its tokens fill; sharing is not counted."""
+    """Describe a live request in counts and times, never text. `blocks` its tokens fill; sharing is not counted."""
     prompt = len(times.request.tokens)
     seconds = times.last_token - times.first_token
     state = "waiting" if not times.scheduled else "prompt" if not times.first_token else "writing"

@@ -1,4 +1,4 @@
-"""What an operator may switch on: sleeping, traces of steps, the tokenizer's configuration."""
+"""Endpoints that an operator may switch on: sleeping, traces of steps, the tokenizer's configuration."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _add_tokenizer_info(app: FastAPI, service: Service) -> None:
 
 
 async def _checked(job: Any) -> None:
-    """Await `job`; what the engine refuses is the request's fault."""
+    """Await `job`; a refusal of the engine becomes a 400."""
     try:
         await job
     except EngineError as error:

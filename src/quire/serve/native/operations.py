@@ -1,4 +1,4 @@
-"""What operators ask: health, version, load, metrics, the dashboard's numbers; and /reset_prefix_cache."""
+"""Endpoints for operators: health, version, load, metrics, the dashboard's numbers; and /reset_prefix_cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of the endpoints that make vectors, and of those that tokenize."""
+"""Bodies of the endpoints that make vectors, and of the endpoints that tokenize."""
 
 from __future__ import annotations
 

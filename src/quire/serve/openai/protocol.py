@@ -45,7 +45,7 @@ class Prediction(msgspec.Struct):
 
 
 class DrawFields(msgspec.Struct, kw_only=True):
-    """How tokens are drawn, in every OpenAI body. None takes the model's default."""
+    """The fields of sampling, in every OpenAI body. None takes the model's default."""
 
     temperature: fields.Temperature | None = None
     top_p: fields.TopP | None = None

@@ -24,7 +24,7 @@ from quire.spec_decode.heads.layer import layer_spec, own_layers
 
 
 def read_dflash(source: HeadSource, target: LoadedModel) -> Head:
-    """ModelError: the drafter does not fit the target."""
+    """Read the drafter. ModelError: it does not fit the target."""
     config, path = source.config, source.path
     spec, width, vocab = layer_spec(config, path), target.spec.hidden_size, target.spec.vocab_size
     own = config.get("dflash_config") or {}

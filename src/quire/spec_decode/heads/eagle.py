@@ -21,7 +21,7 @@ from quire.spec_decode.heads.layer import layer_spec, own_layers
 
 
 def read_eagle(source: HeadSource, target: LoadedModel) -> Head:
-    """ModelError: the head does not fit the target."""
+    """Read the head. ModelError: it does not fit the target."""
     spec, width, vocab = (
         layer_spec(source.config, source.path),
         target.spec.hidden_size,

@@ -1,7 +1,7 @@
 """EAGLE-3 (Li et al. 2025, arXiv:2503.01840): a layer over the token's embedding and three hidden states of the target.
 
-Slot i holds the hidden states of position i and the embedding of token i + 1. Reads the official layout and that of the
-speculators library, with its additions: norms before `fc`, and EAGLE 3.1's normed output.
+Slot i holds the hidden states of position i and the embedding of token i + 1. Reads the official layout and the
+speculators library's, with its additions: norms before `fc`, and EAGLE 3.1's normed output.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def tap_layers(config: dict[str, Any], target: DecoderConfig, path: Any) -> tupl
 
 
 def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
-    """ModelError: the head does not fit the target."""
+    """Read the head. ModelError: it does not fit the target."""
     config = source.config
     spec = layer_spec(config.get("transformer_layer_config", config), source.path)
     is_library = "speculators_model_type" in config
@@ -132,7 +132,7 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Weights:
-    """The tensors of a head: h its width, F that of the target's features, D its vocabulary.
+    """The tensors of a head: h its width, F the width of the target's features, D its vocabulary.
 
     fc [h, F]; qkv of the token's and of the hidden half [., h]; head [D, h]; `rest` are the layers after the first.
     """

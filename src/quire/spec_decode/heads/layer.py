@@ -1,4 +1,4 @@
-"""The config of a head's own layers, read as that of a decoder."""
+"""Reads the config of a head's own layers as a decoder's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen2": "
 
 
 def layer_spec(config: dict[str, Any], path: Path) -> ArchSpec:
-    """ModelError: the layers are not of a kind that drafters have."""
+    """Read the layers. ModelError: they are not of a kind that drafters have."""
     kind = config.get("model_type", "llama")
     if kind not in _CLASSES:
         raise ModelError(

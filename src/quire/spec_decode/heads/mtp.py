@@ -26,7 +26,7 @@ from quire.spec_decode.heads.layer import layer_spec, own_layers, published_toke
 
 
 def read_mtp(backend: Backend, target: LoadedModel, outline: bool) -> Head:
-    """ModelError: the target's files have no such layer."""
+    """Read the layer. ModelError: the target's files have none."""
     path, spec = target.info.directory, target.spec
     config, checkpoint, names = open_tensors(path)
     source = HeadSource.over(path, config, checkpoint, backend, target, outline)
@@ -55,7 +55,7 @@ def read_mtp(backend: Backend, target: LoadedModel, outline: bool) -> Head:
 
 
 def read_mtp_file(source: HeadSource, target: LoadedModel) -> Head:
-    """ModelError: the layer does not fit the target. It has neither an embedding nor a head of its own."""
+    """Read the layer, which has neither embedding nor head of its own. ModelError: it does not fit the target."""
     config, path, prefix, width = source.config, source.path, "mtp_layers.0.", target.spec.hidden_size
     spec = layer_spec(config.get("transformer_layer_config", config), path)
     if spec.hidden_size != width:

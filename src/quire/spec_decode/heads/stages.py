@@ -21,7 +21,7 @@ from quire.spec_decode.head import Head, HeadSource, integer
 
 
 def read_medusa(source: HeadSource, target: LoadedModel) -> Head:
-    """ModelError: the heads do not fit the target. Their number is that of the tensors, whatever the config says."""
+    """Read the heads; the tensors tell their number, whatever the config says. ModelError if they misfit the target."""
     width, vocab = target.spec.hidden_size, target.spec.vocab_size
     base = "medusa_head." if source.has("medusa_head.0.0.linear.weight") else ""
     stages: list[Graph] = []
@@ -63,7 +63,7 @@ def linear(g: Recorder, x: Value, weight: Matrix) -> Value:
 
 
 def read_mlp_speculator(source: HeadSource, target: LoadedModel) -> Head:
-    """ModelError: the speculator does not fit the target."""
+    """Read the speculator. ModelError: it does not fit the target."""
     config, path, vocab, width = source.config, source.path, target.spec.vocab_size, target.spec.hidden_size
     count = integer(config, "n_predict", path)
     emb = integer(config, "emb_dim", path)
