@@ -29,9 +29,9 @@ import numpy as np
 
 from quire import LLM, SamplingParams
 from quire.config import SpeculativeOptions
+from quire.spec_decode.acceptance import Odds, Tally
+from quire.spec_decode.draft_pass import Picker
 from quire.spec_decode.lookup import NgramProposer
-from quire.spec_decode.odds import Odds, Tally
-from quire.spec_decode.passes import Picker
 from quire.spec_decode.proposer import Proposer, SpecSequence, StepView
 from quire.spec_decode.suffix import SuffixProposer
 from quire.types import Request

@@ -13,10 +13,10 @@ import pytest
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ConfigError, ModelError
-from quire.model.apart import taken_apart
 from quire.model.cost import matrices
 from quire.model.load import inspect_model, load_model, open_for_reading
 from quire.model.pack import WeightTypes, pack_weights
+from quire.model.split_matrices import taken_apart
 from quire.quantize.files import HIDDEN, STATE, Output
 from quire.quantize.folding import Folding
 from quire.quantize.layers import LayerRunner

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from quire.params import SamplingParams
+from quire.spec_decode.acceptance import Odds, Tally
 from quire.spec_decode.chain import ChainProposer
 from quire.spec_decode.controller import PROBE_SHARE
-from quire.spec_decode.odds import Odds, Tally
 from quire.spec_decode.proposer import Computed, SpecSequence, StepView
 from quire.types import Request
 

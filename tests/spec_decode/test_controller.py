@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from quire.spec_decode.acceptance import START, Odds, Tally
 from quire.spec_decode.controller import LONGEST_NAP, Controller
 from quire.spec_decode.costs import DraftCosts, StepCosts
-from quire.spec_decode.odds import START, Odds, Tally
 
 
 def controller(seconds: Callable[[int], float], most: int = 200) -> Controller:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from quire import _native
 from quire.config import SpeculativeOptions
 from quire.params import SamplingParams
+from quire.spec_decode.acceptance import Odds, Tally
 from quire.spec_decode.lookup import PredictionProposer, lookup
-from quire.spec_decode.odds import Odds, Tally
 from quire.spec_decode.proposer import Computed, SpecSequence, StepView
 from quire.spec_decode.suffix import SharedOutputs, SuffixProposer
 from quire.types import Request

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from quire import LLM, SamplingParams
 from quire.devices.sampling import Logits
 from quire.errors import ConfigError, ModelError
-from quire.spec_decode.passes import Picker
+from quire.spec_decode.draft_pass import Picker
 from tests.near import assert_near
 
 FOLDERS = (

@@ -17,7 +17,7 @@ from quire.quantize.tables import fit_tables
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.readers import load_reader
-from quire.weights.readers.module import ModuleCheckpoint
+from quire.weights.readers.packed_modules import ModuleCheckpoint
 
 ROWS, COLUMNS = 32, 128
 WEIGHT = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)

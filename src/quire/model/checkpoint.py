@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quire.devices.protocol import Backend
 from quire.errors import ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
-from quire.model.apart import taken_apart
 from quire.model.dummy import dummy_checkpoint
 from quire.model.expand import read_model
 from quire.model.families import DECODERS, MODEL_TYPES, text_config
@@ -28,19 +27,20 @@ from quire.model.pack import (
     pack_weights,
     wanted_tensors,
 )
+from quire.model.packed_experts import stacks_apart
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.pooling import max_length, read_pooling
 from quire.model.shard import WHOLE, Shard
-from quire.model.stacks import stacks_apart
+from quire.model.split_matrices import taken_apart
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.schemes import Quantization
 from quire.weights.source import Source, open_source
 from quire.weights.tensor import FloatDtype
 
 if TYPE_CHECKING:
-    from quire.weights.readers import module as readers
+    from quire.weights.readers import packed_modules as readers
 else:
-    readers = Lazy("quire.weights.readers.module")
+    readers = Lazy("quire.weights.readers.packed_modules")
 
 
 class OpenModel(NamedTuple):

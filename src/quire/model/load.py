@@ -14,9 +14,9 @@ from quire.model.expand import read_model
 from quire.model.families.names import TensorNames
 from quire.model.info import AS_IT_IS, NOTHING, Asked, AskedDtype, ModelInfo, Reading
 from quire.model.loaded import LoadedModel, ServedModel
+from quire.model.packed_experts import stacks_apart
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import WHOLE, Shard
-from quire.model.stacks import stacks_apart
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf import is_gguf
 from quire.weights.hub import find_model

@@ -16,8 +16,8 @@ from quire.model.families import text_config
 from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
 from quire.model.pack import WeightTypes, outline_weights, own_quantization, wanted_tensors
+from quire.model.packed_experts import experts_apart
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.stacks import experts_apart
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.readers import Quantization as Quantized
 from quire.weights.readers import find_quantization

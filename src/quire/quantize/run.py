@@ -15,8 +15,8 @@ import numpy as np
 from quire.devices.protocol import Backend, FloatArray, IntArray
 from quire.errors import ModelError
 from quire.files import read_json
-from quire.model.apart import taken_apart
 from quire.model.load import open_for_reading
+from quire.model.split_matrices import taken_apart
 from quire.quantize.files import Output
 from quire.quantize.folding import Folding
 from quire.quantize.layers import LayerRunner

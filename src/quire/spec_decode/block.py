@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from quire.devices.sampling import NOT_DRAWN
 from quire.spec_decode.blocks import DraftBlocks
 from quire.spec_decode.chain import ChainProposer
+from quire.spec_decode.draft_pass import Feed, Pass, Picker
 from quire.spec_decode.head import Head
-from quire.spec_decode.passes import Feed, Pass, Picker
 from quire.spec_decode.proposer import Draft, SpecSequence, StepView
 
 

@@ -16,8 +16,8 @@ from quire.devices.protocol import FloatArray
 from quire.devices.sampling import NOT_DRAWN
 from quire.spec_decode.blocks import DraftBlocks
 from quire.spec_decode.controller import PROBE_SHARE
+from quire.spec_decode.draft_pass import Feed, Pass, Picker
 from quire.spec_decode.head import Head
-from quire.spec_decode.passes import Feed, Pass, Picker
 from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, SpecSequence, StepView
 
 MOST_WAITING = 32

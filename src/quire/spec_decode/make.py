@@ -22,6 +22,7 @@ from quire.spec_decode.block import BlockProposer
 from quire.spec_decode.blocks import DraftBlocks, scratch_blocks
 from quire.spec_decode.chain import ChainProposer
 from quire.spec_decode.controller import Controller
+from quire.spec_decode.draft_pass import Pass, Picker
 from quire.spec_decode.head import MEDUSA_FILES, Head, HeadSource
 from quire.spec_decode.heads.dflash import read_dflash
 from quire.spec_decode.heads.eagle import read_eagle
@@ -29,7 +30,6 @@ from quire.spec_decode.heads.eagle3 import read_eagle3
 from quire.spec_decode.heads.mtp import read_mtp, read_mtp_file
 from quire.spec_decode.heads.stages import read_medusa, read_mlp_speculator
 from quire.spec_decode.lookup import NgramProposer
-from quire.spec_decode.passes import Pass, Picker
 from quire.spec_decode.proposer import Proposer
 from quire.spec_decode.stages import StageProposer
 from quire.spec_decode.suffix import SuffixProposer

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
+from quire.spec_decode.acceptance import Odds, Tally
 from quire.spec_decode.controller import PROBE_SHARE, Controller
 from quire.spec_decode.lookup import PredictionProposer
-from quire.spec_decode.odds import Odds, Tally
 from quire.spec_decode.proposer import Computed, Draft, Proposer, SpecSequence, StepView
 from quire.types import NewSeq, StepOutput
 

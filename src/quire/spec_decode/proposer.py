@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quire.devices.protocol import FloatArray, IntArray
-from quire.spec_decode.odds import Odds
+from quire.spec_decode.acceptance import Odds
 from quire.types import Request
 
 

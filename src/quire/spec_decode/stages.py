@@ -8,8 +8,8 @@ import numpy as np
 
 from quire.devices.protocol import FloatArray
 from quire.devices.sampling import NOT_DRAWN
+from quire.spec_decode.draft_pass import Feed, Pass, Picker
 from quire.spec_decode.head import Head
-from quire.spec_decode.passes import Feed, Pass, Picker
 from quire.spec_decode.proposer import Computed, Draft, SpecSequence, StepView
 
 Ask = tuple[SpecSequence, int]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from quire.model.apart import ApartCheckpoint, Piece
 from quire.model.families import load_family
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.source import Listing
 from quire.model.spec import ArchSpec
+from quire.model.split_matrices import ApartCheckpoint, Piece
 from quire.model.tensors import Tensors
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.tensor import Array

@@ -24,18 +24,18 @@ Reader = Callable[..., Checkpoint]  # (checkpoint, settings)
 READERS: Mapping[str, str] = {
     "auto-round": "gptq.auto_round_checkpoint",
     "awq": "gptq.AWQCheckpoint",
-    "bitsandbytes": "tables.bitsandbytes_checkpoint",
+    "bitsandbytes": "bitsandbytes_squeezellm.bitsandbytes_checkpoint",
     "compressed-tensors": "scaled.ScaledCheckpoint",
     "fbgemm_fp8": "scaled.ScaledCheckpoint",
     "fp8": "scaled.ScaledCheckpoint",
     "gptq": "gptq.GPTQCheckpoint",
-    "hqq": "libraries.hqq_checkpoint",
+    "hqq": "hqq_torchao.hqq_checkpoint",
     "modelopt": "scaled.ScaledCheckpoint",
     "mxfp4": "mxfp4.MXFP4Checkpoint",
     "mxfp8": "scaled.ScaledCheckpoint",
     "quark": "scaled.ScaledCheckpoint",
-    "squeezellm": "tables.squeezellm_checkpoint",
-    "torchao": "libraries.torchao_checkpoint",
+    "squeezellm": "bitsandbytes_squeezellm.squeezellm_checkpoint",
+    "torchao": "hqq_torchao.torchao_checkpoint",
 }
 # Other names of the same methods.
 ALIASES = {

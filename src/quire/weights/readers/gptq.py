@@ -18,7 +18,7 @@ from quire.errors import ModelError
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.readers.fields import FLOATS, I16, I32, Fields, eights, num_words, unpack
 from quire.weights.readers.grouped import Groups, check_order, group_count, is_plain, packed_groups, refuse
-from quire.weights.readers.module import ModuleCheckpoint, Packed, setting
+from quire.weights.readers.packed_modules import ModuleCheckpoint, Packed, setting
 from quire.weights.readers.rules import compiled, matches
 from quire.weights.readers.scaled import ScaledCheckpoint
 from quire.weights.tensor import Array

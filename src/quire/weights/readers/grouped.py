@@ -13,7 +13,7 @@ from quire.errors import ModelError
 from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8
 from quire.weights.layouts.blocks.make import affine_kind, affine_rows, byte_kind, byte_rows
 from quire.weights.readers.fields import BF16, F32, Fields
-from quire.weights.readers.module import Packed
+from quire.weights.readers.packed_modules import Packed
 from quire.weights.tensor import Array, FloatArray, Inputs, QuantTensor
 
 NATIVE_GROUPS = (32, 64, 128)

@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.weights.readers.fields import FLOATS, I32, ORDER, Fields, eights
 from quire.weights.readers.grouped import Groups, packed_groups, refuse
-from quire.weights.readers.module import Packed
+from quire.weights.readers.packed_modules import Packed
 from quire.weights.readers.rules import Rules
 
 

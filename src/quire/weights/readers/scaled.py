@@ -38,15 +38,15 @@ from quire.weights.readers.fields import (
     unpack_padded,
 )
 from quire.weights.readers.grouped import Groups, check_order, is_plain, packed_groups, refuse
-from quire.weights.readers.inputs import INPUTS, InputRoundings
-from quire.weights.readers.module import ModuleCheckpoint, Packed
+from quire.weights.readers.input_rounding import INPUTS, InputRoundings
 from quire.weights.readers.mxfp4 import MXFP4_BLOCKS, mxfp4_blocks
+from quire.weights.readers.packed_modules import ModuleCheckpoint, Packed
 from quire.weights.readers.quark import quark_int4
 from quire.weights.tensor import Array, FloatArray, Inputs, QuantTensor
 
 USED = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
         "weight_zero_point", "weight_shape", "weight_g_idx", "pre_quant_scale")  # fmt: skip
-# Scales of activations (readers/inputs.py) and of caches.
+# Scales of activations (readers/input_rounding.py) and of caches.
 IGNORED = (*INPUTS, "k_scale", "v_scale", "q_scale", "kv_scale", "prob_output_scale", "output_scale")
 FP8 = (E4M3, E5M2)
 SPARSE = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")

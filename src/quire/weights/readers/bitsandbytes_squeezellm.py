@@ -21,7 +21,7 @@ from quire.weights.layouts.blocks.make import lut_rows, table_rows
 from quire.weights.layouts.blocks.scaled import FP4, NF4
 from quire.weights.readers.fields import FLOATS, I8, I32, U8, Fields, num_words, unpack
 from quire.weights.readers.grouped import refuse
-from quire.weights.readers.module import ModuleCheckpoint, Packed
+from quire.weights.readers.packed_modules import ModuleCheckpoint, Packed
 from quire.weights.tensor import Bytes, FloatArray, QuantTensor, Sparse
 
 STATE = "weight.quant_state.bitsandbytes__"

@@ -14,10 +14,10 @@ from functools import partial
 import numpy as np
 
 from quire.errors import ModelError
-from quire.model.apart import ApartCheckpoint, Piece
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.mixture import MixtureConfig
+from quire.model.split_matrices import ApartCheckpoint, Piece
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.tensor import Array
 

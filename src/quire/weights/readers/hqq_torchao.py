@@ -17,7 +17,7 @@ from quire.weights.layouts import Blocks, Int8
 from quire.weights.layouts.blocks.make import affine_kind, affine_rows, byte_kind, byte_rows
 from quire.weights.readers.fields import E4M3, FLOATS, I8, I32, I64, U8, Fields, nibbles
 from quire.weights.readers.grouped import Groups, packed_groups
-from quire.weights.readers.module import ModuleCheckpoint, Packed
+from quire.weights.readers.packed_modules import ModuleCheckpoint, Packed
 from quire.weights.readers.scaled import FP8, finite_fp8, multiplied
 from quire.weights.tensor import Array, Bytes, FloatArray, QuantTensor
 
