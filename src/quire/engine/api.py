@@ -1,4 +1,4 @@
-"""The interface of an engine core, for those who drive it or queue requests. Token ids only."""
+"""The interface of an engine core, for drivers and for hosts that queue requests. Token ids only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Core(Protocol):
 
 
 class Queue(Protocol):
-    """What a host uses of its core: requests of one model call each, and kept prefixes."""
+    """The part of a core that a host uses: requests of one model call each, and kept prefixes."""
 
     @property
     def busy(self) -> bool: ...

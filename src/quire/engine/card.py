@@ -1,4 +1,4 @@
-"""The model as its callers see it: sizes, limits, and defaults of sampling parameters."""
+"""Makes a model's card: sizes, limits, and defaults of sampling parameters, as callers see them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quire.files import read_json
 from quire.model.info import ModelInfo
 from quire.types import ModelCard
 
-# The keys of generation_config.json that Quire uses; the others configure searches that Quire does not do.
+# DEFAULT_PARAMS are the keys of generation_config.json that Quire uses; others configure searches that it lacks.
 DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def card_of(plan: EnginePlan) -> ModelCard:
-    """The model as its callers see it."""
+    """Make the card of a planned engine's model."""
     memory, spec, config = plan.memory, plan.model.spec, plan.config
     most, head = config.model.max_logprobs, plan.model.pooling
     return ModelCard(
@@ -39,7 +39,7 @@ def card_of(plan: EnginePlan) -> ModelCard:
 
 
 def _default_params(config: ModelConfig, found: ModelInfo) -> dict[str, Any]:
-    """Sampling defaults from the model's generation_config.json, as vLLM takes them; "vllm" means none."""
+    """Read sampling defaults from the model's generation_config.json, as vLLM takes them; "vllm" means none."""
     if config.generation_config == "vllm":
         return config.generation_changes
     generation = found.generation

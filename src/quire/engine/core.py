@@ -20,7 +20,7 @@ log = logging.getLogger("quire.engine")
 
 
 def _nothing_more(request: Request) -> None:
-    """No request asks for a feature."""
+    """Ask for no feature."""
 
 
 class Executor(Protocol):

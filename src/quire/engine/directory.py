@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 WITHOUT_MODEL = ("ngram", "suffix", "mtp")
-"""Methods of drafting that need no model of their own."""
+"""WITHOUT_MODEL lists the methods of drafting that need no model of their own."""
 ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_MODEL = "quire-stories"
 
 
 def model_directory(config: ModelConfig) -> Path:
-    """The local directory or GGUF file of the configured model; by default, of the model inside the package.
+    """Find the local directory or GGUF file of the configured model; by default, of the model inside the package.
 
     A speculator stands for the target that it names.
     """
@@ -42,7 +42,7 @@ def model_directory(config: ModelConfig) -> Path:
 
 
 def verifier_of(path: Path) -> str | None:
-    """The target that a speculator's config names: a path, also relative to its own, or an id. None: it is a model."""
+    """Find the target that a speculator's config names: a path, also relative to its own, or an id. None: a model."""
     file = path / "config.json"
     if not path.is_dir() or not file.exists():
         return None
@@ -54,7 +54,7 @@ def verifier_of(path: Path) -> str | None:
 
 
 def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
-    """How to draft. If the configured model is a speculator, it drafts unless another drafter is asked for."""
+    """Choose the drafter: a configured model that is a speculator drafts unless options name another."""
     options, model = config.speculation.options, config.model
     if options is not None and (options.model is not None or options.method in WITHOUT_MODEL):
         return options
@@ -64,7 +64,7 @@ def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
-    """The model's tokenizer, or the one configured in its place."""
+    """Load the model's tokenizer, or the one configured in its place."""
     if config.tokenizer:
         revision, token = config.tokenizer_revision, config.hf_token
         return open_tokenizer(find_model(config.tokenizer, revision, config.download_dir, False, token))

@@ -1,4 +1,4 @@
-"""What a feature plugs into: an engine that is planned, and one that runs."""
+"""The sockets of features: an engine that is planned, and one that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frames between the API process and the engine process; `channel.py` carries them.
+"""Frames between the API process and the engine process; `wire.py` carries them.
 
 Each step sends one frame with all its updates, not one per token. Knows messages, no engine, no HTTP.
 """
@@ -72,7 +72,7 @@ class StepTime(msgspec.Struct, frozen=True, array_like=True):
 class Updates(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The changes of one step. `stats` is included now and then, and whenever the engine goes idle.
 
-    `steps` are the times of this step and of those before it that changed nothing.
+    `steps` are the times of this step and of earlier steps that changed nothing.
     """
 
     deltas: list[Delta]
@@ -125,12 +125,12 @@ def encode(message: Command | Event | Launch) -> bytes:
 
 
 def decode_command(frame: bytes) -> Command:
-    """Raises msgspec.ValidationError if the frame is not a Command."""
+    """Decode a Command. Raises msgspec.ValidationError if the frame is none."""
     return _commands.decode(frame)
 
 
 def decode_event(frame: bytes) -> Event:
-    """Raises msgspec.ValidationError if the frame is not an Event."""
+    """Decode an Event. Raises msgspec.ValidationError if the frame is none."""
     return _events.decode(frame)
 
 

@@ -39,7 +39,7 @@ class LocalCall:
         self._deltas: News = SimpleQueue() if news is None else news
 
     def put(self, deltas: list[Delta]) -> list[str]:
-        """For the engine thread: hand over the deltas of a step; returns the requests that have ended."""
+        """Hand over the deltas of a step, on the engine thread; returns the requests that have ended."""
         ended = []
         for delta in deltas:
             if delta.finish_reason is not None:
@@ -50,11 +50,11 @@ class LocalCall:
         return ended
 
     def fail(self, error: BaseException) -> None:
-        """For the engine thread: the engine has failed or was shut down."""
+        """Fail the call, on the engine thread: the engine has failed or was shut down."""
         self._deltas.put(error)
 
     def __iter__(self) -> Iterator[list[Delta]]:
-        """Deltas as they arrive, until every sample has ended. Raises EngineError if the engine fails."""
+        """Yield deltas as they arrive, until every sample has ended. Raises EngineError if the engine fails."""
         while self._left:
             deltas = self._deltas.get()
             if isinstance(deltas, BaseException):

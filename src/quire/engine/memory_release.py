@@ -1,4 +1,4 @@
-"""The memory of an engine, which it can give back while it sleeps: the KV cache, and the weights. Knows no request."""
+"""Gives an engine's memory back while it sleeps: the KV cache, and the weights. Knows no request."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Holder(Protocol):
 
 
 def check_parts(parts: Sequence[str]) -> None:
-    """Raise EngineError for a name that is no part."""
+    """Raise EngineError for a name that is not a part."""
     unknown = set(parts) - set(PARTS)
     if unknown:
         raise EngineError(f"wake_up: there is no {sorted(unknown)[0]!r}; tags are {', '.join(PARTS)}")
 
 
 class MemoryRelease(Generic[M]):
-    """Takes memory from what computes, and gives it new memory.
+    """Takes memory from a `Holder`, and gives it new memory.
 
     `load` reads the weights, `make_cache` makes the KV cache, `compile` makes the executable from both.
     """
@@ -50,7 +50,7 @@ class MemoryRelease(Generic[M]):
         self._load, self._make_cache, self._compile = load, make_cache, compile
         self._cache: KVCache | None = None
         self._present = set(PARTS)
-        self.keeps_weights = False  # what else uses them never gives them back
+        self.keeps_weights = False  # another user of the weights never gives them back
         self.after_load: list[Callable[[], None]] = []  # puts back what a new executable lacks
 
     @property
@@ -77,7 +77,7 @@ class MemoryRelease(Generic[M]):
         gc.collect()
 
     def restore(self, parts: Sequence[str]) -> None:
-        """Take the parts that are missing. Raises EngineError for a name that is no part."""
+        """Take the parts that are missing. Raises EngineError for a name that is not a part."""
         check_parts(parts)
         if self._take(parts):
             for put_back in self.after_load:

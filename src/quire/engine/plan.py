@@ -37,7 +37,7 @@ MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 M
 
 
 def tapped(model: ServedModel, taps: tuple[int, ...]) -> Graph:
-    """The model's graph, with the hidden states that a drafter reads."""
+    """Record the model's graph, with the hidden states that a drafter reads."""
     return model.stage(taps=taps) if taps else model.graph
 
 
@@ -51,7 +51,7 @@ def device_of(config: EngineConfig, rank: int) -> DeviceConfig:
 
 
 def make_backend(device: DeviceConfig, model: ModelInfo | None = None) -> Backend:
-    """The configured backend, or the one that a foreign model needs. ConfigError if these differ."""
+    """Make the configured backend, or the one that a foreign model needs. ConfigError if these differ."""
     if model is None or not model.foreign:
         return devices.make_backend(device.backend, device.threads, device.isa)
     if device.backend != "auto":
@@ -63,7 +63,7 @@ def make_backend(device: DeviceConfig, model: ModelInfo | None = None) -> Backen
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a feature takes of a rank, in bytes.
+    """The bytes that a feature needs on a rank.
 
     `taps` are the layers whose output it reads. With `recomputes_last` the last token of a cached prefix is computed
     again.
@@ -87,7 +87,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """What a feature sees of a rank that is planned: an outline of its share, and the largest step."""
+    """A planned rank as features see it: an outline of its share, and the largest step."""
 
     config: EngineConfig
     model: ModelInfo
@@ -205,7 +205,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
 
 
 def _for_whole_prompts(config: EngineConfig, longest: int) -> EngineConfig:
-    """A configuration whose steps and cache hold the longest text as a whole, without prefix caching."""
+    """Make steps and cache hold the longest text as a whole, without prefix caching."""
     cache, scheduler = config.cache, config.scheduler
     tokens = max(scheduler.max_num_batched_tokens, longest)
     if cache.num_gpu_blocks_override is None and cache.kv_cache_memory_bytes is None:

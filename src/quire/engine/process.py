@@ -50,7 +50,7 @@ JOB_POLL = 5  # milliseconds between looks at work beside the steps, while nothi
 
 
 def _load_maker(name: str) -> CoreMaker:
-    """The maker in that module; tests use a scripted one."""
+    """Import the maker; tests use a scripted one."""
     return cast(CoreMaker, importlib.import_module(name))
 
 
@@ -183,7 +183,7 @@ def _serve(launch: Launch, channel: Channel) -> None:
 
 
 def _failure(error: Exception) -> EngineFailed:
-    """The error as the client reports it."""
+    """Describe the error as the client reports it."""
     if isinstance(error, MemoryError):
         return EngineFailed(
             "EngineError", f"out of memory: {error or 'an allocation failed'}; see `quire plan`"
@@ -192,7 +192,7 @@ def _failure(error: Exception) -> EngineFailed:
 
 
 def main() -> int:
-    """Returns the exit status: 0 after a Stop, 1 if the engine failed (an EngineFailed frame gives the reason)."""
+    """Run the process; return 0 after a Stop, 1 if the engine failed (an EngineFailed frame gives the reason)."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the API process decides when this one ends
     stdin = sys.stdin.fileno()

@@ -1,4 +1,4 @@
-"""What steps of a model are expected to cost on a machine, from its counts of bytes and operations (model/cost.py)."""
+"""Estimates the cost of a model's steps on a machine from its counts of bytes and operations (model/cost.py)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from quire.model.cost import Attended, Cost
 from quire.sched.times import StepRates
 
 ASSUMED_READ_GBS = 10.0
-"""Bytes per nanosecond that a machine is taken to read, until steps are measured."""
+"""A machine is assumed to read ASSUMED_READ_GBS gigabytes per second until steps are measured."""
 ASSUMED_GFLOPS = 50.0
-"""Operations per nanosecond of one thread, likewise."""
+"""A thread is assumed to compute ASSUMED_GFLOPS billion operations per second until steps are measured."""
 
 
 def step_rates(cost: Cost, kv: KVSpec, read_gbs: float, gflops: float) -> StepRates:
-    """Seconds of each part of a step at these limits. A model without counts gets the defaults of StepRates."""
+    """Compute the seconds of each part of a step at these limits. A model without counts gets StepRates' defaults."""
     if not cost.dense_parameters:
         return StepRates()
     byte, operation = 1e-9 / read_gbs, 1e-9 / gflops
@@ -37,6 +37,6 @@ def step_rates(cost: Cost, kv: KVSpec, read_gbs: float, gflops: float) -> StepRa
 
 
 def _span(layer: Attended) -> int | None:
-    """The most positions that a query of the layer sees."""
+    """Bound the positions that a query of the layer sees."""
     bounds = [bound for bound in (layer.window, layer.chunk) if bound is not None]
     return min(bounds, default=None)

@@ -1,4 +1,4 @@
-"""What an engine says of its start: its parts, its memory, and where the time went."""
+"""Reports an engine's start: its parts, its memory, and where the time went."""
 
 from __future__ import annotations
 

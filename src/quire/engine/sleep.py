@@ -1,4 +1,4 @@
-"""Obeys Sleep and WakeUp: what happens to requests, and to the memory that is given back."""
+"""Obeys Sleep and WakeUp: ends or keeps requests, and gives memory back."""
 
 from __future__ import annotations
 

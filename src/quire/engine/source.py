@@ -29,7 +29,7 @@ else:
 
 
 def quantized_weights(config: ModelConfig, path: Path) -> Quantization | None:
-    """What --quantization asks for of a model directory, a GGUF file or a config.json.
+    """Read what --quantization means for a model directory, a GGUF file or a config.json.
 
     ConfigError if it names a method and the checkpoint is quantized by another, or by none and floats are not rounded
     that way.
@@ -38,7 +38,7 @@ def quantized_weights(config: ModelConfig, path: Path) -> Quantization | None:
 
 
 def asked_quantization(config: ModelConfig, found: str | None) -> Quantization | None:
-    """The same for a model that is quantized by the method `found`, or not."""
+    """Read --quantization for a model that is quantized by the method `found`, or not (None)."""
     name = config.quantization
     if name in METHODS and found != METHODS[name] and not (found is None and name in FLOAT_KINDS):
         has = "is not quantized" if found is None else f"is quantized by {found}"
@@ -54,20 +54,20 @@ def asked_quantization(config: ModelConfig, found: str | None) -> Quantization |
 
 
 def for_divided(config: EngineConfig, files: load.ModelFiles) -> EngineConfig:
-    """The configuration for as many ranks as a model's files are divided among, unless several are asked for."""
+    """Configure as many ranks as a model's files are divided among, unless several are asked for."""
     if config.parallel.tensor_parallel_size > 1 or files.ranks == 1:
         return config
     return replace(config, parallel=replace(config.parallel, tensor_parallel_size=files.ranks))
 
 
 def asked_of(config: ModelConfig, path: Path, spare_tokens: int = 0) -> Asked:
-    """What the options ask of the model at `path`."""
+    """Collect the options that concern the weights of the model at `path`."""
     reading = Reading(config.architecture, config.config_changes, config.load_format == "dummy", spare_tokens)
     return Asked(config.dtype, quantized_weights(config, path), reading)
 
 
 def agreement(config: EngineConfig, model: ModelInfo, fingerprint: str) -> str:
-    """A digest of all that must be the same on each rank, so that they compute one model together."""
+    """Digest all that must be the same on each rank, so that they compute one model together."""
     parallel, lora = config.parallel, config.lora
     facts = (
         __version__,

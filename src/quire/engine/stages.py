@@ -1,4 +1,4 @@
-"""What the ranks of each pipeline stage hold: their share, its memory and its cost."""
+"""Plans the ranks of each pipeline stage: their share, its memory and its cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.weights.schemes import Kept
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """The share of the first rank of a stage; the others hold as much or less."""
+    """The plan of a stage's first rank; the others hold as much or less."""
 
     shard: Shard
     kv_spec: KVSpec
@@ -26,7 +26,7 @@ class StagePlan:
 
 
 def share_of(parallel: ParallelConfig, rank: int, model: ModelInfo) -> Shard:
-    """The share of a rank. Checkpoints that are quantized already are cut by rows alone, which keeps their codes."""
+    """Choose the share of a rank. Quantized checkpoints are cut by rows alone, which keeps their codes."""
     return Shard(
         rank=rank % parallel.tensor_parallel_size,
         size=parallel.tensor_parallel_size,
@@ -46,7 +46,7 @@ def check_node(parallel: ParallelConfig) -> None:
 
 
 def with_same_blocks(stages: Sequence[StagePlan]) -> list[StagePlan]:
-    """All stages with the number of blocks that each has room for: a block holds the same tokens in all."""
+    """Give all stages the number of blocks that each has room for: a block holds the same tokens in all."""
     blocks = min(stage.memory.num_blocks for stage in stages)
     longest = min(stage.memory.max_model_len for stage in stages)
     return [

@@ -1,4 +1,4 @@
-"""From configuration to a running engine: the spine's parts, then the features that options ask for."""
+"""Starts an engine from its configuration: the spine's parts, then the features that options ask for."""
 
 from __future__ import annotations
 
@@ -145,11 +145,11 @@ def _describe(plan: EnginePlan, report: StartReport) -> None:
 
 
 def _nothing() -> None:
-    """There is nothing to close."""
+    """Close nothing."""
 
 
 def _load_checked(plan: EnginePlan, shard: Shard) -> ServedModel:
-    """The weights, read anew for an engine that gave them back."""
+    """Read the weights anew for an engine that gave them back."""
     model = plan.files.load(plan.backend, shard)
     model.wait()
     return model

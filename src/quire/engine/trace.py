@@ -1,4 +1,4 @@
-"""A trace of steps in Chrome's format, for https://ui.perfetto.dev: what each step computed and how long it took."""
+"""Traces steps in Chrome's format, for https://ui.perfetto.dev: what each step computed and how long it took."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepTrace:
         directory.mkdir(parents=True, exist_ok=True)
 
     def record(self, began: float, ended: float, batch: ScheduledBatch) -> None:
-        """A step that took from `began` to `ended` (seconds of time.perf_counter)."""
+        """Record a step that took from `began` to `ended` (seconds of time.perf_counter)."""
         self._delay -= 1
         if self._delay >= 0 or len(self._events) >= self._most:
             return

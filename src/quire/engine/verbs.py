@@ -1,4 +1,4 @@
-"""What an operator tells an engine. Verbs cross client, channel and core as they are.
+"""Verbs: an operator's commands to an engine. They cross client, channel and core as they are.
 
 A new verb is a struct here, a handler where its state lives (`EngineCore.handlers`), and an endpoint or a method.
 """

@@ -25,14 +25,14 @@ def framed(data: bytes) -> bytes:
 
 
 def write_frame(fd: int, data: bytes) -> None:
-    """Raises BrokenPipeError or ConnectionError if the reader has gone."""
+    """Write a frame. Raises BrokenPipeError or ConnectionError if the reader has gone."""
     left = memoryview(framed(data))
     while left:
         left = left[os.write(fd, left) :]
 
 
 def read_frame(fd: int, most: int | None = None) -> bytes | None:
-    """The content of the next frame; None if the stream ends before its end, or it has over `most` bytes."""
+    """Read the next frame; None if the stream ends before its end, or it has over `most` bytes."""
     header = _read(fd, LENGTH.size)
     if header is None:
         return None
@@ -65,7 +65,7 @@ class ChannelClosedError(EngineError):
 
 
 def open_pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a new channel."""
+    """Open both ends of a new channel."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
@@ -80,7 +80,7 @@ class FrameReader:
         self._rest = bytearray()
 
     def take(self, data: bytes) -> list[bytes]:
-        """The frames that `data` completes."""
+        """Take `data`; return the frames that it completes."""
         rest = self._rest
         whole: bytes | bytearray = data
         if rest:
@@ -117,7 +117,7 @@ class Channel:
         self._flush()
 
     def receive(self) -> list[bytes]:
-        """The frames that have arrived. Raises ChannelClosedError."""
+        """Return the frames that have arrived. Raises ChannelClosedError."""
         if self._unsent:
             self._flush()
         found: list[bytes] = []
@@ -141,7 +141,7 @@ class Channel:
         poller.poll(milliseconds)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Close; with `seconds`, the other side has so long to read to the end and hang up.
+        """Close; the other side has `seconds` to read to the end and hang up.
 
         An end that closes first breaks what the other side writes meanwhile, and a broken side may stop reading.
         Raises TimeoutError if the other side does not take what was kept.

@@ -1,4 +1,4 @@
-"""The arena of adapters: which are in memory, which requests use them, and what is loaded or evicted for others.
+"""AdapterArena: the adapters in memory, the requests that use them, and loading and eviction.
 
 Adapters are loaded on a thread of their own while steps go on. This gate holds a request until its adapter is in
 memory, and pins it from then to its end. If no slot is free, the adapter that was used least recently and that nobody
@@ -60,11 +60,11 @@ class AdapterArena(Generic[A]):
 
     @property
     def residents(self) -> list[str]:
-        """Digests of the adapters in memory, least recently used first."""
+        """List the digests of the adapters in memory, least recently used first."""
         return list(self._resident)
 
     def slot_of(self, digest: str) -> int:
-        """The slot of an adapter that a running request pins."""
+        """Return the slot of an adapter that a running request pins."""
         return self._resident[digest]
 
     # --- operators
@@ -175,7 +175,7 @@ class AdapterArena(Generic[A]):
                     self._resident.move_to_end(request.adapter)
 
     def release(self, request_id: str, index: int | None = None) -> None:
-        """A sample, or a whole request, has ended. Unknown ids are ignored."""
+        """Note that a sample, or a whole request, has ended. Unknown ids are ignored."""
         with self._lock:
             if index is None:
                 self._held.pop(request_id, None)
@@ -263,5 +263,5 @@ class AdapterArena(Generic[A]):
 
 
 def files_changed(path: str) -> str:
-    """The message for an adapter whose digest is not the one that was asked for."""
+    """Make the message for an adapter whose digest differs from the one asked for."""
     return f"the files of the adapter {path} changed since it was loaded: load it again"

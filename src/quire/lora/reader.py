@@ -1,4 +1,4 @@
-"""Adapters of a served model: reading their files, and the memory that they may take. Knows models, no request."""
+"""Reads a served model's adapters, and counts the memory that they may take. Knows models, no request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Reader = Callable[[Path], tuple[str, Callable[[], Adapter]]]
 
 
 def adapter_base(model: ServedModel, backend: Backend) -> AdapterBase:
-    """The model as adapters change it. ConfigError if it takes none."""
+    """Describe the model as adapters change it. ConfigError if it takes none."""
     if not isinstance(model, LoadedModel):
         raise ConfigError("--enable-lora is for Quire's own families; this model runs through transformers")
     if model.names is None:
@@ -59,7 +59,7 @@ def _by_family_names(
 
 
 def adapter_reader(model: Callable[[], ServedModel], backend: Backend, config: LoraConfig) -> Reader:
-    """Opens adapters of the model that is loaded now."""
+    """Make a reader of adapters for the model that is loaded now."""
 
     def read(path: Path) -> tuple[str, Callable[[], Adapter]]:
         files = open_adapter(path, config.max_lora_rank)
@@ -70,7 +70,7 @@ def adapter_reader(model: Callable[[], ServedModel], backend: Backend, config: L
 
 
 def adapters_bytes(model: ServedModel, backend: Backend, config: LoraConfig, slots: int) -> int:
-    """Memory for `slots` adapters of the largest rank on all attention and MLPs. ConfigError: the model takes none.
+    """Count the bytes of `slots` adapters of the largest rank on all attention and MLPs. ConfigError: it takes none.
 
     Adapters of experts and whole tables take more, and most adapters less.
     """

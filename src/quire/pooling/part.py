@@ -37,7 +37,7 @@ class Pool:
 
 
 def unit_vector(x_D: NDArray[np.float64]) -> list[float]:
-    """x scaled to length 1."""
+    """Scale x to length 1."""
     vector: list[float] = (x_D / max(float(np.sqrt((x_D * x_D).sum())), 1e-12)).tolist()
     return vector
 

@@ -1,4 +1,4 @@
-"""What an engine tells its other ranks, and what they answer. Knows frames and arrays; knows no process."""
+"""Commands of an engine to its other ranks, and their answers. Knows frames and arrays; knows no process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from quire.errors import EngineError
 from quire.ranks.connections import Address
 
 MOST_COMMAND = 1 << 28
-"""Bytes of a command: far above the arrays of any step."""
+"""A command has at most MOST_COMMAND bytes: far above the arrays of any step."""
 MOST_REPORT = 1 << 16
 
 
 class RankLaunch(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank computes, and where it reaches the others: `addresses` by rank.
+    """The task of a rank, and where it reaches the others: `addresses` by rank.
 
     All ranks of a stage tap the same layers, because what is tapped is computed for all tokens.
     """
@@ -89,7 +89,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class RankAnswer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The rank has done what it was asked to, or could not because of an error: with `refused` a ModelError."""
+    """The rank has obeyed, or could not because of an error: with `refused` a ModelError."""
 
     error: str = ""
     refused: bool = False
@@ -131,7 +131,7 @@ def packed_step(inputs: ModelInput, block_size: int) -> RunStep:
 
 
 def unpacked_step(step: RunStep) -> ModelInput:
-    """EngineError: the arrays do not have the sizes of a step."""
+    """Unpack a step. EngineError: the arrays do not have the sizes of a step."""
     try:
         tokens, positions, cu_q, kv_len, table, rows = (np.frombuffer(data, np.int32) for data in step.arrays)
         count = len(kv_len)

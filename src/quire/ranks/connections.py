@@ -31,13 +31,13 @@ NONCE = 32
 PROOF = 32
 MOST_HELLO = 4096
 SLOW = 10.0
-"""Seconds in which a peer must have proved itself."""
+"""A peer must prove itself within SLOW seconds."""
 MOST_UNKNOWN = 64
-"""Connections that prove themselves at the same time, at most."""
+"""At most MOST_UNKNOWN connections prove themselves at the same time."""
 LINGER = 10.0
-"""Seconds for which a port may still belong to an engine that has just ended."""
+"""A port may still belong to an engine that ended up to LINGER seconds ago."""
 KEEPALIVE = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 3000))
-"""A machine that is lost is noticed by the kernel within three seconds."""
+"""With KEEPALIVE the kernel notices a lost machine within three seconds."""
 
 
 class NoEngineError(EngineError):
@@ -169,7 +169,7 @@ def tune(connection: socket.socket) -> None:
 
 
 def own_host(towards: str) -> str:
-    """The address of this machine on the way to another one."""
+    """Find the address of this machine on the way to another one."""
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -194,7 +194,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _proved_by(connection: socket.socket, secret: bytes) -> Hello:
-    """Who connects, once it has proved to know the secret."""
+    """Return the peer's Hello, once it has proved to know the secret."""
     mine = secrets.token_bytes(NONCE)
     connection.sendall(MAGIC + mine)
     answer = _exactly(connection, NONCE + PROOF)

@@ -30,7 +30,7 @@ log = logging.getLogger("quire.engine")
 
 LOOPBACK = "127.0.0.1"
 LOOK = 0.2
-"""Seconds between looks at whether a rank that has not joined yet has ended."""
+"""Look every LOOK seconds whether a rank that has not joined yet has ended."""
 
 
 class Ranks:
@@ -103,32 +103,32 @@ class Ranks:
                 raise EngineError(member.obituary())
 
     def send(self, command: Command) -> None:
-        """Let the other ranks of the engine's own stage compute what it is about to. EngineError: one has ended."""
+        """Send a step to the other ranks of the engine's own stage. EngineError: one has ended."""
         _send(self.peers, command)
 
     def send_all(self, command: Command) -> None:
-        """Let all other ranks do something between the steps that they compute. EngineError: one has ended."""
+        """Broadcast a command to every rank, ordered with the steps. EngineError: one has ended."""
         _send(self._members, command)
 
     def send_ahead(self, command: Command) -> None:
-        """Let the earlier stages compute what the engine is going to. EngineError: a rank has ended."""
+        """Send a step to the earlier stages, ahead of the engine's own. EngineError: a rank has ended."""
         _send(self.earlier, command)
 
     def ask(self, command: Command) -> None:
-        """Let all other ranks do something that they answer: see `wait_answers`. EngineError: one has ended."""
+        """Broadcast a command that every rank answers: see `wait_answers`. EngineError: one has ended."""
         frame = encode(command)
         for member in self._members:
             member.ask(frame)
 
     def wait_answers(self) -> None:
-        """Wait until all have done what they were asked to. EngineError, or the ModelError of one: one could not."""
+        """Wait until all have obeyed. EngineError, or a rank's ModelError: one could not."""
         for rank, answer in [(member.rank, member.answer()) for member in self._members]:
             if answer.error:
                 kind = ModelError if answer.refused else EngineError
                 raise kind(f"rank {rank}: {answer.error}")
 
     def failure(self, error: BaseException | None = None) -> EngineError:
-        """The error for a rank that has ended, or `error` if all still run."""
+        """Make the error for a rank that has ended, or return `error` if all still run."""
         deadline = time.monotonic() + FAREWELL
         while time.monotonic() < deadline:
             for member in self._members:
@@ -142,7 +142,7 @@ class Ranks:
         self._close()
 
     def _listen(self) -> tuple[Links, bytes]:
-        """Where the ranks find the engine, and the secret that they prove to know."""
+        """Open the port where the ranks find the engine, and the secret that they prove to know."""
         parallel = self._parallel
         if parallel.nnodes == 1:
             secret = secrets.token_bytes(32)
@@ -176,7 +176,7 @@ class Ranks:
         return self._await(kind, self._members[rank - 1])[0]
 
     def _await(self, kind: Kind, member: Member) -> tuple[socket.socket, Hello]:
-        """The connection that a rank makes to the engine. EngineError: it makes none in time, or has ended."""
+        """Wait for a rank's connection to the engine. EngineError: it makes none in time, or has ended."""
         deadline = time.monotonic() + self._parallel.distributed_timeout_seconds
         while (found := self._links.take(kind, member.rank, LOOK)) is None:
             if member.ended.is_set():
@@ -187,7 +187,7 @@ class Ranks:
         return found
 
     def _check(self, hello: Hello) -> None:
-        """EngineError: a rank does not fit the engine."""
+        """Raise EngineError if a rank does not fit the engine."""
         if hello.agreement != self._agreement:
             raise EngineError(
                 f"rank {hello.rank} at {hello.address[0]} would compute something else: start all machines with the "

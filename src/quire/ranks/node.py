@@ -18,7 +18,7 @@ from quire.ranks.processes import NO_ENGINE, RankJoin, RankProcess
 log = logging.getLogger("quire.engine")
 
 LOOK = 0.2
-"""Seconds between looks at signals."""
+"""Look for signals every LOOK seconds."""
 
 
 def run_node(config: EngineConfig) -> int:

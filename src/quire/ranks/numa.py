@@ -36,7 +36,7 @@ def bind(config: DeviceConfig, nodes: Path = NODES) -> None:
 
 
 def bind_rank(config: DeviceConfig, rank: int, ranks: int, nodes: Path = NODES) -> None:
-    """`bind` for a rank of several on this machine: they are spread over its nodes if no option says otherwise."""
+    """Bind one of several ranks on this machine; they are spread over its nodes unless options say otherwise."""
     chosen = config.numa_bind_nodes or config.numa_bind_cpus
     if ranks > 1 and not chosen and hasattr(os, "sched_setaffinity"):
         allowed = os.sched_getaffinity(0)
@@ -50,7 +50,7 @@ def bind_rank(config: DeviceConfig, rank: int, ranks: int, nodes: Path = NODES) 
 
 
 def parse_cores(text: str, where: str) -> set[int]:
-    """The numbers of a list such as 0-3,8. Raises ConfigError."""
+    """Parse a list such as 0-3,8. Raises ConfigError."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, dash, last = part.partition("-")
@@ -71,7 +71,7 @@ def _cores_of(nodes: Path, node: str) -> set[int]:
 
 
 def _current(nodes: Path, core: int) -> str:
-    """The node of a core."""
+    """Find the node of a core."""
     for path in sorted(nodes.glob("node[0-9]*")):
         if core in _cores_of(nodes, path.name[4:]):
             return path.name[4:]

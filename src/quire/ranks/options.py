@@ -108,7 +108,7 @@ class ParallelConfig:
 
     @property
     def secret(self) -> bytes:
-        """What ranks of other machines prove to know. ConfigError: the file cannot be read, or is empty."""
+        """Read the secret that ranks of other machines prove to know. ConfigError: unreadable or empty file."""
         if self.distributed_secret_file is None:
             return b""
         try:

@@ -1,4 +1,4 @@
-"""The ranks that compute one stage together: what they share, and how they pass activations to each other."""
+"""Connects the ranks that compute one stage together, to pass activations to each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.ranks.connections import Address, Hello, Kind, Links, connect
 from quire.ranks.options import ParallelConfig
 
 PATIENCE = 10.0
-"""Seconds after which a rank that the others of its stage wait for counts as hung."""
+"""A rank that the others of its stage wait for counts as hung after PATIENCE seconds."""
 
 
 def shared_files(parallel: ParallelConfig) -> dict[int, int]:
@@ -31,7 +31,7 @@ def shared_files(parallel: ParallelConfig) -> dict[int, int]:
 
 
 def _shared_file(size: int) -> int:
-    """A file without a name: nothing is left of it when its processes have ended, however they end."""
+    """Make a file without a name: nothing is left of it when its processes have ended, however they end."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("quire-ranks")
     else:
@@ -57,7 +57,7 @@ class PeerGroup:
             self.peers = registry.peers_over(self._exchange, rank - self._first, size)
 
     def connect(self, reach: Callable[[Kind, int], socket.socket], seconds: float) -> None:
-        """Get in touch with the others, over connections that `reach` makes."""
+        """Connect to the others, over connections that `reach` makes."""
         if self._exchange is not None:
             links = {other - self._first: reach("peer", other) for other in self._others}
             self._exchange.connect(links, seconds)
@@ -82,7 +82,7 @@ class Reach:
         self._secret, self._seconds = secret, seconds
 
     def __call__(self, kind: Kind, other: int) -> socket.socket:
-        """EngineError: the other rank does not answer in time."""
+        """Connect to another rank. EngineError: it does not answer in time."""
         if other < self._rank:
             return connect(self._addresses[other], self._secret, Hello(kind, self._rank), self._seconds)
         found = self._links.take(kind, other, self._seconds)

@@ -1,4 +1,4 @@
-"""The other ranks as the engine sees them: their processes, their connections, and what is known of their end."""
+"""The other ranks as the engine sees them: their processes, their connections, and the reports of their exits."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from quire.ranks.connections import Address, Hello
 log = logging.getLogger("quire.engine")
 
 LAST_LINES = 12
-"""Lines of a rank's log that the error about its end shows."""
+"""The error about a rank's end shows the last LAST_LINES lines of its log."""
 RANK_MODULE = "quire.ranks.worker"
 BEAT = 0.4
-"""Seconds between two signs of life of a rank."""
+"""A rank gives a sign of life every BEAT seconds."""
 SILENCE = 2.0
-"""Seconds without a sign of life after which a rank counts as hung."""
+"""A rank counts as hung after SILENCE seconds without a sign of life."""
 NO_ENGINE = 3
-"""Exit status of a rank that found no engine."""
+"""A rank that found no engine exits with status NO_ENGINE."""
 FAREWELL = 0.5
-"""Seconds in which the process of a rank ends after its connection."""
+"""A rank's process ends within FAREWELL seconds of its connection."""
 
 
 class RankJoin(msgspec.Struct, frozen=True, array_like=True):
@@ -72,14 +72,14 @@ class RankProcess:
 
     @property
     def status(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """The process's exit status; None while it runs."""
         return self._process.poll()
 
     def kill(self) -> None:
         self._process.kill()
 
     def obituary(self) -> str:
-        """How it ended, with its last lines. If its connection ended alone, it is killed."""
+        """Report the process's exit, with its last log lines. If only its connection ended, it is killed."""
         try:
             code = self._process.wait(FAREWELL)
         except subprocess.TimeoutExpired:
@@ -111,16 +111,16 @@ class RankProcess:
 
 
 class RankHost(Protocol):
-    """Whatever runs a rank that this engine started."""
+    """Runs a rank that this engine started."""
 
     def kill(self) -> None:
-        """Let it end, without waiting."""
+        """Kill the rank without waiting."""
 
     def obituary(self) -> str:
-        """How it ended; waits until it has."""
+        """Wait for the rank's end and report it."""
 
     def stop(self) -> None:
-        """End it, and let go of all that it holds."""
+        """End the rank, and release all that it holds."""
 
 
 class Member:
@@ -140,12 +140,12 @@ class Member:
         self._said = ""
 
     def join(self, connection: socket.socket, hello: Hello) -> None:
-        """It has found the engine."""
+        """Mark the rank as connected."""
         self._connection, self.address, self.host = connection, hello.address, connection.getpeername()[0]
         threading.Thread(target=self._listen, name=f"quire-member-{self.rank}", daemon=True).start()
 
     def send(self, frame: bytes) -> None:
-        """EngineError: it has ended."""
+        """Send a frame. EngineError: the rank has ended."""
         connection = self._connection
         if connection is None:
             raise EngineError(self.obituary())
@@ -156,17 +156,17 @@ class Member:
             raise EngineError(self.obituary()) from None
 
     def wait_ready(self) -> bool:
-        """Wait until it has loaded its share; False if it has ended."""
+        """Wait until the rank has loaded its share; False if it has ended."""
         self._answered.wait()
         return not self.ended.is_set()
 
     def ask(self, frame: bytes) -> None:
-        """Send what it answers. It may read files for long, so it does not count as silent until it has answered."""
+        """Send a command that the rank answers. It may read files for long, so until then it never counts as silent."""
         self._asked = True
         self.send(frame)
 
     def answer(self) -> RankAnswer:
-        """Whether it did what it was asked to. EngineError: it has ended."""
+        """Wait for the rank's answer. EngineError: it has ended."""
         found = self._answers.get()
         self._heard, self._asked = time.monotonic(), False
         if found is None:
@@ -175,7 +175,7 @@ class Member:
         return found
 
     def end(self) -> None:
-        """It has ended, or its connection has."""
+        """Mark the rank as ended."""
         if not self.ended.is_set():
             self.ended.set()
             self._answered.set()
@@ -183,7 +183,7 @@ class Member:
             self._on_end(self.rank)
 
     def check(self, now: float) -> None:
-        """Stop it if it has been silent for too long."""
+        """Stop the rank if it has been silent for too long."""
         if self._ready and not (self._asked or self.ended.is_set()) and now - self._heard > SILENCE:
             self._silent = True
             self.stop()
@@ -193,7 +193,7 @@ class Member:
         self._heard += seconds
 
     def obituary(self) -> str:
-        """How it ended."""
+        """Report the rank's exit."""
         where = f" at {self.host}" if self.host and self.process is None else ""
         if self._silent:
             return f"rank {self.rank}{where} gave no sign of life for {SILENCE:.0f} s and was stopped"
@@ -202,7 +202,7 @@ class Member:
         return f"rank {self.rank}{where} {self._said or 'closed its connection'}"
 
     def stop(self) -> None:
-        """End its process, or the connection with which it ends."""
+        """End the rank's process, or the connection with which it ends."""
         if self.process is not None:
             self.process.kill()
         if self._connection is not None:
@@ -218,7 +218,7 @@ class Member:
                 self._connection.close()
 
     def _listen(self) -> None:
-        """Read what it reports until it ends."""
+        """Read the rank's reports until it ends."""
         assert self._connection is not None
         fd = self._connection.fileno()
         try:

@@ -29,7 +29,7 @@ class RankActor:
     """Runs one rank in a process of its own, which ends with the actor."""
 
     def run(self, join: bytes) -> str:
-        """How the rank ended."""
+        """Run the rank to its end, and report its exit."""
         ended = threading.Event()
         process = RankProcess(_join.decode(join), ended.set)
         ended.wait()

@@ -13,7 +13,7 @@ from quire.engine.wire import LENGTH
 
 
 class StageInput:
-    """What the previous stage sends. A thread reads ahead, so that it need not wait until this one is ready."""
+    """The previous stage's output. A thread reads ahead, so that the stage need not wait until this one is ready."""
 
     def __init__(self, width: int, max_tokens: int) -> None:
         self._width, self._most = width, 4 * width * max_tokens
@@ -23,7 +23,7 @@ class StageInput:
         threading.Thread(target=self._read, args=(connection,), name="quire-stage", daemon=True).start()
 
     def receive(self, num_tokens: int) -> FloatArray:
-        """The hidden states [num_tokens, D] of the next step. RuntimeError: the previous stage has gone."""
+        """Receive the hidden states [num_tokens, D] of the next step. RuntimeError: the previous stage has gone."""
         found = self._found.get()
         if isinstance(found, str):
             self._found.put(found)
@@ -55,7 +55,7 @@ def send_hidden(connection: socket.socket, hidden_TD: FloatArray) -> None:
 
 
 def _filled(connection: socket.socket, left: memoryview) -> bool:
-    """Whether the memory could be filled from the stream."""
+    """Fill memory from the stream; False if it ends before."""
     try:
         while left:
             count = connection.recv_into(left)

@@ -70,7 +70,7 @@ class Control:
         self._connection, self._lock = connection, threading.Lock()
 
     def read(self) -> bytes | None:
-        """The next frame; None if the engine has gone."""
+        """Read the next frame; None if the engine has gone."""
         try:
             return read_frame(self._connection.fileno(), MOST_COMMAND)
         except OSError:
@@ -110,13 +110,13 @@ class Worker:
         self._held = executable, cache
 
     def adapt(self, slot: int, adapter: Adapter | None) -> None:
-        """From any thread. EngineError: the rank sleeps."""
+        """Put an adapter into a slot, from any thread. EngineError: the rank sleeps."""
         if self._held is None:
             raise EngineError("the rank sleeps")
         self._held[0].adapt(slot, adapter)
 
     def obey(self, command: RunStep | RunHead | CopyBlocks | DropAdapter) -> None:
-        """RuntimeError, OSError: another rank has gone. EngineError: the step breaks a promise."""
+        """Obey a command. RuntimeError, OSError: another rank has gone. EngineError: the step breaks a promise."""
         if self._held is None:
             raise EngineError("the rank sleeps")
         executable, cache = self._held
