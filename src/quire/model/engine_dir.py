@@ -299,7 +299,7 @@ class _Reader:
 
 
 def _vector(size: int) -> dict[str, Any]:
-    """The description of a vector."""
+    """Describe a vector."""
     return {"dtype": "float32", "shape": [size]}
 
 
@@ -405,7 +405,7 @@ class Checksums:
 
 
 def map_weights(path: Path, right: int) -> Array:
-    """A file of weights, which must have the size `right`, as read-only bytes; it stays mapped while in use."""
+    """Map a file of weights, which must have the size `right`, as read-only bytes; it stays mapped while in use."""
     try:
         data, size = map_file(path)
     except ModelError as error:
@@ -418,5 +418,5 @@ def map_weights(path: Path, right: int) -> Array:
 
 
 def _checksum(data: Any) -> str:
-    """64-bit XXH3 (github.com/Cyan4973/xxHash): finds damage at the speed of memory; no protection against attacks."""
+    """Compute 64-bit XXH3 (github.com/Cyan4973/xxHash): finds damage at the speed of memory, but no attacks."""
     return xxhash.xxh3_64_hexdigest(data)

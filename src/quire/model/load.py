@@ -85,7 +85,7 @@ def inspect_model(
     quantized: Quantization | None = None,
     reading: Reading = AS_IT_IS,
 ) -> ModelInfo:
-    """What the headers of a directory, a GGUF file or a hub id describe."""
+    """Read what the headers of a directory, a GGUF file or a hub id describe."""
     return open_files(find_model(str(model)), Asked(dtype, quantized, reading)).info
 
 
@@ -113,7 +113,7 @@ def open_checkpoint_files(path: Path, asked: Asked = NOTHING) -> CheckpointFiles
 
 
 def open_for_reading(path: Path) -> tuple[DecoderConfig, Checkpoint, TensorNames]:
-    """The spec, the tensors and their names of a float checkpoint. Raises ModelError if it is not one."""
+    """Open the spec, the tensors and their names of a float checkpoint. Raises ModelError if it is not one."""
     if is_gguf(path):
         raise ModelError(f"{path} is a GGUF file: give the checkpoint that it was made of")
     files = open_checkpoint_files(path)
@@ -124,7 +124,7 @@ def open_for_reading(path: Path) -> tuple[DecoderConfig, Checkpoint, TensorNames
 
 
 def open_tensors(path: Path) -> tuple[dict[str, Any], Checkpoint, TensorNames]:
-    """The config, the tensors and their names of a model that is not built: what drafters find beside its layers."""
+    """Open the config, the tensors and their names of a model that is not built, for drafters beside its layers."""
     if is_built(path):
         raise ModelError(
             f"{path} is a built engine or a converted checkpoint, which keep no layers that predict further tokens: "

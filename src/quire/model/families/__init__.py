@@ -65,8 +65,8 @@ _DECODERS = {
     "OpenAIGPTLMHeadModel:openai-gpt CTRLLMHeadModel:ctrl XGLMForCausalLM:xglm BioGptForCausalLM:biogpt "
     "MptForCausalLM:mpt PersimmonForCausalLM:persimmon",
 }
-# Class names that stand for another: alone, or with the model_type that transformers writes beside the class whose
-# code it shares.
+# _ALIASES are class names that stand for another: alone, or with the model_type that transformers writes beside the
+# class whose code it shares.
 _ALIASES = {
     "PhiMoEForCausalLM": "PhimoeForCausalLM",
     "HF_ColBERT": "BertModel",
@@ -77,7 +77,7 @@ _ALIASES = {
     "Glm4MoeForCausalLM sarvam_moe": "SarvamMoEForCausalLM",
     "DeepseekV3ForCausalLM sarvam_mla": "SarvamMLAForCausalLM",
 }
-# Classes that no family can describe, with the field that asks for what Quire lacks.
+# _UNREAD are classes that no family can describe, with the field that asks for what Quire lacks.
 _UNREAD = {
     "DogeForCausalLM": "keep_window_size asks for keys that each token chooses by a mask of its own",
 }
@@ -98,7 +98,7 @@ DECODERS: Mapping[str, str] = {
 ENCODERS: Mapping[str, str] = {
     f"{name}{task}": "encoders" for name, _ in _entries(_ENCODERS) for task in ENCODER_TASKS
 }
-# Classes of a decoder without its head: the base model, or one that ends in scores; and the class that has the head.
+# TASKS are classes of a decoder without its head: the base model, or one that ends in scores; and the headed class.
 TASKS = (
     "Model",
     "ForSequenceClassification",
@@ -134,7 +134,7 @@ HEADS = (r"(score|classifier)\..*", r"lm_head\..*")
 
 
 def load_family(architecture: str) -> Family:
-    """The family of a class in SUPPORTED."""
+    """Load the family of a class in SUPPORTED."""
     module = importlib.import_module(f"{__name__}.{SUPPORTED[architecture]}")
     families: Mapping[str, Family] = module.FAMILIES
     return families[HEADLESS.get(architecture, architecture)]
@@ -143,7 +143,7 @@ def load_family(architecture: str) -> Family:
 def read_config(
     values: Mapping[str, Any], where: str = "config.json", architecture: str | None = None
 ) -> tuple[ArchSpec, TensorNames]:
-    """The spec and tensor names of a config. Raises ModelError for anything not understood in full.
+    """Read the spec and tensor names of a config. Raises ModelError for anything not understood in full.
 
     `architecture` (a class or a model_type) takes the place of the config's own.
     """
@@ -172,12 +172,12 @@ def read_config(
 
 
 def text_config(values: Mapping[str, Any], where: str = "config.json") -> dict[str, Any] | None:
-    """The config of the language model in a model of several parts; None if it is not one. ModelError."""
+    """Find the config of the language model in a model of several parts; None if it is not one. ModelError."""
     return text_part(values, MODEL_TYPES, where)
 
 
 def _named(architecture: str) -> str:
-    """The class for a class or model_type that a user names."""
+    """Find the class for a class or model_type that a user names."""
     name = MODEL_TYPES.get(architecture, architecture)
     if name not in SUPPORTED:
         near = difflib.get_close_matches(name, [*SUPPORTED, *MODEL_TYPES], 1)
@@ -187,7 +187,7 @@ def _named(architecture: str) -> str:
 
 
 def _architecture(values: Mapping[str, Any], where: str) -> str:
-    """The name in `architectures`, or what `model_type` stands for if that is absent."""
+    """Read the name in `architectures`, or the class of `model_type` if that is absent."""
     names, kind = values.get("architectures"), values.get("model_type")
     if names is None and kind is None:
         raise ModelError(f"{where}: architectures and model_type are missing; not a model's config")

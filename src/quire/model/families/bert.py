@@ -1,4 +1,4 @@
-"""What BERT and its kin share."""
+"""BERT and its descendants: the spec that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where encoders that classify keep their heads, as data. Knows no family's maths, and imports none."""
+"""Names of the heads of encoders that classify, as data. Knows no family's maths, and imports none."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from quire.model.families.names import TensorNames
 from quire.model.spec import ArchSpec
 
 COHERE_NAMES = TensorNames(interleaved=True)
-# What configs of the second generation say beside the fields that decide.
+# FIXED keys stand in configs of the second generation beside the fields that decide.
 FIXED = (
     ("use_gated_activation", True),
     ("use_parallel_block", True),

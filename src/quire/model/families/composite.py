@@ -44,7 +44,7 @@ POSITIONS_OF_PICTURES = ("mrope_section", "mrope_interleaved")
 
 
 def text_part(values: Mapping[str, Any], types: Mapping[str, str], where: str) -> dict[str, Any] | None:
-    """The config of the language model, as if it were alone; None if the config is not of several parts. ModelError."""
+    """Find the language model's config, as if it were alone; None if the config has a single part. ModelError."""
     named = values.get("architectures")
     if (
         not isinstance(named, list)
@@ -74,5 +74,5 @@ def text_part(values: Mapping[str, Any], types: Mapping[str, str], where: str) -
 
 
 def text_names(names: TensorNames) -> TensorNames:
-    """The names of a language model inside another, whose other parts are left out."""
+    """Adapt the names of a language model inside another, whose other parts are left out."""
     return replace(names, prefixes=PREFIXES, ignored=(*names.ignored, OTHER_PARTS))

@@ -31,12 +31,12 @@ HARMLESS_BY_TOPIC = {
     "other tasks": "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout "
     "finetuning_task id2label label2id num_labels problem_type prefix task_specific_params",
 }
-# Numbers beyond these are no settings of a model, and float32 could not hold what follows from them.
+# Numbers outside LEAST to MOST are not settings of a model, and float32 could not hold what follows from them.
 LEAST, MOST = 1e-30, 1e30
 MAX_INTEGER = (1 << 31) - 1
 HARMLESS = frozenset(key for keys in HARMLESS_BY_TOPIC.values() for key in keys.split())
 
-# Keys that change the result unless they hold one of these values. An unread null never does.
+# NEUTRAL keys change the result unless they hold one of these values. An unread null never does.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "is_decoder": (False, True),
     "is_encoder_decoder": (False,),
@@ -79,7 +79,7 @@ class ConfigReader:
         self.where = where
 
     def given(self, key: str) -> str | None:
-        """The name under which the file has the key, be it null; None where it is absent."""
+        """Return the name under which the file has the key, even if null; None where it is absent."""
         found = [name for name in self._spellings.get(key, key).split() if name in self._values]
         if any(self._values[name] != self._values[found[0]] for name in found[1:]):
             raise ModelError(f"{self.where}: {' and '.join(found)} differ; keep one of them")
@@ -87,7 +87,7 @@ class ConfigReader:
         return found[0] if found else None
 
     def get(self, key: str) -> Any:
-        """The value as it is, the default where absent; counts as read."""
+        """Read the value as it is, or the default; counts as read."""
         name = self.given(key)
         return self._defaults.get(key) if name is None else self._values[name]
 
@@ -100,7 +100,7 @@ class ConfigReader:
         self._unread.difference_update(keys.split())
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INTEGER) -> int:
-        """An integer in low..high. Null is refused, as is an absent key without a default."""
+        """Read an integer in low..high. Null is refused, as is an absent key without a default."""
         value = self.optional_integer(key, default, low=low, high=high)
         if value is None:
             raise self._missing(key, f"an integer from {low} to {high}")
@@ -109,7 +109,7 @@ class ConfigReader:
     def optional_integer(
         self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INTEGER
     ) -> int | None:
-        """An integer in low..high, or null."""
+        """Read an integer in low..high, or null."""
         value = self._value(key, default)
         if value is None:
             return None
@@ -118,25 +118,25 @@ class ConfigReader:
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
-        """An integer >= 0. Null is refused."""
+        """Read an integer >= 0. Null is refused."""
         return self.integer(key, default, low=0)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number from LEAST to MOST, or 0. Null is refused."""
+        """Read a number from LEAST to MOST, or 0. Null is refused."""
         value = self.optional_number(key, default)
         if value is None:
             raise self._missing(key, "a number")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A number from LEAST to MOST. Null is refused."""
+        """Read a number from LEAST to MOST. Null is refused."""
         value = self.number(key, default)
         if value == 0:
             raise self.wrong(key, value, "greater than 0")
         return value
 
     def optional_number(self, key: str, default: float | None = None) -> float | None:
-        """A number from LEAST to MOST, or 0, or null."""
+        """Read a number from LEAST to MOST, or 0, or null."""
         value = self._value(key, default)
         if value is None:
             return None
@@ -147,7 +147,7 @@ class ConfigReader:
         return float(value)
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
-        """True or false; null is false, as it is where Python tests it."""
+        """Read true or false; null is false, as it is where Python tests it."""
         value = self._value(key, default)
         if value is None:
             if self.given(key) is None:
@@ -163,7 +163,7 @@ class ConfigReader:
             raise self.wrong(key, self.get(key), " or ".join(repr(v) for v in values))
 
     def section(self, key: str, *, whole: bool = False) -> ConfigReader | None:
-        """A reader of the object under the key, finished with this one. Null counts as absent.
+        """Make a reader of the object under the key, finished with this one. Null counts as absent.
 
         `whole`: the object is a config, with all the keys that change nothing.
         """
@@ -180,7 +180,7 @@ class ConfigReader:
         return self._objects[key]
 
     def derived(self, values: Mapping[str, Any]) -> ConfigReader:
-        """This reader with `values` in place of what the file has; what it reads counts as read here."""
+        """Make a reader with `values` in place of the file's; what it reads counts as read here."""
         reader = copy.copy(self)
         reader._values = {**self._values, **values}
         return reader

@@ -24,7 +24,7 @@ BLOOM_NAMES = TensorNames(
     down="mlp.dense_4h_to_h",
     ignored=(r"transformer\.h\.\d+\.self_attention\.rotary_emb\.inv_freq",),
 )
-# What BLOOM configs say beside the fields that decide: how the kernels of its training worked.
+# BLOOM_TRAINING keys tell how the kernels of training worked; they decide nothing.
 BLOOM_TRAINING = """attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi skip_bias_add
     skip_bias_add_qkv"""
 

@@ -1,4 +1,4 @@
-"""What a model family is, and how the fields that all decoders share are read."""
+"""Family: the record of a model family. Readers of the fields that all decoders share."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Family:
 
 
 def read_decoder(config: ConfigReader, **fields: Any) -> ArchSpec:
-    """The spec of a decoder, from the keys that all have; `fields` are those that the family sets itself.
+    """Read a decoder's spec from the keys that all have; the family sets `fields` itself.
 
     `rotated` is how many elements of a head are rotated (0: none, and there is no rope).
     """
@@ -103,7 +103,7 @@ def read_decoder(config: ConfigReader, **fields: Any) -> ArchSpec:
 
 
 def architecture_of(config: ConfigReader) -> str:
-    """The class that the config names; the registry has checked it."""
+    """Return the class that the config names; the registry has checked it."""
     names = config.get("architectures")
     return str(names[0])
 
@@ -113,7 +113,7 @@ def num_layers(config: ConfigReader) -> int:
 
 
 def head_size(config: ConfigReader) -> int:
-    """head_dim, or the hidden size's share of a head."""
+    """Read head_dim, or compute the hidden size's share of a head."""
     given = config.optional_integer("head_dim")
     return given or max(1, config.integer("hidden_size") // config.integer("num_attention_heads"))
 
@@ -126,13 +126,13 @@ def read_activation(config: ConfigReader, key: str = "hidden_act", default: str 
 
 
 def biases(config: ConfigReader, key: str = "attention_bias", default: bool = False) -> dict[str, bool]:
-    """One key for the biases of all four projections of attention."""
+    """Read one key for the biases of all four projections of attention."""
     bias = config.boolean(key, default)
     return {"qkv_bias": bias, "o_bias": bias}
 
 
 def alternate(layers: int, pattern: int, offset: int = 1) -> list[str]:
-    """Every pattern-th layer sees all positions, the others slide."""
+    """List kinds of layers: every pattern-th sees all positions, the others slide."""
     return [FULL if (i + offset) % pattern == 0 else SLIDING for i in range(layers)]
 
 
@@ -142,7 +142,7 @@ def layer_kinds(
     kinds: Sequence[str] = (FULL, SLIDING),
     key: str = "layer_types",
 ) -> list[str]:
-    """The kind of each layer, or the family's own where the key is absent or null."""
+    """Read the kind of each layer, or take the family's own where the key is absent or null."""
     found = config.get(key)
     if found is None:
         return list(default)
@@ -152,7 +152,7 @@ def layer_kinds(
 
 
 def windows_of(config: ConfigReader, kinds: Sequence[str]) -> tuple[int | None, ...]:
-    """The window of each layer by its kind; the key is required if a layer slides."""
+    """Read the window of each layer by its kind; the key is required if a layer slides."""
     window = config.optional_integer("sliding_window", low=0)
     if SLIDING in kinds and not window:
         raise config.wrong("sliding_window", window, f"an integer >= 1 where layer_types has {SLIDING}")
@@ -160,12 +160,12 @@ def windows_of(config: ConfigReader, kinds: Sequence[str]) -> tuple[int | None, 
 
 
 def one_window(config: ConfigReader) -> tuple[int | None, ...]:
-    """The same window in all layers; null or absent is full attention."""
+    """Read one window for all layers; null or absent is full attention."""
     return (config.optional_integer("sliding_window"),) * num_layers(config)
 
 
 def rotate_some(spec: ArchSpec, turned: Sequence[bool]) -> ArchSpec:
-    """The spec with positions only in the layers where `turned` is true."""
+    """Keep positions only in the layers where `turned` is true."""
     return replace(spec, layer_ropes=tuple(spec.rope if turn else None for turn in turned))
 
 
@@ -182,7 +182,7 @@ def read_moe(
     score_cap: float | None = None,
     **routing: Any,
 ) -> MoESpec:
-    """The mixture of experts in the layers where `layers` is true (None: in all).
+    """Read the mixture of experts in the layers where `layers` is true (None: in all).
 
     `experts` and `inner` are the keys of their number and size, `shared` is the size of the shared expert. `routing`
     sets fields of Routing; top_k, and groups if the config has them, are read.
@@ -218,7 +218,7 @@ def read_moe(
 def sparse_after(
     config: ConfigReader, key: str = "first_k_dense_replace", default: int = 0, prevails: bool = False
 ) -> list[bool]:
-    """The first layers, as many as the key says, are dense; mlp_layer_types says the same layer by layer.
+    """List the mixture's layers: the first ones, by the key's number, are dense; mlp_layer_types may tell by layer.
 
     `prevails`: a class that has both goes by mlp_layer_types.
     """

@@ -96,7 +96,7 @@ def _gemma(config: ConfigReader, **fields: Any) -> ArchSpec:
 
 
 def cap(config: ConfigReader, key: str) -> float | None:
-    """A soft-cap; null is none."""
+    """Read a soft-cap; null is none."""
     value = config.optional_number(key)
     if value == 0:
         raise config.wrong(key, value, "greater than 0, or null")

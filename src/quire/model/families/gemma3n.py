@@ -77,7 +77,7 @@ def read_gemma3n(config: ConfigReader) -> ArchSpec:
 
 
 def _inner(config: ConfigReader, layers: int) -> list[int]:
-    """The width of each layer's MLP: one for all, or a list."""
+    """Read the width of each layer's MLP: one for all, or a list."""
     given = config.get("intermediate_size")
     if not isinstance(given, list):
         return [config.integer("intermediate_size")] * layers
@@ -87,7 +87,7 @@ def _inner(config: ConfigReader, layers: int) -> list[int]:
 
 
 def _cutoffs(config: ConfigReader, layers: int) -> tuple[float | None, ...] | None:
-    """How many standard deviations above the mean a gate must be, from the share of gates to leave out."""
+    """Compute the standard deviations above the mean that a gate must reach, from the share of gates to leave out."""
     given = config.get("activation_sparsity_pattern")
     if given is None:
         sparse = 10 if layers > 10 else 0

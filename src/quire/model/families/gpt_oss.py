@@ -23,7 +23,7 @@ GPT_OSS_NAMES = TensorNames(
     expert_down="down_proj",
     expert_stack="columns",
 )
-# The class's own, for a config that names no rope.
+# YARN is the class's default rope.
 YARN = {
     "rope_type": "yarn",
     "factor": 32.0,

@@ -58,7 +58,7 @@ def read_minimax_m2(config: ConfigReader) -> ArchSpec:
 
 
 def v3_moe(config: ConfigReader, layers: list[bool] | None, experts: str = "n_routed_experts") -> MoESpec:
-    """Experts as DeepSeek-V3 chooses them, with a shared one of some experts' size."""
+    """Read experts as DeepSeek-V3 chooses them, with a shared one of some experts' size."""
     key = "num_shared_experts" if experts == "num_experts" else "n_shared_experts"
     return read_moe(
         config,

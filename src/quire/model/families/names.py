@@ -1,4 +1,4 @@
-"""Where a family keeps its tensors, as data. Knows no file format and reads nothing (assemble.py does)."""
+"""TensorNames: where a family keeps its tensors, as data. Knows no file format and reads nothing (tensors.py does)."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def fitted(self, present: Iterable[str]) -> TensorNames:
-        """These names with the prefix that the tensors have in place of `base`, or with none.
+        """Replace `base` by the prefix that the tensors have, or by none.
 
         Experts that the family stacks may be tensors of their own.
         """
@@ -144,7 +144,7 @@ class TensorNames(msgspec.Struct, frozen=True):
         return names._rebased("")
 
     def of_sublayer(self, j: int) -> TensorNames:
-        """The names of the j-th layer of each module."""
+        """Give the names of the j-th layer of each module."""
         if self.sublayers == 1:
             return self
         values = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -175,7 +175,7 @@ class TensorNames(msgspec.Struct, frozen=True):
 
 
 def bert_names(base: str, *ignored: str) -> TensorNames:
-    """The names of BERT and its kin below `base`. `ignored` name heads' tensors, which are read where they are used."""
+    """Name BERT's tensors below `base`. `ignored` name heads' tensors, which are read where they are used."""
     escaped = base.replace(".", r"\.")
     return TensorNames(
         base=base,
