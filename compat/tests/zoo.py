@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 once it is imported
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
