@@ -164,10 +164,9 @@ class BlockShape(msgspec.Struct, frozen=True):
         """
         return -(-(self.reach + self.tile + 2 * budget) // block_size) + 1 if self.windowed else 0
 
-    def cost(self, num_tokens: int, block_size: int, budget: int) -> int:
-        """The most slabs that a sequence takes while it grows to `num_tokens`."""
-        blocks = -(-num_tokens // block_size)
-        return self.full * blocks + self.windowed * min(blocks, self.most_in_sight(block_size, budget))
+    def cost(self, num_blocks: int, most_in_sight: int) -> int:
+        """Bound the slabs that a sequence takes while it grows by `num_blocks` blocks."""
+        return self.full * num_blocks + self.windowed * min(num_blocks, most_in_sight)
 
     def longest(self, num_slabs: int, block_size: int, budget: int) -> int:
         """The most tokens of a sequence for which there are `num_slabs`."""

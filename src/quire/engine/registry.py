@@ -13,7 +13,7 @@ from quire.types import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Triggers:
     """Tells which configurations and which requests ask for a feature."""
 
     by_options: Callable[[EngineConfig], bool] = lambda config: False
@@ -21,13 +21,13 @@ class Asked:
 
 
 FEATURES = {
-    "lora": Asked(lambda config: config.lora.enable_lora, lambda request: request.adapter is not None),
-    "grammar": Asked(by_request=lambda request: request.constrained),
-    "pooling": Asked(by_request=lambda request: request.pooling is not None),
-    "spec_decode": Asked(
+    "lora": Triggers(lambda config: config.lora.enable_lora, lambda request: request.adapter is not None),
+    "grammar": Triggers(by_request=lambda request: request.constrained),
+    "pooling": Triggers(by_request=lambda request: request.pooling is not None),
+    "spec_decode": Triggers(
         lambda config: speculative_options(config) is not None, lambda request: bool(request.prediction)
     ),
-    "program": Asked(by_request=lambda request: request.is_composed),
+    "program": Triggers(by_request=lambda request: request.is_composed),
 }
 """Features in the order in which they join an engine. `quire/NAME/feature.py` has `make(config)`."""
 

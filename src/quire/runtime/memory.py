@@ -54,7 +54,8 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
     """Size the KV cache. Raises ConfigError if the model, or one sequence of max_model_len, cannot fit."""
     block_bytes = need.kv_bytes_per_token * cache.block_size
     shape, size, budget = need.shape, cache.block_size, need.budget
-    useful = need.max_num_seqs * -(-shape.cost(need.max_model_len, size, budget) // shape.slabs)
+    longest = shape.cost(-(-need.max_model_len // size), shape.most_in_sight(size, budget))
+    useful = need.max_num_seqs * -(-longest // shape.slabs)
     rest = available - need.weights - need.workspace
     if rest <= 0:
         raise ConfigError(

@@ -43,32 +43,27 @@ class BlockTables:
         self.block_size = block_size
         self.caching = enable_prefix_caching
         self.num_blocks = num_blocks
-        self._full, self._windowed = shape.full, shape.windowed
+        self._shape, self._full, self._windowed = shape, shape.full, shape.windowed
         self._num_slabs = num_blocks * shape.slabs
-        self.slabs: SlabPool | None = None
         self._most_in_sight = shape.most_in_sight(block_size, budget)
         self.most_tokens = shape.longest(self._num_slabs, block_size, budget)
-        if shape.windowed:
-            self.slabs = slabs = SlabPool(shape, self._num_slabs, block_size)
-            self.pool = BlockPool(self._num_slabs // shape.full, slabs.take_back)
-            self.prefix = PrefixIndex(self.pool, block_size, slabs.is_whole)
-        else:
-            self.pool = BlockPool(num_blocks)
-            self.prefix = PrefixIndex(self.pool, block_size)
+        slabs = self.slabs = SlabPool(shape, self._num_slabs, block_size) if shape.windowed else None
+        self.pool = BlockPool(self._num_slabs // shape.full, None if slabs is None else slabs.take_back)
+        self.prefix = PrefixIndex(self.pool, block_size, None if slabs is None else slabs.is_whole)
 
     @property
     def num_available(self) -> int:
         """Whole blocks that can be allocated: free ones, and cached ones after eviction."""
         if self.slabs is None:
             return self.pool.num_available
-        return self._available // (self._full + self._windowed)
+        return self._available // self._shape.slabs
 
     @property
     def num_free(self) -> int:
         """Whole blocks that can be allocated without forgetting anything."""
         if self.slabs is None:
             return self.pool.num_free
-        return self.slabs.num_free // (self._full + self._windowed)
+        return self.slabs.num_free // self._shape.slabs
 
     @property
     def _available(self) -> int:
@@ -80,7 +75,7 @@ class BlockTables:
 
     def cost(self, num_blocks: int) -> int:
         """Bound the slabs that a table takes while it grows by `num_blocks` blocks."""
-        return self._full * num_blocks + self._windowed * min(num_blocks, self._most_in_sight)
+        return self._shape.cost(num_blocks, self._most_in_sight)
 
     def gain(self, seq: Sequence) -> int:
         """Bound the slabs that a running sequence gives back."""
@@ -212,26 +207,25 @@ class BlockTables:
         The source of a copy cannot be evicted in the same step. If that block is needed, the match gives up its
         tail.
         """
-        new, idle = self.count(len(seq.tokens)) - len(match.blocks), self._count_idle(match)
+        new = self.count(len(seq.tokens)) - len(match.blocks)
+        idle = self._count_idle(match.blocks, match.num_tokens)
         wanted = self._full * (new + self.pool.count_cached(match.blocks))
         wanted += self._windowed * min(new + idle, self._most_in_sight)
         spare = self._available - wanted - owed
         if spare < 0:
             return None
-        if match.tail:
-            source = PrefixMatch([match.source])
-            if spare < self._full * self.pool.count_cached(source.blocks) + self._windowed * self._count_idle(
-                source
-            ):
-                shorter = PrefixMatch(match.blocks, num_tokens=match.num_tokens - match.tail)
-                return self.fit(seq, self._whole(shorter), owed)
+        source = [match.source] if match.tail else []
+        kept = self._full * self.pool.count_cached(source) + self._windowed * self._count_idle(source, 0)
+        if spare < kept:
+            shorter = PrefixMatch(match.blocks, num_tokens=match.num_tokens - match.tail)
+            return self.fit(seq, self._whole(shorter), owed)
         return match
 
-    def _count_idle(self, match: PrefixMatch) -> int:
-        """Count full blocks of `match` that a sequence would see through windows and no table sees now."""
+    def _count_idle(self, blocks: list[int], position: int) -> int:
+        """Count the `blocks` that a token at `position` would see through a window and no table sees now."""
         if self.slabs is None:
             return 0
-        return self.slabs.count_idle(match.blocks[self.slabs.first_in_sight(match.num_tokens) :])
+        return self.slabs.count_idle(blocks[self.slabs.first_in_sight(position) :])
 
     def open(self, seq: Sequence, match: PrefixMatch, cursor: Cursor, num_tokens: int) -> Copies:
         """Make the table of `seq` for its first `num_tokens` tokens, beginning with the blocks of `match`.
@@ -265,7 +259,7 @@ class BlockTables:
             if count > self.pool.num_free:
                 self.prefix.evict(count)
             return self.pool.allocate(count)
-        while slabs.num_free < count * (self._full + self._windowed):
+        while slabs.num_free < count * self._shape.slabs:
             if slabs.drop_passed():
                 continue
             if self.pool.num_cached:
