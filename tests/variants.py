@@ -27,7 +27,7 @@ KERNELS = ("tests/devices", "tests/test_quantization.py", "tests/test_shipped_mo
 MODELS = ("tests/model/test_parity.py", "tests/model/test_adapters.py", "tests/exactness/test_schedule.py")
 COMMANDS = ("tests/test_terminal.py", "tests/test_cli.py", "tests/serve/test_failed_start.py")
 STUDIES = ("tests/bench/test_article.py", "tests/bench/test_startup.py")
-SERVERS = ("tests/serve/test_faults.py", "tests/serve/test_load.py", "tests/engine/test_ranks.py")
+SERVERS = ("tests/serve/test_faults.py", "tests/serve/test_load.py", "tests/ranks/test_ranks.py")
 
 # A test with one of these parameters is the same on any machine.
 SAME = ("reference", "torch", *_native.available_isas())
