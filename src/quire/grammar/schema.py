@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.errors import RequestError
+from quire.grammar.ecma import translate_patterns
 from quire.grammar.negation import Negation
 
 Schema = dict[str, Any]
@@ -70,6 +71,7 @@ def prepare_schema(schema: Any, closed: bool = False, effort: int = 1) -> Schema
             "structured_outputs",
         )
     try:
+        schema = translate_patterns(schema, " ".join(_references(schema, 0)))
         prepared: Schema = _Rewriter(schema, closed, effort).rewrite(schema, 0)
     except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
         if isinstance(error, RequestError):
