@@ -11,6 +11,11 @@ from typing import Any
 
 from quire.errors import RequestError
 
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 MAX_DEPTH = 100
 SHOWN = 60
 ANY = r"\x{0}-\x{10ffff}"
@@ -28,7 +33,7 @@ UNKNOWN = {
 }
 UNSUPPORTED = "uses what is not supported"
 # Names of properties that stand without a value and are no general category, as ECMA-262 spells them.
-BINARY = frozenset(
+BINARY = names(
     "ASCII ASCII_Hex_Digit AHex Alphabetic Alpha Any Assigned Bidi_Control Bidi_C Bidi_Mirrored Bidi_M Case_Ignorable "
     "CI Cased CWCF Changes_When_Casefolded CWCM Changes_When_Casemapped CWL Changes_When_Lowercased CWKCF "
     "Changes_When_NFKC_Casefolded CWT Changes_When_Titlecased CWU Changes_When_Uppercased Dash "
@@ -38,7 +43,7 @@ BINARY = frozenset(
     "ID_Start IDS Ideographic Ideo Join_Control Join_C Logical_Order_Exception LOE Lowercase Lower Math "
     "Noncharacter_Code_Point NChar Pattern_Syntax Pat_Syn Pattern_White_Space Pat_WS Quotation_Mark QMark Radical "
     "Regional_Indicator RI Sentence_Terminal STerm Soft_Dotted SD Terminal_Punctuation Term Unified_Ideograph UIdeo "
-    "Uppercase Upper Variation_Selector VS White_Space space XID_Continue XIDC XID_Start XIDS".split()
+    "Uppercase Upper Variation_Selector VS White_Space space XID_Continue XIDC XID_Start XIDS"
 )
 
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{([0-9]{1,6})(,([0-9]{1,6})?)?\})\??")
@@ -51,12 +56,12 @@ _LOW = re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})")
 _GROUP = re.compile(r"\?(?::|<[A-Za-z_$][\w$]*>|([is]*)(?:-([is]*))?:)")
 
 # Keywords that hold a schema, or a list or a map of them.
-_PARTS = frozenset(
+_PARTS = names(
     "additionalItems additionalProperties allOf anyOf contains else if items not oneOf prefixItems propertyNames then "
-    "unevaluatedItems unevaluatedProperties contentSchema".split()
+    "unevaluatedItems unevaluatedProperties contentSchema"
 )
-_MAPS = frozenset("$defs definitions dependencies dependentSchemas patternProperties properties".split())
-_TEXTS = frozenset("const default enum examples".split())
+_MAPS = names("$defs definitions dependencies dependentSchemas patternProperties properties")
+_TEXTS = names("const default enum examples")
 
 
 def translate_patterns(schema: Any, references: str = "") -> Any:
@@ -224,10 +229,7 @@ class _Reader:
 
     def _property(self, found: re.Match[str]) -> str:
         kind, name = found[2], found[3]
-        if kind is None:
-            kind = "" if name in BINARY else "gc="
-        else:
-            kind = f"{kind}="
+        kind = ("" if name in BINARY else "gc=") if kind is None else f"{kind}="
         if name.startswith("Is"):
             raise self.refusal(f"the property {name}")
         self.at = found.end()
