@@ -15,7 +15,8 @@ from quire.errors import ProgramError
 from quire.params import SamplingParams
 from quire.program.choices import Decision, decide
 from quire.program.frames import Frames
-from quire.program.interpreter import Counts, Interpreter, LiveLane, Result, StepError
+from quire.program.interpreter import Counts, Interpreter, Result
+from quire.program.lane import Lane, StepError
 from quire.program.tasks import Tasks
 from quire.steps import Event, Gen, Program, Select
 from quire.types import Delta, FinishReason, Request, Usage
@@ -32,7 +33,7 @@ class Backend:
         self._frames = Frames(around, given["default_system_prompt"], tuple(given["stop_str"]))
         self.calls: list[list[Any]] = []
         self.num_requests = 0
-        self._sessions: dict[str, dict[str, LiveLane]] = {}
+        self._sessions: dict[str, dict[str, Lane]] = {}
 
     def role_frames(self) -> Frames:
         return self._frames

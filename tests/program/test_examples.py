@@ -249,3 +249,26 @@ def test_asyncio(backend: Counting) -> None:
 
     assert asyncio.run(read()) == state["second_answer"]
     assert sgl.flush_cache()
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_a_branch_that_fails_keeps_what_it_has(backend: Counting, trace: bool) -> None:
+    @sgl.function(trace=trace)
+    def broken(s: Any) -> None:
+        s += "One"
+        good, bad = s.fork(2)
+        good += " two" + sgl.gen("word", max_tokens=2)
+        bad += sgl.user_begin() + " three" + sgl.user_begin() + sgl.gen("never", max_tokens=2)
+        s["branches"] = [good, bad]
+        s += " four"
+
+    state = broken.run(temperature=0)
+    good, bad = state["branches"]
+    assert good.text() == "One two" + good["word"]
+    assert good.error() is None
+    assert bad.text().endswith(" three")
+    assert "nest" in str(bad.error())
+    with pytest.raises(KeyError):
+        bad["never"]
+    assert state.text() == "One four"
+    assert backend.num_requests == 1

@@ -46,7 +46,7 @@ def state_of(state: Any) -> dict[str, Any]:
     error = state.error()
     return {
         "text": state.text(),
-        "variables": {str(name): value for name, value in state._lane.variables.items()},
+        "variables": {str(name): value for name, value in state._lane.live.variables.items()},
         "messages": state.messages(),
         "error": error,
         "returned": state.ret_value,

@@ -17,7 +17,8 @@ from quire.params import SamplingParams
 from quire.program.choices import Decision, Entry, decide, kept
 from quire.program.core import Run
 from quire.program.encoding import Encoder
-from quire.program.interpreter import Counts, Result, StepError
+from quire.program.interpreter import Counts, Result
+from quire.program.lane import StepError
 from quire.program.tasks import Signal, Tasks
 from quire.program.texts import Texts
 from quire.steps import Gen, Select

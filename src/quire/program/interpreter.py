@@ -6,12 +6,11 @@ Each step means what it means in SGLang's interpreter (0.5.23): each gen continu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quire.errors import QuireError
 from quire.program.choices import Decision
-from quire.program.lane import Lane
+from quire.program.lane import Lane, StepError
 from quire.program.tasks import Signal, Tasks
 from quire.steps import (
     AnyStep,
@@ -30,16 +29,9 @@ from quire.steps import (
     Text,
 )
 from quire.text.formats.registry import reasoning_format
-from quire.text.formats.shapes import ReasoningFormat
 from quire.text.output.parser import parse
 
-FEW_CHARACTERS = 64
-
 Counts = tuple[int, int, int]  # tokens of the prompt, those found in the cache, generated ones
-
-
-class StepError(QuireError):
-    """A step cannot be done, which ends its program."""
 
 
 @dataclass(slots=True)
@@ -68,46 +60,11 @@ class Caller(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class LiveLane(Lane):
-    """A lane that the engine runs. `longest` bounds its text, in characters."""
-
-    path: str = ""
-    longest: int = 0
-    known: int = 0  # length of the text that was computed
-    num_begun: int = 0  # gens and selects of this call
-    running: bool = False
-    joined: bool = False
-    reasoning: ReasoningFormat | None = None  # splits what gens give
-    waited: dict[str | None, Signal[None]] = field(default_factory=dict)  # variables that others wait for
-    forks: dict[str, list[LiveLane]] = field(default_factory=dict)
-
-    def append(self, text: str) -> None:
-        """Append text. Raises StepError if it becomes too long."""
-        if len(self.text) + len(text) > self.longest:
-            raise StepError(
-                f"the text of lane {self.path!r} would have more than {self.longest} characters, the most for this "
-                "model's length: make it shorter"
-            )
-        self.text += text
-
-    def assign(self, name: str | None, value: Any) -> None:
-        """Assign a variable, and wake who waits for it."""
-        self.variables[name] = value
-        if name in self.waited:
-            self.waited.pop(name).set(None)
-
-    @property
-    def has_much_new(self) -> bool:
-        """Tell whether computing the new text several times in one step takes longer than once in a step of its own."""
-        return len(self.text) - self.known > FEW_CHARACTERS
-
-
 class Interpreter:
     """Runs calls on the lanes of one program. `longest` bounds the text of a lane, in characters."""
 
-    def __init__(self, longest: int, lanes: dict[str, LiveLane] | None = None) -> None:
-        self.lanes = {"": LiveLane(longest=longest)} if lanes is None else lanes
+    def __init__(self, longest: int, lanes: dict[str, Lane] | None = None) -> None:
+        self.lanes = {"": Lane(longest=longest)} if lanes is None else lanes
         self._ends: dict[str, Signal[None]] = {}  # of lanes that run
 
     async def run(
@@ -127,15 +84,15 @@ class Interpreter:
         first = self.lanes[""]
         self._report(Event("done", text=first.text, value=dict(first.variables)))
 
-    def live_lanes(self) -> dict[str, LiveLane]:
+    def live_lanes(self) -> dict[str, Lane]:
         """Return the lanes that later calls may go on with."""
         return {path: lane for path, lane in self.lanes.items() if not lane.joined}
 
-    def _start(self, lane: LiveLane, steps: Sequence[AnyStep]) -> None:
+    def _start(self, lane: Lane, steps: Sequence[AnyStep]) -> None:
         lane.running = True
         self._ends[lane.path] = self._tasks.start(self._whole(lane, steps))
 
-    async def _whole(self, lane: LiveLane, steps: Sequence[AnyStep]) -> None:
+    async def _whole(self, lane: Lane, steps: Sequence[AnyStep]) -> None:
         await self._steps(lane, steps)
         lane.running = False
         for signal in lane.waited.values():
@@ -143,17 +100,15 @@ class Interpreter:
         lane.waited = {}
         del self._ends[lane.path]
 
-    async def _steps(self, lane: LiveLane, steps: Sequence[AnyStep]) -> None:
+    async def _steps(self, lane: Lane, steps: Sequence[AnyStep]) -> None:
         for step in steps:
             await self._step(lane, step)
 
-    async def _step(self, lane: LiveLane, step: AnyStep) -> None:
+    async def _step(self, lane: Lane, step: AnyStep) -> None:
         if isinstance(step, Text):
             lane.append(step.text)
-        elif isinstance(step, Gen):
-            await self._generate(lane, step)
-        elif isinstance(step, Select):
-            await self._select(lane, step)
+        elif isinstance(step, (Gen, Select)):
+            await self._call(lane, step)
         elif isinstance(step, Insert):
             lane.append(await self._value(lane, step))
         elif isinstance(step, Compute):
@@ -178,22 +133,28 @@ class Interpreter:
 
     # --- what makes text
 
-    def _begin(self, lane: LiveLane, step: Gen | Select) -> int:
+    async def _call(self, lane: Lane, step: Gen | Select) -> None:
+        """Let the model continue the text, or choose."""
         number, lane.num_begun = lane.num_begun, lane.num_begun + 1
+        end = Event("end", lane.path, number, step.name)
         if self._stream:
             self._report(Event("start", lane.path, number, step.name))
-        return number
+        if isinstance(step, Select):
+            decision, end.usage = await self._caller.choose(lane.text, step, lane.has_much_new)
+            end.value, end.finish_reason = step.choices[decision.index], "stop"
+            end.meta_info = decision.meta_info
+        else:
+            await self._generate(lane, step, end)
+        lane.known = len(lane.text)
+        lane.take(end.name, end.value, end.reasoning)
+        self._report(end)
 
-    async def _generate(self, lane: LiveLane, gen: Gen) -> None:
-        number = self._begin(lane, gen)
-
+    async def _generate(self, lane: Lane, gen: Gen, end: Event) -> None:
         def show(index: int, text: str) -> None:
             if self._stream:
-                self._report(Event("text", lane.path, number, gen.name, index, text))
+                self._report(Event("text", lane.path, end.step, gen.name, index, text))
 
         result = await self._caller.generate(lane.text, gen, show)
-        lane.known = len(lane.text)
-        end = Event("end", lane.path, number, gen.name)
         end.finish_reason, end.usage, end.meta_info = result.finish_reason, result.counts, result.meta_info
         values = result.values
         if lane.reasoning is not None:
@@ -201,28 +162,15 @@ class Interpreter:
             values = [part.content.strip() for part in parts]
             end.reasoning = parts[0].reasoning.strip()
         end.value = values if (gen.n or 1) > 1 else values[0]
-        self._end(lane, end)
 
-    async def _select(self, lane: LiveLane, select: Select) -> None:
-        number = self._begin(lane, select)
-        decision, counts = await self._caller.choose(lane.text, select, lane.has_much_new)
-        end = Event("end", lane.path, number, select.name, value=select.choices[decision.index])
-        end.finish_reason, end.usage, end.meta_info = "stop", counts, decision.meta_info
-        lane.known = len(lane.text)
-        self._end(lane, end)
-
-    def _end(self, lane: LiveLane, end: Event) -> None:
-        lane.take(end.name, end.value, end.reasoning)
-        self._report(end)
-
-    async def _reason(self, lane: LiveLane, step: Reasoning) -> None:
+    async def _reason(self, lane: Lane, step: Reasoning) -> None:
         lane.reasoning = reasoning_format(step.model_type.replace("-", "_"))
         await self._steps(lane, step.steps)
         lane.reasoning = None
 
     # --- variables
 
-    async def _value(self, lane: LiveLane, step: Insert) -> str:
+    async def _value(self, lane: Lane, step: Insert) -> str:
         source = lane if step.lane is None else self.lanes.get(step.lane)
         if source is None:
             raise StepError(f"there is no lane {step.lane!r}")
@@ -237,39 +185,36 @@ class Interpreter:
             raise StepError(f"variable {step.name!r} is a list: give the index of the item")
         return value
 
-    def _variable(self, lane: LiveLane, name: str) -> Any:
+    def _variable(self, lane: Lane, name: str) -> Any:
         if name not in lane.variables:
             raise StepError(f"variable {name!r} has no value in lane {lane.path!r}")
         return lane.variables[name]
 
-    def _text_of(self, lane: LiveLane, name: str) -> str:
+    def _text_of(self, lane: Lane, name: str) -> str:
         value = self._variable(lane, name)
         return str(value if isinstance(value, str) else value[0])
 
     # --- lanes
 
-    async def _compute(self, lane: LiveLane) -> None:
+    async def _compute(self, lane: Lane) -> None:
         if lane.text and lane.known < len(lane.text):
             await self._caller.compute(lane.text)
             lane.known = len(lane.text)
 
-    async def _fork(self, lane: LiveLane, step: Fork) -> None:
+    async def _fork(self, lane: Lane, step: Fork) -> None:
         """Start the branches. If much of the text is new, it is computed before, once, so that they share it."""
         if any(not one.joined for one in lane.forks.get(step.name, ())):
             raise StepError(f"fork {step.name!r} was not joined: join it first, or name this one otherwise")
         if len(step.branches) > 1 and lane.has_much_new:
             await self._compute(lane)
         prefix = f"{lane.path}/{step.name}" if lane.path else step.name
-        lane.forks[step.name] = children = []
-        for number in range(len(step.branches)):
-            child = LiveLane(path=f"{prefix}.{number}", longest=lane.longest, known=lane.known)
-            child.fork_from(lane)
-            children.append(child)
+        children = [lane.fork(f"{prefix}.{number}") for number in range(len(step.branches))]
+        lane.forks[step.name] = children
         for child, steps in zip(children, step.branches, strict=True):
             self.lanes[child.path] = child
             self._start(child, steps)
 
-    async def _join(self, lane: LiveLane, step: Join) -> None:
+    async def _join(self, lane: Lane, step: Join) -> None:
         children = lane.forks.get(step.fork)
         if not children or children[0].joined:
             raise StepError(f"there is no fork {step.fork!r} to join")
@@ -287,7 +232,7 @@ class Interpreter:
         else:
             lane.join_variables(children)
 
-    def _number(self, lane: LiveLane, step: Join, count: int) -> int:
+    def _number(self, lane: Lane, step: Join, count: int) -> int:
         given: Any = step.branch
         if isinstance(given, str):
             text = self._text_of(lane, given).strip()

@@ -9,7 +9,8 @@ from quire.engine.api import Queue
 from quire.program.calls import Calls
 from quire.program.core import Run
 from quire.program.encoding import Encoder
-from quire.program.interpreter import Interpreter, StepError
+from quire.program.interpreter import Interpreter
+from quire.program.lane import StepError
 from quire.program.sessions import Sessions
 from quire.program.tasks import Tasks
 from quire.program.texts import Texts

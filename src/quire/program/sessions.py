@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.engine.api import Queue
-from quire.program.interpreter import LiveLane
+from quire.program.lane import Lane
 from quire.types import Request
 
 MAX_SESSIONS = 256
@@ -18,7 +18,7 @@ SECONDS = 300.0
 class Session:
     """The lanes of a program between two calls."""
 
-    lanes: dict[str, LiveLane]
+    lanes: dict[str, Lane]
     expires: float  # seconds of the clock
 
     @property
@@ -44,13 +44,13 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def take(self, name: str) -> dict[str, LiveLane] | None:
+    def take(self, name: str) -> dict[str, Lane] | None:
         """Take the lanes of a session; None if it has expired. Call `put` or `release` afterwards."""
         self.expire()
         return self._pop(name).lanes if name in self._sessions else None
 
     def put(
-        self, name: str, lanes: dict[str, LiveLane], request: Request, encode: Callable[[str], list[int]]
+        self, name: str, lanes: dict[str, Lane], request: Request, encode: Callable[[str], list[int]]
     ) -> None:
         """Keep lanes for the next call, and the KV of what was computed of their texts."""
         self._sessions[name] = session = Session(lanes, self._clock() + self._seconds)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from quire.errors import RequestError
-from quire.steps import ChoicesMethod
+from quire.steps import ChoicesMethod, Gen, Select
 
 token_length_normalized: ChoicesMethod = "token_length_normalized"
 greedy_token_selection: ChoicesMethod = "greedy_token_selection"
@@ -22,7 +23,9 @@ _PATTERNS = {
 
 
 class Expression:
-    """Anything that can be appended to a state, beside texts."""
+    """Anything that can be appended to a state, beside texts. `error` is what is wrong, seen when it would run."""
+
+    error: Exception | None = None
 
     def __add__(self, other: Any) -> Expression:
         return Sum([*parts_of(self), *parts_of(other)])
@@ -39,9 +42,9 @@ class Sum(Expression):
 
 
 class Call(Expression):
-    """A gen or select: the step that the engine runs. `error` is what is wrong with it, seen when it is run."""
+    """A gen or select: the step that the engine runs."""
 
-    def __init__(self, step: dict[str, Any], error: Exception | None = None) -> None:
+    def __init__(self, step: Gen | Select, error: Exception | None = None) -> None:
         self.step, self.error = step, error
 
 
@@ -55,8 +58,11 @@ class RoleMark(Expression):
 class Separated(Expression):
     """An expression whose gens are split into reasoning and answer."""
 
-    def __init__(self, inner: Expression, model_type: str | None) -> None:
-        self.inner, self.model_type = inner, model_type
+    def __init__(self, parts: list[str | Expression], model_type: str | None) -> None:
+        self.parts, self.model_type = parts, model_type or ""
+        self.error = next((part.error for part in parts if isinstance(part, Call) and part.error), None)
+        if model_type is None:
+            self.error = ValueError("separate_reasoning: give model_type")
 
 
 def parts_of(value: Any) -> list[str | Expression]:
@@ -70,16 +76,12 @@ def parts_of(value: Any) -> list[str | Expression]:
     raise TypeError(f"a program appends texts and expressions, not {type(value).__name__}")
 
 
-def values_given(
-    stop: str | Sequence[str] | None, stop_token_ids: Sequence[int] | None, **others: Any
-) -> dict[str, Any]:
-    """Keep the values of a gen, or the defaults of a run, that are not None."""
-    values = {
-        "stop": stop if stop is None or isinstance(stop, str) else list(stop),
-        "stop_token_ids": None if stop_token_ids is None else list(stop_token_ids),
-        **others,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+def values_given(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the fields of a gen that are not None: its own, or the defaults of a run."""
+    found = {name: given[name] for name in Gen.__struct_fields__ if given.get(name) is not None}
+    for name in {"stop", "stop_token_ids"} & set(found):
+        found[name] = found[name] if isinstance(found[name], str) else list(found[name])
+    return found
 
 
 def gen(
@@ -111,6 +113,7 @@ def gen(
 
     `dtype` (int, float, bool, str) constrains the text. `return_text_in_logprobs` has no effect: it is always there.
     """
+    given = {**locals()}
     if choices is not None:
         return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
     no_stop_regex(stop_regex)
@@ -123,27 +126,7 @@ def gen(
         regex = _PATTERNS[kind]
         if kind in ("int", "float"):
             stop = [*([stop] if isinstance(stop, str) else stop or ()), " ", "\n"]
-    given = values_given(
-        name=name,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        n=n,
-        stop=stop,
-        stop_token_ids=stop_token_ids,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        ignore_eos=ignore_eos,
-        return_logprob=return_logprob,
-        logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num,
-        regex=regex,
-        json_schema=json_schema,
-    )
-    return Call({"type": "gen", **given})
+    return Call(Gen(**values_given({**given, "regex": regex, "stop": stop})))
 
 
 def no_stop_regex(stop_regex: Any) -> None:
@@ -173,20 +156,17 @@ def select(
     """Append the likeliest of `choices` and name it. `temperature` must be 0."""
     if choices is None:
         raise ValueError("select: give choices")
-    step = {"type": "select", "choices": list(choices)}
-    if name is not None:
-        step["name"] = name
-    if choices_method is not None:
-        step["choices_method"] = choices_method
     error = AssertionError("select: temperature must be 0") if temperature > 1e-5 else None
+    step = Select(name=name, choices=list(choices), choices_method=choices_method or token_length_normalized)
     return Call(step, error)
 
 
 def separate_reasoning(inner: Expression, model_type: str | None = None) -> Expression:
     """Split what the gens of `inner` give: name has the answer, name_reasoning_content the reasoning."""
-    if any(isinstance(part, Call) and part.step.get("name") is None for part in parts_of(inner)):
+    parts = parts_of(inner)
+    if any(isinstance(part, Call) and part.step.name is None for part in parts):
         raise ValueError("separate_reasoning: each gen needs a name")
-    return Separated(inner, model_type)
+    return Separated(parts, model_type)
 
 
 def _message(role: str) -> Callable[[Any], Expression]:
@@ -202,28 +182,9 @@ def _message(role: str) -> Callable[[Any], Expression]:
 system, user, assistant = _message("system"), _message("user"), _message("assistant")
 
 
-def system_begin() -> Expression:
-    return RoleMark("system", True)
-
-
-def system_end() -> Expression:
-    return RoleMark("system", False)
-
-
-def user_begin() -> Expression:
-    return RoleMark("user", True)
-
-
-def user_end() -> Expression:
-    return RoleMark("user", False)
-
-
-def assistant_begin() -> Expression:
-    return RoleMark("assistant", True)
-
-
-def assistant_end() -> Expression:
-    return RoleMark("assistant", False)
+system_begin, system_end = partial(RoleMark, "system", True), partial(RoleMark, "system", False)
+user_begin, user_end = partial(RoleMark, "user", True), partial(RoleMark, "user", False)
+assistant_begin, assistant_end = partial(RoleMark, "assistant", True), partial(RoleMark, "assistant", False)
 
 
 def image(path: str) -> Expression:

@@ -12,10 +12,10 @@ from typing import Any
 
 from quire.errors import RequestError
 from quire.program.language.expressions import no_stop_regex, values_given
-from quire.program.language.operations import AddText, BeginMessage
 from quire.program.language.root import Backend, Root
 from quire.program.language.state import State
 from quire.program.language.symbols import Symbol, Trace
+from quire.steps import Text
 
 PREFIX_CHARACTERS = 64  # shorter common prefixes of a batch are not computed ahead
 CHUNK = 200  # programs of a batch that are under way if their states are yielded one by one
@@ -99,23 +99,9 @@ class Function:
         **kwargs: Any,
     ) -> State:
         """Run the program; the sampling values are defaults of its gens. With `stream` it returns at once."""
+        given = {**locals()}
         no_stop_regex(stop_regex)
-        sampling = values_given(
-            max_tokens=max_new_tokens,
-            n=n,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            ignore_eos=ignore_eos,
-            return_logprob=return_logprob,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num,
-        )
+        sampling = values_given({**given, "max_tokens": max_new_tokens})
         arguments = {**self.bind_arguments, **kwargs}
         return self._start(_chosen(backend), args, arguments, sampling, stream)
 
@@ -174,14 +160,12 @@ class Function:
         for call in calls:
             root = Root(backend, {}, False, Trace())
             self._call(State(root.first), (), {**self.bind_arguments, **call})
-            texts = itertools.takewhile(
-                lambda one: isinstance(one, (AddText, BeginMessage)), root.first.pending
-            )
-            prefixes.append("".join(one.text for one in texts if isinstance(one, AddText)))
+            steps = itertools.takewhile(lambda one: isinstance(one, Text) or callable(one), root.first.steps)
+            prefixes.append("".join(one.text for one in steps if isinstance(one, Text)))
         prefix = _common(prefixes)
         if len(prefix) > PREFIX_CHARACTERS:
-            steps = [{"type": "text", "text": prefix}, {"type": "compute"}]
-            list(backend.run_program({"steps": steps}))
+            compute = [{"type": "text", "text": prefix}, {"type": "compute"}]
+            list(backend.run_program({"steps": compute}))
 
     def _call(self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Trace the code. False: it needs values, or fails."""
@@ -234,7 +218,7 @@ def _common(texts: Sequence[str]) -> str:
 def _finish(state: State) -> State:
     """Send a traced program."""
     state._root.send()
-    state.ret_value = _resolved(state.ret_value, state)
+    state.ret_value = _resolved(state.ret_value)
     return state
 
 
@@ -255,14 +239,13 @@ def _use(value: Any) -> None:
             _use(one)
 
 
-def _resolved(value: Any, state: State) -> Any:
+def _resolved(value: Any) -> Any:
     if isinstance(value, Symbol):
-        found = state._root.lane_at(value.lane).variables[value.name]
-        return found if value.index is None else found[value.index]
+        return value.value()
     if type(value) in (list, tuple):
-        return type(value)(_resolved(one, state) for one in value)
+        return type(value)(_resolved(one) for one in value)
     if type(value) is dict:
-        return {name: _resolved(one, state) for name, one in value.items()}
+        return {name: _resolved(one) for name, one in value.items()}
     return value
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 from quire.errors import QuireError, SessionExpiredError
 from quire.program.frames import Frames
-from quire.program.language.operations import Value
-from quire.program.language.pending import PendingLane
+from quire.program.language.mirror import Local, Mirror, MirrorLane, sendable
 from quire.program.language.symbols import Trace
+from quire.steps import AnyStep
+
+# What a variable will hold: several texts, one, or a value of the program.
+LIST, TEXT, OWN = "list", "text", "own"
 
 
 class Backend(Protocol):
@@ -31,8 +34,62 @@ class Backend(Protocol):
         ...
 
 
+class Branch:
+    """A lane while Python code runs: `steps` were not sent yet, and `live` has what became of those that were."""
+
+    def __init__(self, root: Root, parent: Branch | None = None, place: str = "") -> None:
+        self.root, self._parent, self._place = root, parent, place
+        self.live = MirrorLane()
+        self.begun = parent is None  # whether the engine knows the lane
+        self.steps: list[Any] = [] if parent is None else [self._begin]
+        self.closed = False  # joined
+        self.failed = False  # with the last of its steps
+        # What the steps will make, known before they run:
+        self.kinds: dict[str | None, str] = {} if parent is None else dict(parent.kinds)
+        self._first_kinds = frozenset(self.kinds)
+        self.assigned: dict[str | None, int] = {}  # how often, by steps that were not sent
+        self.role: str | None = None if parent is None else parent.role
+        self.has_message: bool = parent is not None and parent.has_message
+
+    def _begin(self, live: MirrorLane) -> None:
+        self.live, self.begun = live, True
+
+    @property
+    def path(self) -> str:
+        """Name the lane as the engine does: its fork and branch, after its parent's path."""
+        if self.begun or self._parent is None:
+            return self.live.path
+        above = self._parent.path
+        return f"{above}/{self._place}" if above else self._place
+
+    @property
+    def error(self) -> Exception | None:
+        """Return what ended the lane early: its own error, or its parent's if it never began."""
+        return self.live.error if self.begun or self._parent is None else self._parent.error
+
+    def add(self, step: AnyStep | Local) -> None:
+        """Run `step` when the program is sent, unless one before it cannot be done."""
+        with self.root.changed:
+            if not self.failed:
+                self.steps.append(step)
+
+    def fail(self, error: Exception) -> None:
+        """Fail when the steps so far have run."""
+        self.add(lambda live: live.fail(error))
+        self.failed = True
+
+    def assign(self, name: str | None, kind: str) -> None:
+        """Note that the next step assigns a variable."""
+        self.kinds[name] = kind
+        self.assigned[name] = self.assigned.get(name, 0) + 1
+
+    def assigns_once(self, name: str | None) -> bool:
+        """Tell whether a variable has one value in this lane."""
+        return self.assigned.get(name, 0) + (name in self._first_kinds) == 1
+
+
 class Root:
-    """Sends operations when a value is needed, and at the end. With `trace`, values are only known at the end."""
+    """Sends steps when a value is needed, and at the end. With `trace`, values are only known at the end."""
 
     def __init__(
         self, backend: Backend, sampling: Mapping[str, Any], stream: bool, trace: Trace | None
@@ -41,24 +98,16 @@ class Root:
         self.changed = threading.Condition(threading.RLock())
         self.error: Exception | None = None
         self.finished = False
-        self.lanes: list[PendingLane] = []
-        self.first = self.new_lane(None, "")
+        self.first = Branch(self)
+        self.lanes = [self.first]
+        self._mirror = Mirror(self.first.live)
         self._names = itertools.count()
         self._session: str | None = None
         self._sending = threading.RLock()
         self._complete = False
 
-    def new_lane(self, parent: PendingLane | None, place: str) -> PendingLane:
-        """Make the first lane, or a branch of `parent`; `place` is the name of the fork and the branch's number."""
-        lane = PendingLane(self, parent, place)
-        self.lanes.append(lane)
-        return lane
-
-    def lane_at(self, path: str) -> PendingLane:
-        return next(lane for lane in self.lanes if lane.path == path)
-
     def traced(self) -> None:
-        """Note that the trace is complete: all operations are known, and the next request is the last."""
+        """Note that the trace is complete: all steps are known, and the next request is the last."""
         self.trace, self._complete = None, True
 
     def new_name(self) -> str:
@@ -74,79 +123,66 @@ class Root:
         with self._sending:
             if self.finished:
                 return
-            if self.error is None:
-                self._send(last)
-            elif last:
-                self._end_session()
-            for lane in self.lanes:
-                if self.error is not None:
-                    lane.take_steps()
-                lane.apply()
             with self.changed:
+                taken = [(lane, lane.steps) for lane in self.lanes if lane.begun]
+                for lane in self.lanes:
+                    lane.steps = []
+            self._run(taken, last)
+            with self.changed:
+                self._mirror.begin((lane.live, steps) for lane, steps in taken)
+                self._mirror.end(self.error)
+                for lane in self.lanes:
+                    lane.assigned = {}
                 self.finished = last
                 self.changed.notify_all()
 
-    def _send(self, last: bool) -> None:
-        lanes = {lane.path: lane.take_steps() for lane in self.lanes if lane.is_sent}
-        lanes = {path: steps for path, steps in lanes.items() if steps}
-        if not lanes:
-            if last:
-                self._end_session()
-            return
-        body = {"steps": lanes.pop("", []), "lanes": lanes, "keep": not last}
-        if self._session is not None:
-            body["session"] = self._session
+    def _run(self, taken: Sequence[tuple[Branch, Sequence[Any]]], last: bool) -> None:
+        """Send the steps that the engine has to run."""
         try:
-            self._attempt(body)
-        except SessionExpiredError:
-            try:
-                self._attempt(self._anew(body))
-            except SessionExpiredError as error:
-                self.error = error
-
-    def _attempt(self, body: Mapping[str, Any]) -> None:
-        """Run a request and take in its events."""
-        values = {(lane.path, i): value for lane in self.lanes for i, value in enumerate(lane.values())}
-        whole = {**body, "sampling": self.sampling, "stream": self.stream}
-        try:
-            for event in self.backend.run_program(whole):
-                self._take(event, values)
-        except SessionExpiredError:
-            raise
+            lanes = {lane.path: found for lane, steps in taken if (found := sendable(steps))}
+            if lanes and self.error is None:
+                try:
+                    self._request(lanes, taken, last)
+                except SessionExpiredError:
+                    self._request({"": self._anew(lanes)}, taken, last)
+                return
         except QuireError as error:
             self.error = error
-
-    def _end_session(self) -> None:
-        """Let the engine forget the state that it keeps; after an error it may have done so."""
-        session, self._session = self._session, None
-        if session is not None:
+        if last and self._session is not None:  # after an error the engine may have forgotten it
+            session, self._session = self._session, None
             with suppress(QuireError):
                 self.backend.end_session(session)
 
-    def _take(self, event: dict[str, Any], values: Mapping[tuple[str, int], Value]) -> None:
-        if event["event"] == "done":
-            self._session = event["session"]
-            return
-        value = values[event["lane"], event["step"]]
-        with self.changed:
-            if event["event"] == "text" and event["index"] == 0:
-                value.chunks.append(event["text"])
-            elif event["event"] == "end":
-                value.result = event
-            self.changed.notify_all()
+    def _request(
+        self, lanes: Mapping[str, Any], taken: Sequence[tuple[Branch, Sequence[Any]]], last: bool
+    ) -> None:
+        """Make a request and take in its events."""
+        rest = {path: steps for path, steps in lanes.items() if path}
+        program = {"steps": lanes.get("", []), "lanes": rest, "keep": not last, "sampling": self.sampling}
+        if self._session is not None:
+            program["session"] = self._session
+        for event in self.backend.run_program({**program, "stream": self.stream}):
+            with self.changed:
+                self._mirror.begin((lane.live, steps) for lane, steps in taken)
+                if event["event"] == "done":
+                    self._session = event["session"]
+                else:
+                    self._mirror.take(event)
+                self.changed.notify_all()
 
-    def _anew(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the same request for an engine that has forgotten the session: every lane begins with its whole text."""
-        steps = {"": body["steps"], **body["lanes"]}
+    def _anew(self, lanes: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Make the same steps for an engine that has forgotten the session: every lane begins with its whole text."""
+        self._session = None
         name, branches = self.new_name(), []
-        paths = [(lane, lane.path) for lane in self.lanes if lane.was_sent]  # before any of them moves
-        for lane, path in paths:
-            if lane.closed and path not in steps:
-                continue
-            rest = [step for step in steps.get(path, []) if step["type"] != "join" or not _old(step, steps)]
-            branches.append([{"type": "text", "text": lane.text}, *rest])
-            lane.moved_to = f"{name}.{len(branches) - 1}"
-        return {"steps": [{"type": "fork", "name": name, "branches": branches}], "keep": body["keep"]}
+        kept = [lane for lane in self.lanes if lane.begun and (not lane.closed or lane.path in lanes)]
+        for lane in kept:
+            steps = lanes.get(lane.path, [])
+            rest = [step for step in steps if step["type"] != "join" or not _old(step, lanes)]
+            branches.append([{"type": "text", "text": lane.live.text}, *rest])
+        for number, lane in enumerate(kept):
+            lane.live.path = f"{name}.{number}"
+        self._mirror.lanes = {lane.path: lane.live for lane in kept}
+        return [{"type": "fork", "name": name, "branches": branches}]
 
     def fail(self, error: Exception) -> None:
         """End the program: everything that waits is dropped."""
@@ -155,14 +191,12 @@ class Root:
             self.changed.notify_all()
 
 
-def _old(join: dict[str, Any], steps: Mapping[str, list[dict[str, Any]]]) -> bool:
+def _old(join: dict[str, Any], lanes: Mapping[str, list[dict[str, Any]]]) -> bool:
     """Tell whether a join is of lanes from an earlier request, which are lanes of their own now.
 
     Raises SessionExpiredError if it would append their texts.
     """
-    made = any(
-        step["type"] == "fork" and step["name"] == join["fork"] for lane in steps.values() for step in lane
-    )
-    if not made and join["mode"] == "concate_and_append":
+    made = any(step["type"] == "fork" and step["name"] == join["fork"] for s in lanes.values() for step in s)
+    if not made and join.get("mode") == "concate_and_append":
         raise SessionExpiredError("the program waited too long before it joined its branches", "session")
     return not made

@@ -7,25 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from msgspec.structs import replace
+
 from quire.program.language.expressions import Call, Expression, RoleMark, Separated, parts_of
-from quire.program.language.operations import (
-    AddSymbol,
-    AddText,
-    BeginMessage,
-    BeginScope,
-    EndMessage,
-    EndScope,
-    Fail,
-    ForkLanes,
-    JoinLanes,
-    Operation,
-    Separate,
-    SetVariable,
-    Value,
-)
-from quire.program.language.pending import LIST, OWN, PendingLane
-from quire.program.language.root import Root
+from quire.program.language.root import LIST, OWN, TEXT, Branch, Root
 from quire.program.language.symbols import Symbol
+from quire.steps import AnyStep, Fork, Gen, Insert, Join, Reasoning, Select, Text
 
 JOIN_MODES = ("gather_variable", "concate_and_append")
 
@@ -36,7 +23,7 @@ class State:
     Then everything that all states of the program have appended runs in one request, forks beside each other.
     """
 
-    def __init__(self, lane: PendingLane) -> None:
+    def __init__(self, lane: Branch) -> None:
         self._lane = lane
         self.ret_value: Any = None
 
@@ -57,47 +44,46 @@ class State:
         lane = self._lane
         if isinstance(part, RoleMark):
             self._mark(part)
-        elif isinstance(part, Symbol):
-            source = self._root.lane_at(part.lane)
-            part.use(None if source is lane else source)
-            lane.add(AddSymbol(part, source))
-        else:
-            lane.add(self._operation(part))
+        elif isinstance(part, Expression) and part.error is not None:
+            lane.fail(part.error)
+        elif isinstance(part, Separated):
+            inside: list[AnyStep] = [self._step(one) for one in part.parts]
+            for one in inside:
+                if isinstance(one, (Gen, Select)):
+                    lane.assign(f"{one.name}_reasoning_content", TEXT)
+            lane.add(Reasoning(steps=inside, model_type=part.model_type))
+        elif isinstance(part, Expression) or part:
+            lane.add(self._step(part))
 
-    def _operation(self, part: str | Expression) -> Operation:
+    def _step(self, part: str | Expression) -> Text | Insert | Gen | Select:
         if isinstance(part, str):
-            return AddText(part)
-        if isinstance(part, Separated):
-            if part.model_type is None:
-                return Fail(ValueError("separate_reasoning: give model_type"))
-            return Separate([self._operation(one) for one in parts_of(part.inner)], part.model_type)
+            return Text(text=part)
+        if isinstance(part, Symbol):
+            return part.use(self._lane)
         assert isinstance(part, Call)
-        return Value(self._in_role(part.step)) if part.error is None else Fail(part.error)
-
-    def _in_role(self, step: dict[str, Any]) -> dict[str, Any]:
-        """Add to a gen in a message the stop where the chat template ends it."""
+        step = part.step
+        several = isinstance(step, Gen) and (step.n or 1) > 1
+        self._lane.assign(step.name, LIST if several else TEXT)
         ends = self._root.backend.role_frames().stop if self._lane.role is not None else ()
-        if step["type"] != "gen" or not ends:
+        if not ends or isinstance(step, Select):
             return step
-        stop = step.get("stop", self._root.sampling.get("stop")) or []
-        return {**step, "stop": [*([stop] if isinstance(stop, str) else stop), *ends]}
+        stop = step.stop or self._root.sampling.get("stop") or []  # the chat template ends the message
+        return replace(step, stop=[*([stop] if isinstance(stop, str) else stop), *ends])
 
     def _mark(self, mark: RoleMark) -> None:
         """Begin or end a message."""
-        lane, frames = self._lane, self._root.backend.role_frames()
+        lane, frames, role = self._lane, self._root.backend.role_frames(), mark.role
         if mark.begins == (lane.role is not None):
-            lane.add(Fail(AssertionError("roles do not nest: end one message before the next")))
-            return
-        if mark.begins:
-            first, lane.role = not lane.has_message, mark.role
-            default = frames.default_system if first and mark.role != "system" else None
-            lane.add(AddText(frames.begin(mark.role, first)))
-            lane.add(BeginMessage(mark.role, default))
-            lane.has_message = True
+            lane.fail(AssertionError("roles do not nest: end one message before the next"))
+        elif mark.begins:
+            first, lane.role, lane.has_message = not lane.has_message, role, True
+            default = frames.default_system if first and role != "system" else None
+            lane.add(Text(text=frames.begin(role, first)))
+            lane.add(lambda live: live.begin_message(default))
         else:
             lane.role = None
-            lane.add(EndMessage(mark.role))
-            lane.add(AddText(frames.around[mark.role][1]))
+            lane.add(lambda live: live.end_message(role))
+            lane.add(Text(text=frames.around[role][1]))
 
     def system(self, expression: Any = None) -> Any:
         """Append a message; without an expression, `with s.system():` frames what is appended inside."""
@@ -127,10 +113,10 @@ class State:
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
         """Make the text that is appended inside the variable `name`."""
-        self._lane.add(BeginScope())
+        self._lane.add(lambda live: live.begin_scope())
         yield
-        self._lane.add(EndScope(name))
-        self._lane.kinds[name] = OWN
+        self._lane.assign(name, OWN)
+        self._lane.add(lambda live: live.end_scope(name))
 
     # --- forks
 
@@ -138,10 +124,10 @@ class State:
         """`size` states that go on from here beside each other. They share what was computed so far."""
         lane = self._lane
         name = self._root.new_name()
-        lanes = [self._root.new_lane(lane, f"{name}.{number}") for number in range(size)]
-        fork = ForkLanes(name, lanes)
-        lane.add(fork)
-        return Group(self, fork, [State(one) for one in lanes])
+        lanes = [Branch(self._root, lane, f"{name}.{number}") for number in range(size)]
+        self._root.lanes += lanes
+        lane.add(Fork(name=name, branches=[one.steps for one in lanes]))
+        return Group(self, name, [State(one) for one in lanes])
 
     @contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[State]:
@@ -160,7 +146,7 @@ class State:
 
     def __contains__(self, name: str) -> bool:
         self._settle()
-        return name in self._lane.variables
+        return name in self._lane.live.variables
 
     def get_var(self, name: str) -> Any:
         """Return the value of a variable, once it has one. KeyError if there is none."""
@@ -171,34 +157,35 @@ class State:
                 raise KeyError(name)
             if kind == OWN:
                 trace.give_up()
-            return Symbol(trace, lane.path, name, kind == LIST)
-        if (name in lane.assigned or name not in lane.variables) and not self._root.finished:
+            return Symbol(trace, lane, name, kind == LIST)
+        if (name in lane.assigned or name not in lane.live.variables) and not self._root.finished:
             self._root.send()
-        if name not in lane.variables:
+        if name not in lane.live.variables:
             raise KeyError(name) from lane.error
-        return lane.variables[name]
+        return lane.live.variables[name]
 
     def set_var(self, name: str, value: Any) -> None:
         """Assign a variable."""
         if isinstance(value, Symbol):
             value.trace.give_up()
-        self._lane.add(SetVariable(name, value))
+        self._lane.assign(name, OWN)
+        self._lane.add(lambda live: live.assign(name, value))
 
     def get_meta_info(self, name: str) -> dict[str, Any] | None:
         """Return the figures of the gen or select that assigned `name`."""
         self._settle()
-        found: dict[str, Any] | None = self._lane.meta_info.get(name)
+        found: dict[str, Any] | None = self._lane.live.meta_info.get(name)
         return found
 
     def text(self) -> str:
         """Return the text so far."""
         self._settle()
-        return self._lane.text
+        return self._lane.live.text
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the messages that have ended so far."""
         self._settle()
-        return self._lane.messages
+        return self._lane.live.messages
 
     def sync(self) -> None:
         """Wait for everything that was appended."""
@@ -220,17 +207,18 @@ class State:
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """New text as it comes, of the whole state or of one variable. Without stream=True it comes at once."""
-        place = 0
-        while (operation := self._next_operation(place)) is not None:
-            place += 1
-            if isinstance(operation, Separate):
-                yield from self._separated(operation, var_name)
-            elif isinstance(operation, Value) and var_name in (None, operation.name):
-                yield from self._chunks(operation)
-            elif isinstance(operation, AddText) and var_name is None and operation.text:
-                yield operation.text
-            elif isinstance(operation, AddSymbol) and var_name is None:
-                yield self._symbol_text(operation)
+        place, ended = 0, False
+        while not ended:
+            new, ended = self._pieces(place)
+            place += len(new)
+            yield from (text for name, text in new if text and var_name in (None, name))
+
+    def _pieces(self, place: int) -> tuple[list[tuple[str | None, str]], bool]:
+        """Wait for the texts from the `place`-th on; says whether they are the last."""
+        root, lane = self._root, self._lane
+        with root.changed:
+            root.changed.wait_for(lambda: place < len(lane.live.pieces) or root.finished)
+            return lane.live.pieces[place:], root.finished
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
@@ -239,64 +227,16 @@ class State:
         texts = self.text_iter(var_name)
         while (text := await asyncio.to_thread(next, texts, None)) is not None:
             if return_meta_data:
-                yield text, self._lane.meta_info.get(var_name)
+                yield text, self._lane.live.meta_info.get(var_name)
             else:
                 yield text
-
-    def _next_operation(self, place: int) -> Operation | None:
-        """Return the operation at `place`, once there is one; None at the end."""
-        root, history = self._root, self._lane.history
-        with root.changed:
-            root.changed.wait_for(lambda: place < len(history) or root.finished)
-            return history[place] if place < len(history) else None
-
-    def _chunks(self, value: Value) -> Iterator[str]:
-        root, shown, ended = self._root, 0, False
-        while not ended:
-            with root.changed:
-                while not (len(value.chunks) > shown or value.result is not None or root.finished):
-                    root.changed.wait()
-                new, shown = value.chunks[shown:], len(value.chunks)
-                ended = value.result is not None or root.finished
-            yield from new
-        if not shown and (whole := self._whole(value)):  # not streamed
-            yield whole
-
-    def _symbol_text(self, operation: AddSymbol) -> str:
-        """Return the text of a symbol, once it has come; one of a list is known at the end."""
-        root, symbol = self._root, operation.symbol
-        values = [
-            one for one in operation.source.history if isinstance(one, Value) and one.name == symbol.name
-        ]
-        if symbol.index is None and values:
-            return self._whole(values[-1])
-        with root.changed:
-            root.changed.wait_for(lambda: root.finished)
-        value = operation.source.variables.get(symbol.name, "")
-        return str(value if symbol.index is None else value[symbol.index])
-
-    def _separated(self, operation: Separate, var_name: str | None) -> Iterator[str]:
-        """Yield texts, and answers of values that are split at their end."""
-        for one in operation.inner:
-            if isinstance(one, Value) and var_name in (None, one.name):
-                yield self._whole(one)
-            elif isinstance(one, AddText) and var_name is None:
-                yield one.text
-
-    def _whole(self, value: Value) -> str:
-        """Return the first text of a value, once it has come."""
-        root = self._root
-        with root.changed:
-            root.changed.wait_for(lambda: value.result is not None or root.finished)
-        found = "" if value.result is None else value.result["value"] or ""
-        return str(found[0] if isinstance(found, list) else found)
 
 
 class Group:
     """States that were forked from one."""
 
-    def __init__(self, parent: State, fork: ForkLanes, states: list[State]) -> None:
-        self._parent, self._fork, self._states = parent, fork, states
+    def __init__(self, parent: State, name: str, states: list[State]) -> None:
+        self._parent, self._name, self._states = parent, name, states
 
     def __getitem__(self, number: int) -> State:
         return self._states[number]
@@ -326,6 +266,10 @@ class Group:
         """Wait for the states, which end. Their new variables become lists of the parent, or their texts its text."""
         if mode not in JOIN_MODES:
             raise ValueError(f"Invalid join mode: {mode}")
+        lane = self._parent._lane
         for state in self._states:
             state._lane.closed = True
-        self._parent._lane.add(JoinLanes(self._fork, mode))
+            for name in state._lane.assigned if mode == "gather_variable" else ():
+                if name not in lane.kinds:
+                    lane.assign(name, LIST)
+        lane.add(Join(fork=self._name, mode=mode))  # type: ignore[arg-type]

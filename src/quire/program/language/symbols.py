@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.errors import QuireError
 from quire.program.language.expressions import Expression
+from quire.steps import Insert
 
 if TYPE_CHECKING:
-    from quire.program.language.pending import PendingLane
+    from quire.program.language.root import Branch
 
 
 class UntraceableError(QuireError):
@@ -18,16 +19,24 @@ class UntraceableError(QuireError):
 class Symbol(Expression):
     """The value of a variable. It can be appended and added to texts; every other use ends the trace."""
 
-    def __init__(self, trace: Trace, lane: str, name: str, is_list: bool, index: int | None = None) -> None:
+    def __init__(
+        self, trace: Trace, lane: Branch, name: str, is_list: bool, index: int | None = None
+    ) -> None:
         self.trace, self.lane, self.name, self.is_list, self.index = trace, lane, name, is_list, index
         self.used = False
         trace.symbols.append(self)
 
-    def use(self, elsewhere: PendingLane | None = None) -> None:
-        """Note that the value goes into a text; `elsewhere` is its lane if another lane takes it."""
+    def use(self, lane: Branch) -> Insert:
+        """Note that the value goes into the text of `lane`, and make the step."""
         self.used = True
-        if elsewhere is not None:
-            self.trace.crossing.append((elsewhere, self.name))
+        if lane is not self.lane:
+            self.trace.crossing.append((self.lane, self.name))
+        return Insert(name=self.name, lane=self.lane.path, index=self.index)
+
+    def value(self) -> Any:
+        """Return the value, once the program has run."""
+        found = self.lane.live.variables[self.name]
+        return found if self.index is None else found[self.index]
 
     def __add__(self, other: Any) -> Expression:
         self._text()
@@ -65,7 +74,7 @@ class Trace:
     def __init__(self) -> None:
         self.failed = False
         self.symbols: list[Symbol] = []
-        self.crossing: list[tuple[PendingLane, str]] = []  # variables that other lanes read
+        self.crossing: list[tuple[Branch, str]] = []  # variables that other lanes read
 
     def give_up(self) -> NoReturn:
         """End the trace, even if the program catches the error."""
