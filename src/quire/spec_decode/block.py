@@ -54,18 +54,10 @@ class BlockProposer(ChainProposer):
             for number, (_, count) in enumerate(wanted)
             for depth in range(count)
         ]
-        greedy = self._picker.needs_largest(owners)
-        logits = self._block.run(feeds, self._blocks.table_SM, rows, greedy)
+        tokens = self._block.draw(feeds, self._blocks.table_SM, rows, self._picker, owners, depths)
         failed: set[int] = set()
-        for start, piece in self._block.pieces(logits, len(rows)):
-            stride = len(piece) if greedy else 1  # a sampler draws one row of a slot at a time
-            for first in range(start, start + len(piece), stride):
-                some = slice(first, first + stride)
-                tokens = self._picker.pick(
-                    piece[first - start : first - start + stride], owners[some], depths[some]
-                )
-                for seq, token in zip(owners[some], tokens, strict=True):
-                    if token == NOT_DRAWN:
-                        failed.add(seq.slot)
-                    elif seq.slot not in failed:
-                        drafts[seq.slot].tokens.append(token)
+        for seq, token in zip(owners, tokens, strict=True):
+            if token == NOT_DRAWN:
+                failed.add(seq.slot)
+            elif seq.slot not in failed:
+                drafts[seq.slot].tokens.append(token)

@@ -7,16 +7,16 @@ of its own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from quire.devices.protocol import FloatArray
-from quire.devices.sampling import NOT_DRAWN
 from quire.spec_decode.blocks import DraftBlocks
 from quire.spec_decode.controller import PROBE_SHARE
-from quire.spec_decode.draft_pass import Feed, Pass, Picker
+from quire.spec_decode.draft_pass import Feed, Pass, Picker, draft_chain
 from quire.spec_decode.head import Head
 from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, SpecSequence, StepView
 
@@ -144,7 +144,7 @@ class ChainProposer:
                 ready.append(seq)
         self._lay(feeds, step)
         if feeds:
-            self._first.run(feeds, self._blocks.table_SM, [], True)
+            self._first.run(feeds, self._blocks.table_SM)
             for feed in feeds:
                 self._done(feed, step)
         return ready
@@ -154,7 +154,6 @@ class ChainProposer:
             self._blocks.lay_table(feed.seq.slot, step.blocks(feed.seq.slot))
 
     def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
-        drafts = {seq.slot: Draft() for seq, _ in asks}
         wanted = [(seq, count) for seq, count in asks if self._can_draft(seq, count)]
         behind = [seq for seq, _ in wanted if self._missing(seq) > MOST_WAITING]
         if behind:
@@ -165,12 +164,18 @@ class ChainProposer:
             feeds.pop()
         wanted = [(seq, n) for (seq, n), feed in zip(wanted, feeds, strict=False) if feed.tokens]
         feeds = [feed for feed in feeds if feed.tokens]
-        if feeds:
-            try:
-                self._draft(feeds, [count for _, count in wanted], drafts, step)
-            finally:
-                self._picker.take_back()
+        if not feeds:
+            return [NO_DRAFT for _ in asks]
+        self._lay(feeds, step)
+        runners = itertools.chain([self._first], itertools.repeat(self._again))
+        counts = [count for _, count in wanted]
+        drafts = draft_chain(runners, feeds, counts, self._blocks.table_SM, self._picker, self._following)
+        for feed in feeds:
+            self._done(feed, step)
         return [drafts.get(seq.slot, NO_DRAFT) for seq, _ in asks]
+
+    def _following(self, feed: Feed, token: int, state: FloatArray | None) -> Feed:
+        return Feed(feed.seq, feed.start + len(feed.tokens), self._ids([token]), state)
 
     def _missing(self, seq: SpecSequence) -> int:
         return len(seq.tokens) - int(self._reads_hidden) - self._progress[seq.slot].done
@@ -182,32 +187,3 @@ class ChainProposer:
         if self._reads_hidden and progress.num_waiting < self._missing(seq):
             return False
         return self._head.max_len is None or len(seq.tokens) + count <= self._head.max_len
-
-    def _draft(self, feeds: list[Feed], counts: list[int], drafts: dict[int, Draft], step: StepView) -> None:
-        runner = self._first
-        self._lay(feeds, step)
-        greedy = self._picker.needs_largest([feed.seq for feed in feeds])
-        depth = 0
-        while feeds:
-            rows = (np.cumsum([len(feed.tokens) for feed in feeds]) - 1).tolist()
-            logits = runner.run(feeds, self._blocks.table_SM, rows, greedy)
-            hidden = runner.tap()[rows].copy() if self._reads_hidden else None
-            tokens: list[int] = []
-            for start, piece in runner.pieces(logits, len(rows)):
-                seqs = [feed.seq for feed in feeds[start : start + len(piece)]]
-                tokens += self._picker.pick(piece, seqs, [depth] * len(seqs))
-            if depth == 0:
-                for feed in feeds:
-                    self._done(feed, step)
-            depth += 1
-            ahead, left = [], []
-            for row, (feed, token, count) in enumerate(zip(feeds, tokens, counts, strict=True)):
-                if token == NOT_DRAWN:
-                    continue
-                drafts[feed.seq.slot].tokens.append(token)
-                if count > depth:
-                    stop = feed.start + len(feed.tokens)
-                    own = None if hidden is None else hidden[row : row + 1]
-                    ahead.append(Feed(feed.seq, stop, self._ids([token]), own))
-                    left.append(count)
-            feeds, counts, runner = ahead, left, self._again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from quire.devices.host import HostLogits
 from quire.devices.protocol import Executable, FloatArray, IntArray, ModelInput
 from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, takes_largest
-from quire.spec_decode.proposer import SpecSequence
+from quire.spec_decode.proposer import Draft, SpecSequence
 
 
 @dataclass(slots=True)
@@ -30,7 +30,9 @@ class Pass:
         self._executable = executable
         self._max_logit_rows = max_logit_rows
 
-    def run(self, feeds: Sequence[Feed], table_SM: IntArray, rows: Sequence[int], greedy: bool) -> Logits:
+    def run(
+        self, feeds: Sequence[Feed], table_SM: IntArray, rows: Sequence[int] = (), greedy: bool = True
+    ) -> Logits:
         """Compute the feeds, and the logits of the tokens `rows` of all feeds in a row. Returns the first of them."""
         counts = [len(feed.tokens) for feed in feeds]
         ends = [feed.start + count for feed, count in zip(feeds, counts, strict=True)]
@@ -56,15 +58,35 @@ class Pass:
             )
         )
 
-    def pieces(self, first: Logits, count: int) -> Iterator[tuple[int, Logits]]:
-        """Yield all rows of logits in pieces, each with the number of its first row."""
-        yield 0, first
-        for start in range(len(first), count, self._max_logit_rows):
-            yield start, self._executable.logits(start, min(start + self._max_logit_rows, count))
+    def draw(
+        self,
+        feeds: Sequence[Feed],
+        table_SM: IntArray,
+        rows: Sequence[int],
+        picker: Picker,
+        owners: Sequence[SpecSequence],
+        depths: Sequence[int],
+    ) -> list[int]:
+        """Compute the feeds, and pick a token from each of `rows`, for `owners` whose drafts have `depths` tokens."""
+        greedy = picker.needs_largest(owners)
+        logits, tokens = self.run(feeds, table_SM, rows, greedy), list[int]()
+        repeats = len({seq.slot for seq in owners}) < len(owners)
+        while True:
+            stride = (
+                1 if repeats and not greedy else len(logits)
+            )  # a sampler draws one row of a slot at a time
+            for first in range(0, len(logits), stride):
+                some = slice(len(tokens), len(tokens) + stride)
+                tokens += picker.pick(logits[first : first + stride], owners[some], depths[some])
+            if len(tokens) == len(rows):
+                return tokens
+            end = min(len(tokens) + self._max_logit_rows, len(rows))
+            logits = self._executable.logits(len(tokens), end)
 
-    def tap(self) -> FloatArray:
-        """Return the tapped layer's output of all tokens: [T, h]."""
-        return self._executable.taps()[0]
+    def states(self, rows: Sequence[int]) -> FloatArray | None:
+        """Copy `rows` of the tapped layer's output, if the graph taps one."""
+        taps = self._executable.taps()
+        return taps[0][rows].copy() if taps else None
 
 
 class Picker:
@@ -132,3 +154,38 @@ class Picker:
             known = self._target_ids >= 0
             wide[:, self._target_ids[known]] = values[:, known]
         return HostLogits(wide)
+
+
+def draft_chain(
+    runners: Iterable[Pass],
+    feeds: list[Feed],
+    counts: Sequence[int],
+    table_SM: IntArray,
+    picker: Picker,
+    follow: Callable[[Feed, int, FloatArray | None], Feed],
+) -> dict[int, Draft]:
+    """Draft `counts[i]` tokens after `feeds[i]`, one with each of `runners`. Returns the drafts by slot.
+
+    `follow` makes the next feed of a feed, its token and its tapped state.
+    """
+    drafts = {feed.seq.slot: Draft() for feed in feeds}
+    try:
+        for depth, runner in enumerate(runners):
+            if not feeds:
+                break
+            rows = (np.cumsum([len(feed.tokens) for feed in feeds]) - 1).tolist()
+            owners = [feed.seq for feed in feeds]
+            tokens = runner.draw(feeds, table_SM, rows, picker, owners, [depth] * len(feeds))
+            states = runner.states(rows)
+            ahead, left = [], []
+            for row, (feed, token, count) in enumerate(zip(feeds, tokens, counts, strict=True)):
+                if token == NOT_DRAWN:
+                    continue
+                drafts[feed.seq.slot].tokens.append(token)
+                if count > depth + 1:
+                    ahead.append(follow(feed, token, None if states is None else states[row : row + 1]))
+                    left.append(count)
+            feeds, counts = ahead, left
+    finally:
+        picker.take_back()
+    return drafts

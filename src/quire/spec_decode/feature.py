@@ -9,7 +9,6 @@ from quire.engine.plan import Need, Planning
 from quire.errors import ConfigError
 from quire.spec_decode.make import Drafter, find_drafter, make_drafting, plan_draft
 from quire.spec_decode.part import SpeculationPart
-from quire.spec_decode.target import drafting_target, own_head_bytes
 
 
 class Speculation:
@@ -20,7 +19,7 @@ class Speculation:
 
     def need(self, planning: Planning) -> Need:
         """Return what the drafter takes on the last stage. ConfigError if it does not fit the target."""
-        drafter, share = self._drafter, planning.share
+        drafter = self._drafter
         if drafter is None or not planning.shard.ends:
             return Need()
         if planning.shard.stages > 1 and drafter.runs_model:
@@ -28,29 +27,13 @@ class Speculation:
                 "--pipeline-parallel-size: a model that drafts needs all layers of the target; leave out the draft "
                 "model, or draft with --spec-method ngram or suffix"
             )
-        target = drafting_target(drafter, share, planning.backend, True)
-        block_size = planning.config.cache.block_size
-        need = plan_draft(drafter, planning.backend, target, planning.limits, block_size)
-        return need + Need(weights=own_head_bytes(target, share))
+        return plan_draft(drafter, planning)
 
     def join(self, engine: Joined) -> None:
         """Load the drafter, and add the slot part that reports to it."""
-        plan, memory = engine.plan, engine.plan.memory
-        drafting = make_drafting(
-            self._drafter,
-            plan.backend,
-            drafting_target(self._drafter, engine.model, plan.backend),
-            engine.sampler,
-            plan.limits,
-            memory.num_blocks,
-            memory.block_size,
-            engine.max_blocks,
-        )
+        drafting = make_drafting(self._drafter, engine)
         part = SpeculationPart(
-            drafting.proposer,
-            drafting.limit,
-            drafting.controller,
-            engine.inputs,
+            *(drafting.proposer, drafting.limit, drafting.controller, engine.inputs),
             lambda slot, draft: engine.count_allowed(slot, draft),
         )
         engine.runner.add_part(part, last=True)

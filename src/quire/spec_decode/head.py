@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,34 +74,27 @@ class Head:
         return np.concatenate(parts, axis=1, dtype=np.float32)
 
 
-@dataclass(slots=True)
 class HeadSource:
     """The config and the tensors of a head, packed one by one for a backend. `outline`: shapes without values."""
 
-    path: Path
-    config: dict[str, Any]
-    checkpoint: Checkpoint
-    packer: Packer
-    nbytes: int = 0
-    used: set[str] = field(default_factory=set)
-
-    @classmethod
-    def open(cls, path: Path, backend: Backend, target: LoadedModel, outline: bool) -> HeadSource:
-        """ModelError: there are no weights, or they cannot be read."""
-        return cls.over(path, read_json(path / "config.json"), _open(path), backend, target, outline)
-
-    @classmethod
-    def over(
-        cls,
+    def __init__(
+        self,
         path: Path,
         config: dict[str, Any],
         checkpoint: Checkpoint,
         backend: Backend,
         target: LoadedModel,
         outline: bool,
-    ) -> HeadSource:
-        types = WeightTypes.of(target.dtype, None)
-        return cls(path, config, checkpoint, Packer(checkpoint, backend, types, outline))
+    ) -> None:
+        self.path, self.config, self.checkpoint = path, config, checkpoint
+        self.packer = Packer(checkpoint, backend, WeightTypes.of(target.dtype, None), outline)
+        self.nbytes = 0
+        self._used: set[str] = set()
+
+    @classmethod
+    def open(cls, path: Path, backend: Backend, target: LoadedModel, outline: bool) -> HeadSource:
+        """ModelError: there are no weights, or they cannot be read."""
+        return cls(path, read_json(path / "config.json"), _open(path), backend, target, outline)
 
     def has(self, name: str) -> bool:
         return name in set(self.checkpoint.names())
@@ -117,6 +110,11 @@ class HeadSource:
         """Matrices [rows[i], width] stacked; `take` picks from each."""
         parts = [self.part(name, (count, width), take) for name, count in zip(names, rows, strict=True)]
         return self.count(self.packer.matrix(parts, use))
+
+    def halves(self, names: Sequence[str], rows: Sequence[int], width: int) -> tuple[Matrix, Matrix]:
+        """Split matrices [rows[i], 2 * width] of two inputs side by side, and stack each half."""
+        first = self.matrix(names, rows, 2 * width, lambda array: array[:, :width])
+        return first, self.matrix(names, rows, 2 * width, lambda array: array[:, width:])
 
     def vector(self, name: str, size: int) -> FloatArray:
         return self.packer.vector([self.part(name, (size,))])
@@ -140,7 +138,7 @@ class HeadSource:
                 f"{self.checkpoint.path(name)}: tensor {name} is {list(found)}, and this drafter with its target needs "
                 f"{list(shape)}: use a drafter that was made for the target"
             )
-        self.used.add(name)
+        self._used.add(name)
         return Part(((name, shape),), take)
 
     def count(self, matrix: Matrix) -> Matrix:
@@ -153,7 +151,7 @@ class HeadSource:
         left = sorted(
             name
             for name in self.checkpoint.names()
-            if name not in self.used and not name.startswith(tuple(ignored))
+            if name not in self._used and not name.startswith(tuple(ignored))
         )
         if left:
             raise ModelError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from quire.config import SpeculativeOptions
-from quire.devices.protocol import Backend, KVCache, KVSpec, Limits
-from quire.devices.sampling import Sampler
+from quire.devices.protocol import Backend, Graph, KVCache, KVSpec
 from quire.engine.directory import WITHOUT_MODEL
-from quire.engine.plan import Need
+from quire.engine.feature import Joined
+from quire.engine.plan import Need, Planning
 from quire.errors import ConfigError, ModelError
 from quire.files import read_json
 from quire.model.info import Asked
@@ -25,14 +26,14 @@ from quire.spec_decode.controller import Controller
 from quire.spec_decode.draft_pass import Pass, Picker
 from quire.spec_decode.head import MEDUSA_FILES, Head, HeadSource
 from quire.spec_decode.heads.dflash import read_dflash
-from quire.spec_decode.heads.eagle import read_eagle
 from quire.spec_decode.heads.eagle3 import read_eagle3
-from quire.spec_decode.heads.mtp import read_mtp, read_mtp_file
+from quire.spec_decode.heads.pair import read_eagle, read_mtp, read_mtp_file
 from quire.spec_decode.heads.stages import read_medusa, read_mlp_speculator
 from quire.spec_decode.lookup import NgramProposer
 from quire.spec_decode.proposer import Proposer
 from quire.spec_decode.stages import StageProposer
 from quire.spec_decode.suffix import SuffixProposer
+from quire.spec_decode.target import drafting_target, own_head_bytes
 from quire.spec_decode.token_map import TokenMap, map_tokens
 from quire.weights.hub import find_model
 from quire.weights.schemes import scheme
@@ -124,6 +125,10 @@ class Drafter:
             )
         return wanted or head.num_tokens
 
+    def ahead(self, head: Head) -> int:
+        """Return the most positions after the known ones that one draft computes."""
+        return self.limit(head) if head.block is None else head.most
+
 
 def _padded(draft: int, target: int) -> bool:
     """Tell whether vocabularies of these sizes may be the same but for padding at the end."""
@@ -174,20 +179,22 @@ def detect(path: Path) -> str:
     return "eagle" if "eagle" in name else "draft_model"
 
 
-def plan_draft(drafter: Drafter, backend: Backend, target: Any, limits: Limits, block_size: int) -> Need:
-    """Return what a drafter takes. `backend` is one that only plans."""
+def plan_draft(drafter: Drafter, planning: Planning) -> Need:
+    """Return what a drafter takes. The backend of `planning` is one that only plans."""
     if not drafter.runs_model:
         return Need()
+    backend, limits, block_size = planning.backend, planning.limits, planning.config.cache.block_size
+    target = drafting_target(planning.share, backend, True)
     head = drafter.head(backend, target, outline=True)
     spec = head.kv_spec or NO_CACHE
     workspace = sum(backend.workspace_bytes(graph, spec, limits) for graph in head.graphs)
     per_token = 0 if head.kv_spec is None else spec.bytes_per_token
-    ahead = max(drafter.limit(head), head.most if head.block else 0)
-    own = limits.max_seqs * scratch_blocks(ahead, block_size)
+    own = limits.max_seqs * scratch_blocks(drafter.ahead(head), block_size)
     workspace += own * block_size * per_token
     # A head's KV at a position depends on the token after it too.
     reads_pairs = head.kv_spec is not None and not head.stages and head.again is not None
-    return Need(head.weight_bytes, workspace, per_token, head.taps, reads_pairs)
+    weights = head.weight_bytes + own_head_bytes(target, planning.share)
+    return Need(weights, workspace, per_token, head.taps, reads_pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +207,8 @@ class Drafting:
     cache: KVCache | None = None
 
 
-def make_drafting(
-    drafter: Drafter | None,
-    backend: Backend,
-    target: Any,
-    sampler: Sampler,
-    limits: Limits,
-    num_blocks: int,
-    block_size: int,
-    max_blocks: int,
-) -> Drafting:
-    """Load a drafter and put its proposer together. `num_blocks` counts the target's cache."""
+def make_drafting(drafter: Drafter | None, engine: Joined) -> Drafting:
+    """Load a drafter and put its proposer together."""
     if drafter is None:
         return Drafting()
     controller = Controller(drafter.options.adaptive)
@@ -218,26 +216,24 @@ def make_drafting(
         return Drafting(NgramProposer(*drafter.options.lookup_range), drafter.limit(None), controller)
     if drafter.method == "suffix":
         return Drafting(SuffixProposer(drafter.options), drafter.limit(None), controller)
+    backend, limits, memory = engine.plan.backend, engine.plan.limits, engine.plan.memory
+    target: Any = drafting_target(engine.model, backend)
     head = drafter.head(backend, target, outline=False)
-    limit = drafter.limit(head)
+    limit, block_size, max_seqs = drafter.limit(head), memory.block_size, limits.max_seqs
     greedy = drafter.options.draft_sample_method == "greedy"
-    picker = Picker(sampler, target.spec.vocab_size, head.target_ids, greedy)
-    max_seqs, rows = limits.max_seqs, limits.max_logit_rows
+    picker = Picker(engine.sampler, target.spec.vocab_size, head.target_ids, greedy)
+
+    def passes(graphs: Iterable[Graph], kv: KVCache) -> list[Pass]:
+        return [Pass(backend.compile(graph, kv, limits), limits.max_logit_rows) for graph in graphs]
+
     if head.stages:
-        kv = backend.kv_cache(NO_CACHE, 1, block_size)
-        stages = [Pass(backend.compile(graph, kv, limits), rows) for graph in head.stages]
+        stages = passes(head.stages, backend.kv_cache(NO_CACHE, 1, block_size))
         return Drafting(StageProposer(head, stages, picker, max_seqs), limit, controller)
     assert head.kv_spec is not None
-    assert head.first is not None
-    ahead = head.most if head.block is not None else limit
-    own = max_seqs * scratch_blocks(ahead, block_size)
-    kv = backend.kv_cache(head.kv_spec, num_blocks + own, block_size)
-    blocks = DraftBlocks(kv, num_blocks, max_seqs, max_blocks, ahead)
-    first = Pass(backend.compile(head.first, kv, limits), rows)
-    if head.block is not None:
-        block = Pass(backend.compile(head.block, kv, limits), rows)
-        proposer: Proposer = BlockProposer(head, first, block, blocks, picker, limits.max_tokens)
-    else:
-        again = first if head.again is None else Pass(backend.compile(head.again, kv, limits), rows)
-        proposer = ChainProposer(head, first, again, blocks, picker, limits.max_tokens)
+    own = max_seqs * scratch_blocks(drafter.ahead(head), block_size)
+    kv = backend.kv_cache(head.kv_spec, memory.num_blocks + own, block_size)
+    blocks = DraftBlocks(kv, memory.num_blocks, max_seqs, engine.max_blocks, drafter.ahead(head))
+    first, *rest = passes(head.graphs, kv)
+    kind = ChainProposer if head.block is None else BlockProposer
+    proposer = kind(head, first, rest[-1] if rest else first, blocks, picker, limits.max_tokens)
     return Drafting(proposer, limit, controller, blocks)

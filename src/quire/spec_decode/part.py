@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
@@ -168,67 +168,52 @@ class SpeculationPart:
         return computed, drawing
 
     def _draft(self, drawing: list[SpecSequence], num_seqs: int, view: StepView, output: StepOutput) -> float:
-        """Add drafts to `output`. Returns the seconds in which a model made them."""
+        """Add drafts of the length that pays to `output`. Returns the seconds in which a model made some."""
         if self.controller.rests and self._looks_only:
             self._turn += 1
             drawing = drawing[self._turn % PROBE_SHARE :: PROBE_SHARE] or drawing[:1]
-        predicted: list[Ask] = [
-            (seq, min(MOST_PREDICTED, seq.room)) for seq in drawing if seq.request.prediction and seq.room > 0
-        ]
-        drafts = dict(
-            zip((seq.slot for seq, _ in predicted), self._predictions.propose(predicted, view), strict=True)
-        )
-        asks: list[Ask] = []
-        if self._proposer is not None:
-            asks = [
-                (seq, min(self._limit, seq.room))
-                for seq in drawing
-                if seq.room > 0 and not (seq.slot in drafts and drafts[seq.slot].tokens)
-            ]
-        if self._proposer is not None and self._proposer.drafts_freely:
-            for (seq, _), draft in zip(asks, self._proposer.propose(asks, view), strict=True):
-                drafts[seq.slot] = draft
+        proposer, able = self._proposer, [seq for seq in drawing if seq.room > 0]
+        predicted = [(seq, min(MOST_PREDICTED, seq.room)) for seq in able if seq.request.prediction]
+        drafts = self._ask(self._predictions, predicted, view)
+        asks = [(seq, min(self._limit, seq.room)) for seq in able if proposer and seq.slot not in drafts]
+        if proposer is not None and proposer.drafts_freely:
+            drafts |= self._ask(proposer, asks, view)
             asks = []
-        return self._plan(drawing, drafts, asks, num_seqs, view, output)
-
-    def _plan(
-        self,
-        drawing: list[SpecSequence],
-        drafts: dict[int, Draft],
-        asks: list[Ask],
-        num_seqs: int,
-        view: StepView,
-        output: StepOutput,
-    ) -> float:
-        """Cut drafts to the length that pays, and let a model make those that pay. Returns the model's seconds."""
         limits = {seq.slot: count for seq, count in asks}
         chances = []
         for seq in drawing:
             draft = drafts.get(seq.slot)
-            if draft is not None and draft.tokens:
-                self._obey_grammar(seq, draft)
-                chances.append(draft.probabilities or seq.odds.cumulative(len(draft.tokens)))
-            else:
-                chances.append(seq.odds.cumulative(limits.get(seq.slot, 0)))
+            count = limits.get(seq.slot, 0) if draft is None else len(draft.tokens)
+            chances.append((draft and draft.probabilities) or seq.odds.cumulative(count))
         counts = self.controller.plan(chances, num_seqs)
         wanted: list[Ask] = []
         for seq, count in zip(drawing, counts, strict=True):
-            if count and seq.slot in limits:
-                wanted.append((seq, count))
-            elif count:
+            if count and seq.slot in drafts:
                 output.drafts[seq.slot] = drafts[seq.slot].tokens[:count]
-        if not wanted or self._proposer is None:
-            self._hold(drawing, output)
-            return 0.0
-        began = time.perf_counter()
-        for (seq, _), draft in zip(wanted, self._proposer.propose(wanted, view), strict=True):
-            self._obey_grammar(seq, draft)
-            if draft.tokens:
-                output.drafts[seq.slot] = draft.tokens
+            elif count:
+                wanted.append((seq, count))
+        seconds = 0.0
+        if wanted and proposer is not None:
+            began = time.perf_counter()
+            for slot, draft in self._ask(proposer, wanted, view).items():
+                output.drafts[slot] = draft.tokens
+            seconds = time.perf_counter() - began
+            self.controller.drafting.record(max(count for _, count in wanted), seconds)
         self._hold(drawing, output)
-        seconds = time.perf_counter() - began
-        self.controller.drafting.record(max(count for _, count in wanted), seconds)
         return seconds
+
+    def _ask(self, proposer: Proposer, asks: Sequence[Ask], view: StepView) -> dict[int, Draft]:
+        """Return the drafts by slot, as far as grammars allow their tokens; none that are empty."""
+        found = {}
+        for (seq, _), draft in zip(asks, proposer.propose(asks, view), strict=True):
+            if seq.request.grammar is not None and draft.tokens:
+                count = self._count_allowed(seq.slot, draft.tokens)
+                del draft.tokens[count:]
+                if draft.probabilities is not None:
+                    del draft.probabilities[count:]
+            if draft.tokens:
+                found[seq.slot] = draft
+        return found
 
     def _hold(self, drawing: list[SpecSequence], output: StepOutput) -> None:
         """Give sequences that had a draft lately an empty one.
@@ -239,14 +224,6 @@ class SpeculationPart:
             seq.since_draft = 0 if seq.slot in output.drafts else seq.since_draft + 1
             if 0 < seq.since_draft <= HOLD:
                 output.drafts[seq.slot] = []
-
-    def _obey_grammar(self, seq: SpecSequence, draft: Draft) -> None:
-        """Cut the draft where the sequence's grammar does not allow it."""
-        if seq.request.grammar is not None and draft.tokens:
-            count = self._count_allowed(seq.slot, draft.tokens)
-            del draft.tokens[count:]
-            if draft.probabilities is not None:
-                del draft.probabilities[count:]
 
 
 def _has_end(seq: SpecSequence, new: list[int]) -> bool:

@@ -12,26 +12,17 @@ from quire.model.parts.embedding import Head
 from quire.model.parts.source import Given
 from quire.model.shard import WHOLE
 from quire.model.tensors import Tensors
-from quire.spec_decode.make import Drafter
 
 
-def drafting_target(
-    drafter: Drafter | None, model: ServedModel, backend: Backend, outline: bool = False
-) -> ServedModel:
-    """Return the model as its drafter sees it, which runs on the engine's own rank alone."""
-    if drafter is None or not drafter.runs_model or not isinstance(model, LoadedModel):
-        return model
-    return _with_whole_head(model, backend, outline)
-
-
-def _with_whole_head(model: LoadedModel, backend: Backend, outline: bool = False) -> LoadedModel:
+def drafting_target(model: ServedModel, backend: Backend, outline: bool = False) -> ServedModel:
     """Return the model for a drafter on one rank: its head is whole, so that logits need no other rank.
 
     ConfigError: the head cannot be read again.
     """
-    config = model.spec
-    if model.shard.whole or config.head is None:
+    if not isinstance(model, LoadedModel) or model.shard.whole or model.spec.head is None:
         return model
+    config = model.spec
+    assert config.head is not None
     tied = config.tied and not (config.head.bias or config.embedding.spare_tokens)
     if not tied and (model.names is None or (model.open is None and not outline)):
         raise ConfigError(

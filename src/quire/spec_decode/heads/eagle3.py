@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from quire.devices.graph import Graph, Recorder, record
+from quire.devices.graph import Recorder, record
 from quire.devices.ops import Attend, Embed, Linear, Receive, SelectRows, StoreKV, Tap, Value
 from quire.devices.protocol import Attention, FloatArray, Matrix
 from quire.devices.protocol import Norm as NormOperand
@@ -27,7 +27,6 @@ from quire.model.shard import WHOLE
 from quire.model.spec import ArchSpec
 from quire.spec_decode.head import Head, HeadSource, Named, target_map
 from quire.spec_decode.heads.layer import layer_spec, own_layers, published_tokens
-from quire.weights.parts import Take
 
 
 def tap_layers(config: dict[str, Any], target: DecoderConfig, path: Any) -> tuple[int, ...]:
@@ -57,7 +56,6 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
     """Read the head. ModelError: it does not fit the target."""
     config = source.config
     spec = layer_spec(config.get("transformer_layer_config", config), source.path)
-    is_library = "speculators_model_type" in config
     vocab, width, h = target.spec.vocab_size, target.spec.hidden_size, spec.hidden_size
     taps = tap_layers(config, target.spec, source.path)
     features = len(taps) * width
@@ -83,43 +81,46 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
     qkv = [f"{prefix}self_attn.{part}_proj.weight" for part in "qkv"]
     rows = [n * d, g * d, g * d]
 
-    def columns(start: int) -> Take:
-        return lambda array: array[:, start : start + h]
-
-    normed, own = spec.norms_qk(0), decoder_config(spec)
+    own = decoder_config(spec)
     mlp = own.layers[0].mlp
     assert mlp is not None
-    first = Named.of(source, own, TensorNames(layer=prefix))
-    weights = Eagle3Weights(
-        input_norm=source.norm("input_norm", features, eps) if config.get("norm_before_fc") else None,
+
+    def norm(name: str, size: int = h) -> Norm:
+        return source.norm(name, size, eps)
+
+    def head_norm(part: str) -> NormOperand | None:
+        return norm(f"{prefix}self_attn.{part}_norm", d).operand if spec.norms_qk(0) else None
+
+    graph = Eagle3(
+        spec,
+        input_norm=norm("input_norm", features) if config.get("norm_before_fc") else None,
         fc=source.matrix(["fc.weight"], [h], features),
         fc_bias=source.vector("fc.bias", h) if source.has("fc.bias") else None,
         embedding=embedding,
-        token_norm=source.norm(f"{prefix}input_layernorm", h, eps),
-        hidden_norm=source.norm(f"{prefix}hidden_norm", h, eps),
-        qkv_token=source.matrix(qkv, rows, 2 * h, columns(0)),
-        qkv_hidden=source.matrix(qkv, rows, 2 * h, columns(h)),
-        q_norm=source.norm(f"{prefix}self_attn.q_norm", d, eps).operand if normed else None,
-        k_norm=source.norm(f"{prefix}self_attn.k_norm", d, eps).operand if normed else None,
+        token_norm=norm(f"{prefix}input_layernorm"),
+        hidden_norm=norm(f"{prefix}hidden_norm"),
+        qkv=source.halves(qkv, rows, h),
+        qk_norms=(head_norm("q"), head_norm("k")),
         out=source.matrix([f"{prefix}self_attn.o_proj.weight"], [h], n * d),
-        mlp_norm=source.norm(f"{prefix}post_attention_layernorm", h, eps),
-        mlp=MLP(mlp, first, "layers.0.mlp", WHOLE),
-        norm=source.norm("norm", h, eps),
-        head=head,
+        mlp_norm=norm(f"{prefix}post_attention_layernorm"),
+        mlp=MLP(mlp, Named.of(source, own, TensorNames(layer=prefix)), "layers.0.mlp", WHOLE),
+        norm=norm("norm"),
+        lm_head=head,
         rest=tuple(own_layers(source, own, first=1)),
+        normed_residual=bool(config.get("norm_before_residual", "speculators_model_type" in config)),
+        normed_output=bool(config.get("norm_output", False)),
     )
-    residual = config.get("norm_before_residual", is_library)
-    graph = Eagle3(spec, weights, bool(residual), bool(config.get("norm_output", False)))
     ids = target_map(source, draft_vocab, vocab)
     source.refuse_left(("t2d", "d2t", "verifier_", "rotary_emb", "embed_tokens"))
 
-    def made(feed: bool) -> Graph:
-        hidden = partial(graph.hidden, feed=feed)
-        return record(hidden, graph.head, draft_vocab, h, range(spec.num_layers), (0,), vocab)
-
+    layers = range(spec.num_layers)
+    first, again = (
+        record(partial(graph.hidden, feed=feed), graph.logits, draft_vocab, h, layers, (0,), vocab)
+        for feed in (True, False)
+    )
     return Head(
-        first=made(True),
-        again=made(False),
+        first,
+        again,
         kv_spec=own.kv_spec(target.dtype),
         taps=taps,
         tap_norms=chunk_norms,
@@ -131,60 +132,53 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3Weights:
-    """The tensors of a head: h its width, F the width of the target's features, D its vocabulary.
+class Eagle3:
+    """The graph of a head: h is its width, F the width of the target's features, D its vocabulary.
 
-    fc [h, F]; qkv of the token's and of the hidden half [., h]; head [D, h]; `rest` are the layers after the first.
+    fc [h, F]; halves of qkv, the token's and the hidden state's [., h]; lm_head [D, h]; `rest` are the layers after
+    the first.
     """
 
+    spec: ArchSpec
     input_norm: Norm | None
     fc: Matrix
     fc_bias: FloatArray | None
     embedding: Matrix
     token_norm: Norm
     hidden_norm: Norm
-    qkv_token: Matrix
-    qkv_hidden: Matrix
-    q_norm: NormOperand | None
-    k_norm: NormOperand | None
+    qkv: tuple[Matrix, Matrix]
+    qk_norms: tuple[NormOperand | None, NormOperand | None]
     out: Matrix
     mlp_norm: Norm
     mlp: MLP
     norm: Norm
-    head: Matrix
+    lm_head: Matrix
     rest: tuple[Layer, ...]
-
-
-class Eagle3:
-    """The graph of a head. With `feed` it starts from the target's features, else from its own output."""
-
-    def __init__(
-        self, spec: ArchSpec, weights: Eagle3Weights, normed_residual: bool, normed_output: bool
-    ) -> None:
-        self.spec, self.weights = spec, weights
-        self._normed_residual, self._normed_output = normed_residual, normed_output
+    normed_residual: bool
+    normed_output: bool
 
     def hidden(self, g: Recorder, feed: bool) -> Value:
-        spec, w, r = self.spec, self.weights, Recording(g)
-        x = g(Receive(w.fc.shape[1] if feed else spec.hidden_size))
+        """Record the layers. With `feed` they start from the target's features, else from their own output."""
+        spec, r = self.spec, Recording(g)
+        x = g(Receive(self.fc.shape[1] if feed else spec.hidden_size))
         if feed:
-            x = x if w.input_norm is None else w.input_norm(g, x)
-            x = g(Linear(x, w.fc, w.fc_bias))
-        hidden = w.hidden_norm(g, x)
-        token = w.token_norm(g, g(Embed(w.embedding)))
-        qkv = g(Linear(hidden, w.qkv_hidden, residual=g(Linear(token, w.qkv_token))))
-        q = g(StoreKV(qkv, 0, spec.num_heads, r.angles(spec.rope), w.q_norm, w.k_norm))
+            x = x if self.input_norm is None else self.input_norm(g, x)
+            x = g(Linear(x, self.fc, self.fc_bias))
+        hidden = self.hidden_norm(g, x)
+        token = self.token_norm(g, g(Embed(self.embedding)))
+        qkv = g(Linear(hidden, self.qkv[1], residual=g(Linear(token, self.qkv[0]))))
+        q = g(StoreKV(qkv, 0, spec.num_heads, r.angles(spec.rope), *self.qk_norms))
         heads = g(Attend(q, 0, spec.num_heads, Attention(spec.attention_scale, spec.windows[0])))
-        y = g(Linear(heads, w.out, residual=hidden if self._normed_residual else x))
-        y = w.mlp.out(g, w.mlp(g, w.mlp_norm(g, y)), y)
-        for layer in w.rest:
+        y = g(Linear(heads, self.out, residual=hidden if self.normed_residual else x))
+        y = self.mlp.out(g, self.mlp(g, self.mlp_norm(g, y)), y)
+        for layer in self.rest:
             y = layer(r, y)
-        if self._normed_output:
-            y = w.norm(g, y)
+        if self.normed_output:
+            y = self.norm(g, y)
             g(Tap(y))
             return g(SelectRows(y))
         g(Tap(y))
-        return w.norm(g, g(SelectRows(y)))
+        return self.norm(g, g(SelectRows(y)))
 
-    def head(self, g: Recorder, hidden: Value) -> Value:
-        return g(Linear(hidden, self.weights.head))
+    def logits(self, g: Recorder, hidden: Value) -> Value:
+        return g(Linear(hidden, self.lm_head))
