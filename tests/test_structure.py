@@ -20,7 +20,7 @@ from quire.devices.registry import Isa
 ROOT = Path(quire.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 # Each is a folder that plugs into the engine, which imports it by name when an option or a request asks for it.
-FEATURES = {"lora", "grammar", "spec_decode", "pooling", "program", "ranks"}
+FEATURES = {"lora", "grammar", "spec_decode", "pooling", "processors", "program", "ranks"}
 # Each part may import parts of lower levels, and itself.
 LEVELS = [
     {"errors", "lazy"},

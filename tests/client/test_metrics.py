@@ -123,7 +123,7 @@ def test_drafts_are_counted_by_position_and_over_restarts() -> None:
     assert found["quire:spec_decode_num_drafts_total"] == 5
     assert found["quire:spec_decode_num_draft_tokens_total"] == 12
     assert found["quire:spec_decode_num_accepted_tokens_total"] == 8
-    family = next(f for f in metrics.collect() if f.name.endswith("accepted_tokens_per_pos"))
+    family = next(f for f in metrics.families.collect() if f.name.endswith("accepted_tokens_per_pos"))
     assert [(s.labels["position"], s.value) for s in family.samples] == [("0", 4), ("1", 3), ("2", 1)]
 
 

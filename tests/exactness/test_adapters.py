@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
+from quire.lora.arena import AdapterArena
 from tests.adapter_files import write_adapter
 from tests.exactness.requests import PARAMS, make_prompts
 from tests.exactness.test_schedule import Recorder, record, stop_recording
@@ -118,7 +119,7 @@ def test_a_mix_of_adapters_equals_each_alone(
     assert results(llm, make_prompts(), PARAMS, each) == wanted, "a warm prefix cache changed the result"
     for key, row in rows.items():
         assert row == recorder.rows[key], f"logits of seed and position {key} differ"
-    (arena, _) = llm._core.gates
+    arena = next(gate for gate in llm._core.gates if isinstance(gate, AdapterArena))
     assert not arena._requests, "an ended request pins its adapter"
 
 

@@ -15,13 +15,13 @@ from quire.client.outputs import OutputStream
 from quire.client.request_checks import check_params, check_tokens, for_processors, room_after, scored_from
 from quire.errors import RequestError
 from quire.lazy import Lazy
-from quire.logits_processor import ProcessorClass
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import SEED_MASK, ModelCard, Pooling, Request, ThinkingBudget
 
 if TYPE_CHECKING:
     from quire.client import frames, thinking
+    from quire.logits_processor import ProcessorClass
     from quire.program import frames as plain
     from quire.program.frames import Frames
     from quire.text.formats import registry

@@ -1,29 +1,28 @@
-"""Counts and times of requests in the API process, and the Prometheus families built from them.
+"""Counts and times of requests in the API process.
 
-Names and labels after the prefix are vLLM's. Values are plain fields and families are built during a scrape, so a
-token costs one list increment. Knows no engine and no HTTP.
+Names and labels after the prefix are vLLM's. Values are plain fields, so a token costs one list increment;
+`quire.client.exposition` makes Prometheus' families of them during a scrape. Knows no engine and no HTTP.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import zip_longest
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.exposition import choose_encoder
+from typing import TYPE_CHECKING
 
 from quire.config import CacheConfig
+from quire.lazy import Lazy
 from quire.types import Delta, EngineStats, FinishReason, Request
+
+if TYPE_CHECKING:
+    from quire.client import exposition
+    from quire.client.exposition import Families
+else:
+    exposition = Lazy("quire.client.exposition")
 
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
@@ -43,7 +42,6 @@ STEP_BUCKETS = (
 )  # fmt: skip
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BUCKETS = (1, 2, 5, 10, 20)
-OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 # COUNTED fields of EngineStats must not fall when the engine restarts.
 COUNTED = (
@@ -127,8 +125,6 @@ class Metrics:
     def __init__(self, model_name: str, prefix: str = "quire", max_model_len: int = 1 << 20) -> None:
         self.model_name = model_name
         self.prefix = prefix
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
         self.stats = EngineStats()
         self.cache_config: dict[str, str] = {}
         # The most adapters of a step, and the names of running and waiting ones; None: adapters are off.
@@ -146,7 +142,7 @@ class Metrics:
         self.finished = {reason.value: 0 for reason in FinishReason}
         self.programs = {reason.value: 0 for reason in FinishReason}
         self.program_steps = 0
-        self._before_restart = dict.fromkeys(COUNTED, 0)
+        self.before_restart = dict.fromkeys(COUNTED, 0)
         self._accepted_before: list[int] = []  # by position in a draft
         tokens = buckets_125(max_model_len)
         self.histograms: dict[str, tuple[str, Histogram]] = {
@@ -287,118 +283,23 @@ class Metrics:
     def restarted(self) -> None:
         """Keep the old values of counters, as the new engine's start at 0, so that ours never fall."""
         self.restarts += 1
-        for name in self._before_restart:
-            self._before_restart[name] += getattr(self.stats, name)
-        self._accepted_before = self._accepted_per_pos()
+        for name in self.before_restart:
+            self.before_restart[name] += getattr(self.stats, name)
+        self._accepted_before = self.accepted_per_pos()
         self.stats = EngineStats(num_blocks=self.stats.num_blocks, num_free_blocks=self.stats.num_blocks)
 
-    def _accepted_per_pos(self) -> list[int]:
+    def accepted_per_pos(self) -> list[int]:
+        """Count accepted tokens of drafts by position, those before restarts included."""
         pairs = zip_longest(self._accepted_before, self.stats.spec_accepted_per_pos, fillvalue=0)
         return [before + now for before, now in pairs]
 
     # --- a scrape --------------------------------------------------------------------------------------
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all families; called by the registry."""
-        yield from self._gauges()
-        yield from self._counters()
-        for name, (text, histogram) in self.histograms.items():
-            family = HistogramMetricFamily(self._name(name), text, labels=("model_name", "engine"))
-            family.add_metric((self.model_name, "0"), histogram.rows(), histogram.total)
-            yield family
+    @cached_property
+    def families(self) -> Families:
+        """The families of these values, for a scrape."""
+        return exposition.Families(self)
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """Make the scrape and its content type: OpenMetrics if the Accept header asks for it, else Prometheus' text."""
-        encode, kind = choose_encoder(
-            OPEN_METRICS if "application/openmetrics-text" in accept.lower() else ""
-        )
-        return encode(self.registry), kind
-
-    def _name(self, name: str) -> str:
-        return f"{self.prefix}:{name}"
-
-    def _gauges(self) -> Iterator[Metric]:
-        stats = self.stats
-        held = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
-        for name, text, value in (
-            ("num_requests_running", "Running sequences.", stats.num_running),
-            ("num_requests_waiting", "Waiting sequences.", stats.num_waiting),
-            ("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", held),
-            ("kv_blocks_cached", "KV blocks kept for reuse that no sequence uses.", stats.num_cached_blocks),
-            ("kv_blocks_free", "KV blocks that hold nothing.", stats.num_free_blocks),
-            ("kv_blocks_kept", "KV blocks held for sessions of programs.", stats.num_kept_blocks),
-            ("num_programs_running", "Running programs.", stats.num_programs),
-            ("num_program_sessions", "Programs that wait for their next call.", stats.num_sessions),
-        ):
-            family = GaugeMetricFamily(self._name(name), text, labels=("model_name", "engine"))
-            family.add_metric((self.model_name, "0"), value)
-            yield family
-        reasons = GaugeMetricFamily(
-            self._name("num_requests_waiting_by_reason"),
-            "Waiting sequences, by reason.",
-            labels=("model_name", "engine", "reason"),
-        )
-        reasons.add_metric((self.model_name, "0", "capacity"), stats.num_waiting)
-        yield reasons
-        if self.cache_config:
-            labels = ("model_name", "engine", *self.cache_config)
-            info = GaugeMetricFamily(
-                self._name("cache_config_info"), "The KV cache; always 1.", labels=labels
-            )
-            info.add_metric((self.model_name, "0", *self.cache_config.values()), 1.0)
-            yield info
-        if self.adapters is not None:
-            yield self._adapter_info(*self.adapters())
-
-    def _adapter_info(self, most: int, running: list[str], waiting: list[str]) -> Metric:
-        family = GaugeMetricFamily(
-            self._name("lora_requests_info"),
-            "Adapters of running and of waiting requests; the time of the scrape.",
-            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-        )
-        family.add_metric((str(most), ",".join(running), ",".join(waiting)), time.time())
-        return family
-
-    def _counters(self) -> Iterator[Metric]:
-        def total(name: str) -> int:
-            return int(getattr(self.stats, name)) + self._before_restart[name]
-
-        for name, text, value in (
-            ("prefix_cache_queries", "Prompt tokens looked up in the cache.", total("prefix_queries")),
-            ("prefix_cache_hits", "Prompt tokens found in the cache.", total("prefix_hits")),
-            ("num_preemptions", "Preemptions.", total("num_preemptions")),
-            ("jump_forward_tokens", "Forward passes saved by grammars.", total("jump_forward_tokens")),
-            ("spec_decode_num_drafts", "Drafts verified.", total("spec_drafts")),
-            ("spec_decode_num_draft_tokens", "Tokens of drafts verified.", total("spec_draft_tokens")),
-            ("spec_decode_num_accepted_tokens", "Tokens of drafts accepted.", total("spec_accepted_tokens")),
-            ("prompt_tokens", "Prompt tokens of requests that got a first token.", self.prompt_tokens),
-            ("prompt_tokens_cached", "Those found in the cache.", self.cached_tokens),
-            ("generation_tokens", "Generated tokens.", self.generation_tokens),
-            ("program_steps", "Gens and selects of programs.", self.program_steps),
-            ("engine_restarts", "Restarts of the engine process.", self.restarts),
-        ):  # fmt: skip
-            family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine"))
-            family.add_metric((self.model_name, "0"), value)
-            yield family
-        for name, text, label, values in (
-            (
-                "spec_decode_num_accepted_tokens_per_pos",
-                "Tokens of drafts accepted, by position.",
-                "position",
-                {str(place): count for place, count in enumerate(self._accepted_per_pos())},
-            ),
-            ("request_ignored_fields", "Unknown fields of requests.", "handler", self.ignored_fields),
-            ("programs", "Calls of programs that the engine has ended.", "finished_reason", self.programs),
-            ("request_success", "Finished requests.", "finished_reason", self.finished),
-            ("admission_rejections", "Requests refused on arrival.", "reason", self.rejections),
-        ):
-            family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine", label))
-            for key, value in values.items():
-                family.add_metric((self.model_name, "0", key), value)
-            yield family
-        answers = CounterMetricFamily(
-            "http_requests", "HTTP requests answered.", labels=("method", "handler", "status")
-        )
-        for labels, value in self.answers.items():
-            answers.add_metric(labels, value)
-        yield answers
+        return self.families.text(accept)

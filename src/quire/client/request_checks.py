@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire.errors import PromptTooLongError, RequestError
-from quire.logits_processor import ProcessorClass
 from quire.params import SamplingParams, token_lists
 from quire.types import ModelCard
+
+if TYPE_CHECKING:
+    from quire.logits_processor import ProcessorClass
 
 TOKENS_OF = {"logprobs": "logprob_token_ids", "prompt_logprobs": "prompt_logprob_token_ids"}
 MAX_ASKED_TOKENS = 128

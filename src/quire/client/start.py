@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from quire.config import EngineConfig
 from quire.engine.directory import has_tokenizer, load_tokenizer
 from quire.lazy import Lazy
-from quire.logits_processor import load_processors
 from quire.types import ModelCard
 
 if TYPE_CHECKING:
+    from quire import logits_processor
     from quire.client import front
     from quire.client.front import Front
     from quire.engine import start
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quire.text.template import render
 else:
     front, start = Lazy("quire.client.front"), Lazy("quire.engine.start")
-    render = Lazy("quire.text.template.render")
+    render, logits_processor = Lazy("quire.text.template.render"), Lazy("quire.logits_processor")
 
 
 def start_core(config: EngineConfig) -> Started:
@@ -31,7 +31,8 @@ def start_front(
 ) -> Front:
     """Make a front with the tokenizer and the chat template of the configured model."""
     made = _make_front(config, info, skip_tokenizer, seed)
-    made.processors = load_processors(config.model.logits_processors)
+    if config.model.logits_processors:
+        made.processors = logits_processor.load_processors(config.model.logits_processors)
     made.longest_text = config.model.pooler.longest_text
     made.processed_logprobs = config.model.logprobs_mode != "raw_logprobs"
     return made

@@ -19,10 +19,6 @@ from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatc
 log = logging.getLogger("quire.engine")
 
 
-def _nothing_more(request: Request) -> None:
-    """Ask for no feature."""
-
-
 class Executor(Protocol):
     """Computes batches in order, in this process or elsewhere."""
 
@@ -50,7 +46,6 @@ class EngineCore:
         self.scheduler = scheduler
         self.gates: list[Gate] = []
         self.host: Host | None = None  # of composed requests
-        self.demand: Callable[[Request], None] = _nothing_more
         # Called before a batch with new sequences is computed, with the times of each step, and with the begin, the
         # end (seconds of time.perf_counter) and the batch of each.
         self.on_batch: Callable[[ScheduledBatch], None] | None = None
@@ -88,30 +83,25 @@ class EngineCore:
         return self.scheduler.has_work or bool(self._ready or self._waiting)
 
     def add(self, request: Request) -> None:
-        """Queue a request, or hand a composed one to its host. The next step returns the error of a refused one."""
-        if not request.is_composed:
-            self.queue(request)
-            return
-        try:
-            self.demand(request)
-            if self.host is None:
-                raise EngineError("this engine runs no programs")
-            self.host.add(request)
-        except Exception as error:
-            self._refuse(request, error)
-
-    def queue(self, request: Request) -> None:
-        """Queue a request of one model call once it has passed the gates."""
+        """Begin a request once it has passed the gates. The next step returns the error of a refused one."""
         try:
             if request.id in self._waiting:
                 raise EngineError(
                     f"request id {request.id!r} is in use by a request that has not ended; choose another id"
                 )
-            self.demand(request)
             if not self._waiting.take(request):
-                self._ready += self.scheduler.add(request)
+                self._begin(request)
         except Exception as error:
             self._refuse(request, error)
+
+    def _begin(self, request: Request) -> None:
+        """Queue a request, or hand a composed one to its host."""
+        if not request.is_composed:
+            self._ready += self.scheduler.add(request)
+        elif self.host is not None:
+            self.host.add(request)
+        else:
+            raise EngineError("this engine runs no programs")
 
     def _refuse(self, request: Request, error: Exception) -> None:
         if not isinstance(error, QuireError):
@@ -162,11 +152,10 @@ class EngineCore:
 
     def step(self) -> list[Delta]:
         """Fill the flight and take in the oldest result; returns the deltas of all its sequences."""
-        host = self.host
-        if host is not None:
-            host.advance()
+        if self.host is not None:
+            self.host.advance()
         deltas = self._take_ready() if self.asleep else self._compute()
-        return deltas if host is None else host.route(deltas)
+        return deltas if self.host is None else self.host.route(deltas)
 
     def _compute(self) -> list[Delta]:
         if self._waiting:
@@ -184,16 +173,19 @@ class EngineCore:
         return deltas
 
     def _pass_gates(self) -> None:
-        """Queue the requests that have passed all gates."""
+        """Begin the requests that have passed all gates."""
         if not (self._ready or self.scheduler.has_work):
             self._waiting.wait()
         for held, error in self._waiting.ready():
             if error is not None:
                 self._ready += ends(held.request, FinishReason.ERROR, error)
                 continue
-            self._ready += self.scheduler.add(held.request)
+            try:
+                self._begin(held.request)
+            except Exception as failure:
+                self._refuse(held.request, failure)
             for index in held.aborted:
-                self._ready += self.scheduler.abort(held.request.id, index)
+                self.abort(held.request.id, index)
 
     def _release(self, deltas: list[Delta]) -> None:
         """Tell keepers of samples that have ended and are in no step in flight."""

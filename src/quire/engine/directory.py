@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from quire.config import EngineConfig, ModelConfig, SpeculativeOptions
 from quire.errors import ModelError
 from quire.files import read_json
-from quire.text.tokenizer import Tokenizer
 from quire.weights.hub import find_model
 from quire.weights.tokenizer import open_tokenizer
+
+if TYPE_CHECKING:
+    from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

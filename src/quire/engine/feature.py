@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import EngineConfig
 from quire.devices.sampling import Sampler
@@ -12,13 +14,18 @@ from quire.engine import registry
 from quire.engine.core import EngineCore
 from quire.engine.memory_release import MemoryRelease
 from quire.engine.plan import EnginePlan
+from quire.errors import QuireError, message_of
 from quire.model.loaded import ServedModel
-from quire.model.pooling import PoolingHead
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.runner import Runner
 from quire.runtime.slots.sampling import SamplingPart
-from quire.text.tokenizer import Tokenizer
 from quire.types import Request
+
+if TYPE_CHECKING:
+    from quire.model.pooling_head import PoolingHead
+    from quire.text.tokenizer import Tokenizer
+
+log = logging.getLogger("quire.engine")
 
 
 def _all_of_it(slot: int, draft: list[int]) -> int:
@@ -29,7 +36,8 @@ def _all_of_it(slot: int, draft: list[int]) -> int:
 class Joined:
     """A running engine, as features join it: slot parts, gates, verbs, and what features share.
 
-    `tokenizer` loads the model's tokenizer. `count_allowed` says how much of a slot's draft a grammar allows;
+    `tokenizer` loads the model's tokenizer. `processors` are classes of logits processors beside the
+    configured ones. `count_allowed` says how much of a slot's draft a grammar allows;
     `adapter_heads` has the pooling heads of adapters that bring one, by digest.
     """
 
@@ -43,6 +51,7 @@ class Joined:
     core: EngineCore
     features: Features
     tokenizer: Callable[[], Tokenizer] | None
+    processors: tuple[type, ...] = ()
     count_allowed: Callable[[int, list[int]], int] = _all_of_it
     adapter_heads: dict[str, PoolingHead] = field(default_factory=dict)
 
@@ -66,16 +75,22 @@ class Feature(Protocol):
 
 
 class Features:
-    """Makes features when something asks for them, and joins each to the engine once. Not for several threads."""
+    """Makes features when something asks for them, and joins each to the engine once. Not for several threads.
+
+    It is the first gate: a request waits while the modules of a feature that it asks for are imported beside the
+    steps.
+    """
 
     def __init__(self, config: EngineConfig, planned: dict[str, Any]) -> None:
         self._config, self._planned = config, planned
         self._joined: dict[str, Any] = {}
         self._engine: Joined | None = None
+        self._held: dict[str, tuple[Request, list[str], Future[None]]] = {}
 
     def begin(self, engine: Joined) -> None:
-        """Join the planned features to the engine."""
+        """Become the engine's first gate, and join the planned features."""
         self._engine = engine
+        engine.core.add_gate(self)
         for name in self._planned:
             self.join(name)
 
@@ -88,8 +103,47 @@ class Features:
             self._joined[name] = feature
         return self._joined[name]
 
-    def demand(self, request: Request) -> None:
-        """Join the features that a request asks for. EngineError if one is off."""
-        for name, entry in registry.FEATURES.items():
-            if name not in self._joined and entry.by_request(request):
+    @property
+    def jobs(self) -> list[Future[None]]:
+        """Return the imports that requests wait for."""
+        return [job for _, _, job in self._held.values()]
+
+    def take(self, request: Request) -> bool:
+        """Hold a request if it asks for a feature that has not joined yet."""
+        names = [
+            name
+            for name, entry in registry.FEATURES.items()
+            if name not in self._joined and entry.by_request(request)
+        ]
+        if names:
+            thread = ThreadPoolExecutor(1, "quire-import")
+            self._held[request.id] = request, names, thread.submit(_load, names)
+            thread.shutdown(wait=False)
+        return bool(names)
+
+    def ready(self) -> list[tuple[Request, str | None]]:
+        """Join the features whose modules are there, and let the requests for them go."""
+        done = [held for held in self._held.values() if held[2].done()]
+        return [(request, self._admit(request, names, job)) for request, names, job in done]
+
+    def _admit(self, request: Request, names: list[str], job: Future[None]) -> str | None:
+        """Join the features that a request asks for; returns the error if one is off or cannot be loaded."""
+        del self._held[request.id]
+        try:
+            job.result()
+            for name in names:
                 self.join(name)
+        except Exception as error:
+            if not isinstance(error, QuireError):
+                log.error("request %s cannot be queued", request.id, exc_info=error)
+            return message_of(error)
+        return None
+
+    def remove(self, request_id: str) -> None:
+        """Forget a held request."""
+        self._held.pop(request_id, None)
+
+
+def _load(names: list[str]) -> None:
+    for name in names:
+        registry.load(name)

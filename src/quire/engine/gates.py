@@ -52,7 +52,10 @@ class Held:
 
 
 class Gates:
-    """Passes requests through gates, one after the other, and knows which are held."""
+    """Passes requests through gates, one after the other, and knows which are held.
+
+    A composed request passes the first gate alone: the requests that answer it pass all.
+    """
 
     def __init__(self, gates: Sequence[Gate]) -> None:
         self._gates = gates
@@ -74,7 +77,8 @@ class Gates:
         return self._take(Held(request, 0))
 
     def _take(self, held: Held) -> bool:
-        for place in range(held.place, len(self._gates)):
+        last = 1 if held.request.is_composed else len(self._gates)
+        for place in range(held.place, last):
             if self._gates[place].take(held.request):
                 held.place = place
                 self._held[held.request.id] = held

@@ -22,19 +22,32 @@ class Triggers:
 
 FEATURES = {
     "lora": Triggers(lambda config: config.lora.enable_lora, lambda request: request.adapter is not None),
-    "grammar": Triggers(by_request=lambda request: request.constrained),
+    "grammar": Triggers(
+        by_request=lambda request: request.constrained or any(gen.constrained for gen in request.gens)
+    ),
     "pooling": Triggers(by_request=lambda request: request.pooling is not None),
     "spec_decode": Triggers(
         lambda config: speculative_options(config) is not None, lambda request: bool(request.prediction)
+    ),
+    "processors": Triggers(
+        lambda config: bool(config.model.logits_processors) or config.model.logprobs_mode != "raw_logprobs",
+        lambda request: (
+            request.sampling.logits_processors is not None or request.sampling.logprob_token_ids is not None
+        ),
     ),
     "program": Triggers(by_request=lambda request: request.is_composed),
 }
 """Features in the order in which they join an engine. `quire/NAME/feature.py` has `make(config)`."""
 
 
+def load(name: str) -> Any:
+    """Import the module of a feature."""
+    return importlib.import_module(f"quire.{name}.feature")
+
+
 def make(name: str, config: EngineConfig) -> Any:
     """Import a feature and make it for a configuration. Returns a `quire.engine.feature.Feature`."""
-    return importlib.import_module(f"quire.{name}.feature").make(config)
+    return load(name).make(config)
 
 
 def divider() -> Any:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace as replaced
 
@@ -22,19 +22,19 @@ from quire.engine.rates import ASSUMED_GFLOPS, ASSUMED_READ_GBS, step_rates
 from quire.engine.report import StartReport
 from quire.engine.sleep import Sleeper
 from quire.engine.trace import Tracer
-from quire.logits_processor import load_processors
 from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.runner import Runner
-from quire.runtime.slots.processors import ProcessorPart
 from quire.runtime.slots.protocol import SlotPart
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart
 from quire.sched.scheduler import Scheduler
-from quire.text.tokenizer import Tokenizer
 from quire.types import ModelCard
 from quire.weights.schemes import weights_name
+
+if TYPE_CHECKING:
+    from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +92,8 @@ def begin_start(
         blocks = -(-memory.max_model_len // memory.block_size)
         inputs = InputBuilder(limits.max_seqs, blocks, limits.max_adapters > 0)
         sampler = plan.backend.sampler(spec.vocab_size)
-        classes = load_processors((*config.model.logits_processors, *processors))
-        processing = ProcessorPart(sampler, classes, config.model.logprobs_mode, config)
-        sampling = SamplingPart(sampler, processing)
-        slot_parts: list[SlotPart] = [sampling, processing, ScoringPart(sampler)]
+        sampling = SamplingPart(sampler)
+        slot_parts: list[SlotPart] = [sampling, ScoringPart(sampler)]
         earlier = None if division is None else division.earlier
         runner = Runner(executable, [kv], inputs, slot_parts, limits.max_logit_rows, earlier)
         release = MemoryRelease if division is None else division.memory_release
@@ -108,9 +106,22 @@ def begin_start(
         if tokenizer is None and has_tokenizer(config.model):
             tokenizer = partial(load_tokenizer, config.model)
         features = Features(config, plan.features)
-        engine = Joined(plan, model, sampler, sampling, inputs, runner, released, core, features, tokenizer)
+        engine = Joined(
+            plan,
+            model,
+            sampler,
+            sampling,
+            inputs,
+            runner,
+            released,
+            core,
+            features,
+            tokenizer,
+            tuple(processors),
+        )
         features.begin(engine)
-        core.demand = features.demand
+        if processors:
+            features.join("processors")
     if plan.backend.caveat:
         logger.warning("%s %s", spec.architecture, plan.backend.caveat)
     _describe(plan, report)

@@ -20,7 +20,6 @@ from quire.llm.pooling import PoolingMethods
 from quire.llm.programs import ProgramRunner
 from quire.llm.prompts import Message, Prompt, as_list, no_media, salt_of, tokens_of
 from quire.llm.running import Tqdm, push, raise_error
-from quire.logits_processor import ProcessorClass
 from quire.params import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from quire.client.beams import BeamSearchOutput, BeamSearchParams
     from quire.llm import pending
     from quire.llm.pending import PendingOutput, PendingOutputs
+    from quire.logits_processor import ProcessorClass
     from quire.text.template import render
 else:
     beams, pending = Lazy("quire.client.beams"), Lazy("quire.llm.pending")

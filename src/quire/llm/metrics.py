@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric as Family
 from prometheus_client.core import Sample
 
-from quire.client.metrics import Metrics, RequestTimes
-from quire.types import Delta, EngineStats, Request, ScheduledBatch
-
-PREFIX = "vllm"
+from quire.client.metrics import Metrics
+from quire.llm.observer import PREFIX
+from quire.types import EngineStats
 
 
 @dataclass(slots=True)
@@ -53,46 +51,10 @@ class Histogram(Metric):
     buckets: dict[str, int] = field(default_factory=dict)
 
 
-class LocalMetrics:
-    """Follows the requests of one engine of this process. All methods but `begin` are for the engine thread."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._live: dict[str, tuple[RequestTimes, set[int]]] = {}
-
-    def begin(self, request: Request) -> RequestTimes:
-        """Begin to follow a request that is about to be queued; its times fill as it runs."""
-        times = RequestTimes(request, time.monotonic())
-        self._live[request.id] = times, set(range(request.sampling.n))
-        return times
-
-    def scheduled(self, batch: ScheduledBatch) -> None:
-        now = time.monotonic()
-        for new in batch.new:
-            if new.request.id in self._live:
-                self._metrics.scheduled(self._live[new.request.id][0], now)
-
-    def stepped(self, deltas: list[Delta]) -> None:
-        now = time.monotonic()
-        known = [
-            (self._live[delta.request_id][0], delta) for delta in deltas if delta.request_id in self._live
-        ]
-        self._metrics.step(known, now)
-        for times, delta in known:
-            if delta.finish_reason is not None:
-                samples = self._live[delta.request_id][1]
-                samples.discard(delta.index)
-                if not samples:
-                    del self._live[delta.request_id]
-                    self._metrics.end(times, delta.finish_reason, now)
-
-    def dropped(self, request_id: str) -> None:
-        self._live.pop(request_id, None)
-
-    def read(self, stats: EngineStats) -> list[Metric]:
-        """All metrics now."""
-        self._metrics.stats = stats
-        return [metric for family in self._metrics.collect() for metric in _read_family(family)]
+def read_metrics(counts: Metrics, stats: EngineStats) -> list[Metric]:
+    """Read all metrics now."""
+    counts.stats = stats
+    return [metric for family in counts.families.collect() for metric in _read_family(family)]
 
 
 def _read_family(family: Family) -> Iterator[Metric]:

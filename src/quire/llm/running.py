@@ -15,6 +15,7 @@ from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.start import start_front
 from quire.config import EngineConfig
+from quire.engine import registry
 from quire.engine.local import LocalCall, LocalEngine, News
 from quire.engine.start import begin_start, finish_start
 from quire.engine.verbs import (
@@ -28,8 +29,7 @@ from quire.engine.verbs import (
 )
 from quire.errors import EngineError, QuireError, RequestError
 from quire.lazy import Lazy
-from quire.llm.metrics import PREFIX, LocalMetrics, Metric
-from quire.logits_processor import ProcessorClass, load_processors
+from quire.llm.observer import PREFIX, LocalObserver
 from quire.params import StructuredOutputsParams
 from quire.sched import Scheduler
 from quire.text.tokenizer import Tokenizer
@@ -39,9 +39,14 @@ from quire.weights.hub import find_adapter
 if TYPE_CHECKING:
     from rich import console, progress
 
+    from quire import logits_processor
     from quire.client import chunks
+    from quire.llm import metrics
+    from quire.llm.metrics import Metric
+    from quire.logits_processor import ProcessorClass
     from quire.weights import adapter as adapter_files
 else:
+    metrics, logits_processor = Lazy("quire.llm.metrics"), Lazy("quire.logits_processor")
     chunks, adapter_files = Lazy("quire.client.chunks"), Lazy("quire.weights.adapter")
     console, progress = Lazy("rich.console"), Lazy("rich.progress")
 
@@ -69,15 +74,16 @@ class RunningEngine:
         self.config = config
         self.report = started.report
         self._core = started.core
-        metrics = Metrics("", PREFIX)
-        metrics.stats = started.core.stats()
-        metrics.name_model(started.info.name, config.cache, started.info.max_model_len)
-        self._metrics = LocalMetrics(metrics)
-        self._engine = LocalEngine(started.core, self._metrics)
+        counts = Metrics("", PREFIX)
+        counts.stats = started.core.stats()
+        counts.name_model(started.info.name, config.cache, started.info.max_model_len)
+        self._observer = LocalObserver(counts)
+        self._engine = LocalEngine(started.core, self._observer)
         self._close = weakref.finalize(self, _close, self._engine, started.close)
         self._features = started.features
         self._front.compile_grammar = self._compile_grammar
-        self._front.processors += load_processors(tuple(processors))
+        if processors:
+            self._front.processors += logits_processor.load_processors(tuple(processors))
         self._front.takes_functions = True
         self._ids = itertools.count()
         self._asleep = False
@@ -86,6 +92,7 @@ class RunningEngine:
 
     def _compile_grammar(self, params: StructuredOutputsParams) -> str:
         """Return the text of a constraint that compiles. RequestError gives the reason if there is none."""
+        registry.load("grammar")  # on this thread, not on the engine's
         compiler = self._engine.ask(lambda core: self._features.join("grammar").compiler)
         return str(compiler.check(params))
 
@@ -127,7 +134,7 @@ class RunningEngine:
 
     def get_metrics(self) -> list[Metric]:
         """Read counters, gauges and histograms under vLLM's names (vllm:...)."""
-        return self._engine.ask(lambda core: self._metrics.read(core.stats()))
+        return self._engine.ask(lambda core: metrics.read_metrics(self._observer.counts, core.stats()))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget cached prefixes. Running requests keep theirs, unless they are reset: then they compute them again.
@@ -246,14 +253,14 @@ class RunningEngine:
         if self._asleep:
             raise EngineError("the engine sleeps: call wake_up first")
         for request in requests:
-            self._metrics.begin(request)
+            self._observer.begin(request)
         return self._engine.submit(requests)
 
     def _submit_streams(self, streams: Sequence[OutputStream], news: News | None = None) -> LocalCall:
         if self._asleep:
             raise EngineError("the engine sleeps: call wake_up first")
         for stream in streams:
-            stream.times = self._metrics.begin(stream.request)
+            stream.times = self._observer.begin(stream.request)
         return self._engine.submit([stream.request for stream in streams], news)
 
     def _finish(self, call: LocalCall, streams: list[OutputStream], use_tqdm: Tqdm) -> list[RequestOutput]:

@@ -14,7 +14,8 @@ from quire.errors import ModelError
 from quire.model.families.composite import PREFIXES
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.pooling import HeadReader, PoolingHead
+from quire.model.pooling import HeadReader
+from quire.model.pooling_head import PoolingHead
 from quire.weights.adapter import AdapterFiles, LowRank
 from quire.weights.checkpoint import ChangedCheckpoint, Checkpoint
 from quire.weights.parts import Part

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from quire.devices.protocol import KVDtype, KVScales, KVSpec
 from quire.model.kv_scales import scaled_spec
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.pooling import HeadReader, PoolingHead
 from quire.model.shard import WHOLE, Shard
 from quire.model.spec import ModelShape
 from quire.weights.schemes import Quantization
 from quire.weights.tensor import FloatDtype
+
+if TYPE_CHECKING:
+    from quire.model.pooling import HeadReader
+    from quire.model.pooling_head import PoolingHead
 
 AskedDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Limit = Annotated[int, msgspec.Meta(ge=1)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.model.pooling import PoolingHead
+from quire.model.pooling_head import PoolingHead
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, Pooling, StepOutput

@@ -45,7 +45,7 @@ class Run:
     def add(self, request: Request) -> None:
         """Queue a request."""
         self._own(request)
-        self._core.queue(request)
+        self._core.add(request)
 
     def fork(self, request_id: str, request: Request, output: list[int]) -> None:
         """Queue `request` as a continuation of a live one of this program; both share its KV."""

@@ -19,6 +19,8 @@ from quire.errors import ModelError, RequestError
 Part = str | bytes
 Step = Callable[[Part], Part]
 
+MAX_FILE = 256 << 20
+"""MAX_FILE bounds the bytes of a vocabulary's file."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 

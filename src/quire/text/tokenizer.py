@@ -20,19 +20,14 @@ from quire.errors import ModelError, RequestError
 from quire.files import read_bytes, read_json, read_text
 from quire.lazy import Lazy
 from quire.text.panics import panics_as
-from quire.text.pieces import Pieces, VisiblePieces
-from quire.text.vocab import (
-    MAX_FILE,
-    from_merges,
-    from_ranks,
-    from_sentencepiece,
-)
+from quire.text.pieces import MAX_FILE, Pieces, VisiblePieces
 
 if TYPE_CHECKING:
+    from quire.text import vocab
     from quire.text.template import render
     from quire.text.template.render import ChatTemplate
 else:
-    render = Lazy("quire.text.template.render")
+    render, vocab = Lazy("quire.text.template.render"), Lazy("quire.text.vocab")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SAMPLE = "Aa 1 \u00e9\u0301\ufb01\u3042\n"  # what normalizers change
@@ -430,10 +425,10 @@ def _read_backend(directory: Path, config: dict[str, Any], options: TokenizerOpt
     if (directory / "tokenizer.model").exists():
         return _from_model_file(directory / "tokenizer.model", config, options)
     kind = config.get("tokenizer_class") or _optional(directory / "config.json").get("model_type")
-    for vocab, merges, known in (("vocab.json", "merges.txt", None), ("encoder.json", "vocab.bpe", "gpt2")):
-        if (directory / vocab).exists() and (directory / merges).exists():
+    for names, merges, known in (("vocab.json", "merges.txt", None), ("encoder.json", "vocab.bpe", "gpt2")):
+        if (directory / names).exists() and (directory / merges).exists():
             options.named.setdefault("eos_token", "<|endoftext|>")
-            return from_merges(directory / vocab, directory / merges, known or kind)
+            return vocab.from_merges(directory / names, directory / merges, known or kind)
     raise ModelError(
         f"{directory} has no tokenizer: needs tokenizer.json, tokenizer.model, or vocab.json with merges.txt"
     )
@@ -468,9 +463,9 @@ def _from_model_file(path: Path, config: dict[str, Any], options: TokenizerOptio
     if _TIKTOKEN_LINE.match(read_bytes(path, MAX_FILE)):
         options.named.setdefault("bos_token", "<|begin_of_text|>")
         options.named.setdefault("eos_token", "<|end_of_text|>")
-        backend = from_ranks(path)
+        backend = vocab.from_ranks(path)
     else:
-        backend, model = from_sentencepiece(path, legacy=config.get("legacy") is not False)
+        backend, model = vocab.from_sentencepiece(path, legacy=config.get("legacy") is not False)
         for role, index in (
             ("bos_token", model.bos_id),
             ("eos_token", model.eos_id),

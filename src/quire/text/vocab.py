@@ -18,9 +18,8 @@ from tokenizers.models import BPE
 
 from quire.errors import ModelError
 from quire.files import read_bytes, read_json, read_text
-from quire.text.pieces import byte_characters
+from quire.text.pieces import MAX_FILE, byte_characters
 
-MAX_FILE = 256 << 20  # bytes of a vocabulary
 MAX_PIECES = 4_000_000
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

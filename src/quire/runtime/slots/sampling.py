@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import Protocol
 
 import msgspec
 
 from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, TokenMask, takes_largest
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
-from quire.runtime.slots.processors import ProcessorPart
 from quire.runtime.slots.state import slot_sampling
 from quire.types import NewSeq, StepOutput
 
@@ -67,12 +67,28 @@ def draws_of(step: StepLayout, slots: Container[int]) -> Draws:
     return Draws(rows, drawn, positions, drafts)
 
 
+class Processed(Protocol):
+    """Rows to sample after Python has read or changed some of them."""
+
+    logits: Logits
+
+    def finish(self, samples: Samples) -> None:
+        """Complete the log-probabilities and errors of the samples."""
+
+
+class Processors(Protocol):
+    """What Python does with rows before they are sampled: see `quire.processors.part`."""
+
+    def begin(self, slots: list[int], logits: Logits, masks_LW: TokenMask | None) -> Processed | None:
+        """Change the rows of `slots` that have processors; None if no row needs anything."""
+
+
 class SamplingPart:
     """Samples every decoding sequence. The grammar part samples constrained ones, through `draw`."""
 
-    def __init__(self, sampler: Sampler, processors: ProcessorPart | None = None) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
-        self._processors = processors
+        self.processors: Processors | None = None
         self._free: set[int] = set()  # slots without a grammar
         self._whole: set[int] = set()  # slots that need more than the largest logit
         self._draws = Draws()
@@ -144,7 +160,7 @@ class SamplingPart:
         masks_LW: TokenMask | None,
     ) -> Samples:
         """Sample rows, after the processors of their sequences, if any."""
-        work = None if self._processors is None else self._processors.begin(slots, logits, masks_LW)
+        work = None if self.processors is None else self.processors.begin(slots, logits, masks_LW)
         if work is None:
             return self.sampler.sample(logits, slots, positions, drafts, masks_LW)
         samples = self.sampler.sample(work.logits, slots, positions, drafts, masks_LW)

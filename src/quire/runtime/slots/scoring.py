@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
 import numpy as np
 
-from quire.devices.sampling import Sampler
+from quire.devices.sampling import Logits, Sampler
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
-from quire.runtime.slots.processors import with_asked
-from quire.types import NewSeq, Request, StepOutput
+from quire.types import NewSeq, Request, StepOutput, TokenLogprobs
 
 
 class ScoringPart:
@@ -58,3 +60,13 @@ class ScoringPart:
                 found = self.sampler.logprobs(logits, np.array(targets[part], np.int32), num_top)
                 scores += (with_asked(self.sampler, one, logits, i, asked) for i, one in enumerate(found))
             first += len(targets)
+
+
+def with_asked(
+    sampler: Sampler, scores: TokenLogprobs, logits: Logits, row: int, asked: Sequence[int]
+) -> TokenLogprobs:
+    """Add the log-probabilities of the tokens `asked` for to the `scores` of a row."""
+    if not asked:
+        return scores
+    found = sampler.logprobs(logits[[row] * len(asked)], np.array(asked, np.int32), 0)
+    return msgspec.structs.replace(scores, asked=[(one.token, one.logprob, one.rank) for one in found])

@@ -32,7 +32,7 @@ def add_operations(app: FastAPI, service: Service) -> None:
     service.background.append(source.run)
     if not service.config.disable_log_stats:
         service.background.append(Throughput(service.metrics).run)
-    registry = service.metrics.registry
+    registry = service.metrics.families.registry
     ProcessCollector(registry=registry)
     ProcessCollector(
         f"{service.metrics.prefix}_engine", lambda: service.engine.pid or "none", registry=registry

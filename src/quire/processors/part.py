@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from quire.config import LogprobsMode
@@ -21,6 +20,7 @@ from quire.logits_processor import AdapterLogitsProcessor, BatchUpdate, Processo
 from quire.params import SamplingParams
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.runtime.slots.scoring import with_asked
 from quire.runtime.slots.state import slot_sampling
 from quire.types import NewSeq, StepOutput, TokenLogprobs
 
@@ -232,16 +232,6 @@ class RowWork:
             scores_V[best].tolist(),
             [(t, float(scores_V[t]), ranks[t]) for t in asked],
         )
-
-
-def with_asked(
-    sampler: Sampler, scores: TokenLogprobs, logits: Logits, row: int, asked: Sequence[int]
-) -> TokenLogprobs:
-    """Add the log-probabilities of the tokens `asked` for to the `scores` of a row."""
-    if not asked:
-        return scores
-    found = sampler.logprobs(logits[[row] * len(asked)], np.array(asked, np.int32), 0)
-    return msgspec.structs.replace(scores, asked=[(one.token, one.logprob, one.rank) for one in found])
 
 
 def _of_function(function: Callable[..., Any], state: SlotSampling) -> Change:

@@ -1,0 +1,135 @@
+"""Prometheus families of the counts in `quire.client.metrics`, built when somebody reads them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+
+from quire.client.metrics import Metrics
+
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+
+
+class Families:
+    """The families of `metrics`, and the registry to which others add theirs."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def text(self, accept: str = "") -> tuple[bytes, str]:
+        """Make the scrape and its content type: OpenMetrics if the Accept header asks for it, else Prometheus' text."""
+        encode, kind = choose_encoder(
+            OPEN_METRICS if "application/openmetrics-text" in accept.lower() else ""
+        )
+        return encode(self.registry), kind
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families; called by the registry."""
+        yield from self._gauges()
+        yield from self._counters()
+        for name, (text, histogram) in self._metrics.histograms.items():
+            family = HistogramMetricFamily(self._name(name), text, labels=("model_name", "engine"))
+            family.add_metric((self._metrics.model_name, "0"), histogram.rows(), histogram.total)
+            yield family
+
+    def _name(self, name: str) -> str:
+        return f"{self._metrics.prefix}:{name}"
+
+    def _gauges(self) -> Iterator[Metric]:
+        metrics, stats = self._metrics, self._metrics.stats
+        held = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
+        for name, text, value in (
+            ("num_requests_running", "Running sequences.", stats.num_running),
+            ("num_requests_waiting", "Waiting sequences.", stats.num_waiting),
+            ("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", held),
+            ("kv_blocks_cached", "KV blocks kept for reuse that no sequence uses.", stats.num_cached_blocks),
+            ("kv_blocks_free", "KV blocks that hold nothing.", stats.num_free_blocks),
+            ("kv_blocks_kept", "KV blocks held for sessions of programs.", stats.num_kept_blocks),
+            ("num_programs_running", "Running programs.", stats.num_programs),
+            ("num_program_sessions", "Programs that wait for their next call.", stats.num_sessions),
+        ):
+            family = GaugeMetricFamily(self._name(name), text, labels=("model_name", "engine"))
+            family.add_metric((metrics.model_name, "0"), value)
+            yield family
+        reasons = GaugeMetricFamily(
+            self._name("num_requests_waiting_by_reason"),
+            "Waiting sequences, by reason.",
+            labels=("model_name", "engine", "reason"),
+        )
+        reasons.add_metric((metrics.model_name, "0", "capacity"), stats.num_waiting)
+        yield reasons
+        if metrics.cache_config:
+            labels = ("model_name", "engine", *metrics.cache_config)
+            info = GaugeMetricFamily(
+                self._name("cache_config_info"), "The KV cache; always 1.", labels=labels
+            )
+            info.add_metric((metrics.model_name, "0", *metrics.cache_config.values()), 1.0)
+            yield info
+        if metrics.adapters is not None:
+            yield self._adapter_info(*metrics.adapters())
+
+    def _adapter_info(self, most: int, running: list[str], waiting: list[str]) -> Metric:
+        family = GaugeMetricFamily(
+            self._name("lora_requests_info"),
+            "Adapters of running and of waiting requests; the time of the scrape.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        family.add_metric((str(most), ",".join(running), ",".join(waiting)), time.time())
+        return family
+
+    def _counters(self) -> Iterator[Metric]:
+        metrics = self._metrics
+
+        def total(name: str) -> int:
+            return int(getattr(metrics.stats, name)) + metrics.before_restart[name]
+
+        for name, text, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up in the cache.", total("prefix_queries")),
+            ("prefix_cache_hits", "Prompt tokens found in the cache.", total("prefix_hits")),
+            ("num_preemptions", "Preemptions.", total("num_preemptions")),
+            ("jump_forward_tokens", "Forward passes saved by grammars.", total("jump_forward_tokens")),
+            ("spec_decode_num_drafts", "Drafts verified.", total("spec_drafts")),
+            ("spec_decode_num_draft_tokens", "Tokens of drafts verified.", total("spec_draft_tokens")),
+            ("spec_decode_num_accepted_tokens", "Tokens of drafts accepted.", total("spec_accepted_tokens")),
+            ("prompt_tokens", "Prompt tokens of requests that got a first token.", metrics.prompt_tokens),
+            ("prompt_tokens_cached", "Those found in the cache.", metrics.cached_tokens),
+            ("generation_tokens", "Generated tokens.", metrics.generation_tokens),
+            ("program_steps", "Gens and selects of programs.", metrics.program_steps),
+            ("engine_restarts", "Restarts of the engine process.", metrics.restarts),
+        ):  # fmt: skip
+            family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine"))
+            family.add_metric((metrics.model_name, "0"), value)
+            yield family
+        for name, text, label, values in (
+            (
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Tokens of drafts accepted, by position.",
+                "position",
+                {str(place): count for place, count in enumerate(metrics.accepted_per_pos())},
+            ),
+            ("request_ignored_fields", "Unknown fields of requests.", "handler", metrics.ignored_fields),
+            ("programs", "Calls of programs that the engine has ended.", "finished_reason", metrics.programs),
+            ("request_success", "Finished requests.", "finished_reason", metrics.finished),
+            ("admission_rejections", "Requests refused on arrival.", "reason", metrics.rejections),
+        ):
+            family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine", label))
+            for key, value in values.items():
+                family.add_metric((metrics.model_name, "0", key), value)
+            yield family
+        answers = CounterMetricFamily(
+            "http_requests", "HTTP requests answered.", labels=("method", "handler", "status")
+        )
+        for labels, value in metrics.answers.items():
+            answers.add_metric(labels, value)
+        yield answers
