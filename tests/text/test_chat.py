@@ -516,13 +516,6 @@ def test_json_in_templates_is_python_s(process: TemplateProcess, value: Any) -> 
     assert text == json.dumps(value, ensure_ascii=False) + json.dumps(value, ensure_ascii=False, indent=2)
 
 
-def test_null_content_stays_null(make: Callable[..., ChatTemplate]) -> None:
-    call = {"function": {"name": "f", "arguments": "{}"}}
-    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    asks = "{% for m in messages %}{% if m['content'] is none %}none{% endif %}|{% endfor %}"
-    assert make(asks).render(chat) == "|none|"
-
-
 def test_a_template_may_have_roles_of_its_own(make: Callable[..., ChatTemplate]) -> None:
     assert make(TEXT_TEMPLATE).render([{"role": "my-role", "content": "x"}]) == "<my-role>x"
 

@@ -12,8 +12,9 @@ from quire.serve.openai.structured import text_format
 
 
 def conversation(body: CountRequest, tools: Tools) -> ChatRequest:
-    """The conversation as a chat. A final assistant message is continued, as in Anthropic's API."""
+    """The conversation as a chat. A final text of the assistant is continued, as in Anthropic's API."""
     messages = messages_of(body.messages, body.system)
+    last = messages[-1]
     choice, parallel = choice_of(body.tool_choice)
     config = body.output_config or {}
     form, effort = config.get("format") or body.output_format, config.get("effort")
@@ -31,7 +32,9 @@ def conversation(body: CountRequest, tools: Tools) -> ChatRequest:
         chat_template_kwargs={**variables, **(body.chat_template_kwargs or {})},
         reasoning_effort=effort,
         thinking_token_budget=budget,
-        continue_final_message=messages[-1]["role"] == "assistant",
+        continue_final_message=last["role"] == "assistant"
+        and bool(last["content"])
+        and "tool_calls" not in last,
     )
 
 

@@ -35,7 +35,8 @@ class Render(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The rendered text, or `error`. `unknown`: no template has the key. `mistyped`: a TypeError.
+    """The rendered text, or `error`. `unknown`: no template has the key. `raised` names the
+    exception that the template ended with.
 
     For a compiled template: whether it reads content as parts, and only as parts.
     """
@@ -43,7 +44,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     text: str = ""
     error: str | None = None
     unknown: bool = False
-    mistyped: bool = False
+    raised: str = ""
     reads_parts: bool = False
     needs_parts: bool = False
 

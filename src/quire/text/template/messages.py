@@ -16,6 +16,8 @@ MAX_ROLE = 64
 MAX_BROKEN = 16384  # characters of malformed arguments that are looked through
 # Names of the reasoning in messages, in order of preference.
 _REASONING = ("reasoning", "reasoning_content", "thinking")
+_SYSTEM = ("system", "developer")
+_ANY_OBJECT = {"type": "object", "properties": {}}
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -49,13 +51,38 @@ def objects(values: Sequence[Mapping[str, Any]] | None, param: str) -> list[dict
     return [plain(value, f"{param}[{i}]") for i, value in enumerate(values)]
 
 
+def parse_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Check and copy tools, without members that are null."""
+    found = objects(tools, "tools") or None
+    for tool in found or ():
+        if isinstance(function := tool.get("function"), dict):
+            tool["function"] = _given(function)
+    return found
+
+
+def completed(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give functions the description and the parameters that some templates read unasked."""
+    return [
+        {**tool, "function": {"description": "", "parameters": _ANY_OBJECT} | tool["function"]}
+        if isinstance(tool.get("function"), dict)
+        else tool
+        for tool in tools
+    ]
+
+
+def _given(value: dict[str, Any]) -> dict[str, Any]:
+    """Leave out members that are null, which templates would print as None."""
+    return {name: member for name, member in value.items() if member is not None}
+
+
 def parse_messages(
     messages: Sequence[Mapping[str, Any]], keep_parts: bool = False, wrap_text: bool = False
 ) -> list[dict[str, Any]]:
     """Check messages in OpenAI's shape and copy them into what templates read. Raises RequestError.
 
     Text parts are joined by newlines, or kept as parts with `keep_parts`; with `wrap_text` a string becomes one
-    part. Arguments of tool calls become objects. Reasoning is present under every name that templates use.
+    part. An answer or a result without content has an empty one. Arguments of tool calls become objects. Reasoning is
+    present under every name that templates use. Members that are null are left out.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise RequestError("messages must be a list with at least one message", "messages")
@@ -66,7 +93,7 @@ def parse_messages(
         where = f"messages[{i}]"
         if not isinstance(message, Mapping):
             raise RequestError(f"{where} must be an object with role and content", where)
-        copy = plain(message, where)
+        copy = _given(plain(message, where))
         role = copy.get("role")
         if not isinstance(role, str) or not 0 < len(role) <= MAX_ROLE:
             raise RequestError(
@@ -74,7 +101,7 @@ def parse_messages(
             )
         _put_content(copy, where, keep_parts, wrap_text)
         _put_tool_calls(copy, where)
-        reasoning = next((copy[name] for name in _REASONING if copy.get(name) is not None), None)
+        reasoning = next((copy[name] for name in _REASONING if name in copy), None)
         if reasoning is not None:
             copy |= {"thinking": copy.get("thinking") or reasoning, "reasoning_content": reasoning}
         chat.append(copy)
@@ -85,8 +112,9 @@ def _put_content(message: dict[str, Any], where: str, keep_parts: bool, wrap_tex
     where = f"{where}.content"
     content = message.get("content")
     if content is None:
-        if message["role"] != "assistant":
+        if message["role"] not in ("assistant", "tool", "function"):
             raise RequestError(f"{where} is required for role {message['role']}", where)
+        message["content"] = [] if wrap_text else ""
         return
     if isinstance(content, str):
         if wrap_text:
@@ -94,6 +122,7 @@ def _put_content(message: dict[str, Any], where: str, keep_parts: bool, wrap_tex
         return
     if not isinstance(content, list):
         raise RequestError(f"{where} must be a string or a list of text parts", where)
+    keep_parts = keep_parts and (wrap_text or bool(content))
     texts = [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
     message["content"] = [{"type": "text", "text": t} for t in texts] if keep_parts else "\n".join(texts)
 
@@ -128,7 +157,7 @@ def _put_tool_calls(message: dict[str, Any], where: str) -> None:
         if isinstance(arguments, str) and arguments.strip():
             param = f"{where}[{i}].function.arguments"
             arguments = plain(_arguments(arguments, param), param)
-        function["arguments"] = arguments or {}
+        calls[i] = _given(call) | {"function": _given(function) | {"arguments": arguments or {}}}
 
 
 def _arguments(text: str, param: str) -> Any:
@@ -149,6 +178,34 @@ def with_text_arguments(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else message
         for message in chat
     ]
+
+
+def in_turns(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Order messages as strict templates want them: one system message, at the beginning, then turns.
+
+    What system and developer say is joined, and so is what a user says in a row; answers that are empty are left out.
+    """
+    turns: list[dict[str, Any]] = []
+    for message in chat:
+        place = len(turns)
+        if message["role"] in _SYSTEM:
+            message = {**message, "role": "system"}
+            place = int(bool(turns) and turns[0]["role"] == "system")
+        elif message["role"] == "assistant" and not message["content"] and "tool_calls" not in message:
+            continue
+        if place and turns[place - 1]["role"] == message["role"] in ("system", "user"):
+            earlier = turns[place - 1]
+            turns[place - 1] = {**earlier, "content": _joined(earlier["content"], message["content"])}
+        else:
+            turns.insert(place, message)
+    return turns
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    lists = [[{"type": "text", "text": one}] if isinstance(one, str) else one for one in (first, second)]
+    return lists[0] + lists[1]
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:

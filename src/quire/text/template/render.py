@@ -11,7 +11,15 @@ from typing import Any
 from quire.errors import ModelError, RequestError
 from quire.files import read_text
 from quire.text.template.frames import Answer
-from quire.text.template.messages import objects, parse_messages, plain, with_text_arguments
+from quire.text.template.messages import (
+    completed,
+    in_turns,
+    objects,
+    parse_messages,
+    parse_tools,
+    plain,
+    with_text_arguments,
+)
 from quire.text.template.process import TemplateProcess, refusal
 from quire.text.tokenizer import Tokenizer
 
@@ -24,6 +32,9 @@ QUICK_SECONDS = 0.02
 # Marks the place where a final message that is to be continued ends in the rendered text.
 _END_MARK = "QUIRE_CONTINUES_HERE_7f3a "
 
+
+# What is tried in turn with messages and tools that a template cannot take as they are.
+_CHANGES = (("messages", with_text_arguments), ("tools", completed), ("messages", in_turns))
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 
@@ -121,12 +132,12 @@ class ChatTemplate:
             (compiled.reads_parts, compiled.needs_parts) if form == "auto" else [form == "openai"] * 2
         )
         chat = parse_messages(messages, reads, needs)
-        final = _mark_end(chat) if continue_final_message else None
+        final = _mark_end(chat, messages[-1]) if continue_final_message else None
         seen = {
             **self._special_tokens,
             **plain(variables, "chat_template_kwargs"),
             "messages": chat,
-            "tools": objects(tools, "tools") or None,
+            "tools": parse_tools(tools),
             "documents": objects(documents, "documents"),
             "add_generation_prompt": bool(add_generation_prompt),
         }
@@ -136,9 +147,13 @@ class ChatTemplate:
     def _render(self, source: str, seen: dict[str, Any]) -> str:
         began = time.monotonic()
         answer = self._process.render(source, seen, self._now())
-        if answer.mistyped and (chat := with_text_arguments(seen["messages"])) != seen["messages"]:
-            again = self._process.render(source, {**seen, "messages": chat}, self._now())
-            answer = answer if again.error else again
+        for name, change in _CHANGES:
+            if not answer.raised or (change is with_text_arguments and answer.raised != "TypeError"):
+                continue
+            changed = change(seen[name] or [])
+            if changed != (seen[name] or []):
+                seen = {**seen, name: changed}
+                answer = self._process.render(source, seen, self._now())
         self.quick = time.monotonic() - began < QUICK_SECONDS
         if answer.error is not None:
             raise refusal(answer)
@@ -162,14 +177,14 @@ def _read_chosen(chosen: str) -> str:
     return read_text(Path(chosen), 4 * MAX_TEMPLATE_CHARACTERS)
 
 
-def _mark_end(chat: list[dict[str, Any]]) -> str:
-    """Put the mark at the end of the last message; returns that message's text."""
+def _mark_end(chat: list[dict[str, Any]], given: Mapping[str, Any]) -> str:
+    """Put the mark at the end of the last message, which was `given`; returns that message's text."""
     content = chat[-1].get("content")
     if isinstance(content, list) and content:
         final: str = content[-1]["text"]
         content[-1]["text"] = final + _END_MARK
         return final
-    if not isinstance(content, str):
+    if not isinstance(content, str) or given.get("content") is None:
         raise RequestError(
             "continue_final_message needs a last message with text content", "continue_final_message"
         )

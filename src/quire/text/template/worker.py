@@ -61,11 +61,11 @@ class Templates:
             text = template.render(request.variables)
             text.encode()  # surrogates cannot be sent
         except jinja2.TemplateError as error:
-            return Answer(error=f"refuses these messages: {str(error)[:MAX_ERROR]}")
-        except Exception as error:  # whatever an untrusted template raises
             return Answer(
-                error=f"fails on these messages: {_named(error)}", mistyped=isinstance(error, TypeError)
+                error=f"refuses these messages: {str(error)[:MAX_ERROR]}", raised=type(error).__name__
             )
+        except Exception as error:  # whatever an untrusted template raises
+            return Answer(error=f"fails on these messages: {_named(error)}", raised=type(error).__name__)
         if len(text) > MAX_OUTPUT:
             return Answer(error=f"makes more than {MAX_OUTPUT} characters of these messages")
         return Answer(text)
