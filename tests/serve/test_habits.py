@@ -381,7 +381,13 @@ def test_logprobs_of_chosen_tokens(thinking: Server) -> None:
         assert all(wide[name] == pytest.approx(value) for name, value in here.items() if name in wide)
     chat = {"messages": HELLO, "max_tokens": 2, "logprobs": True, "logprob_token_ids": ids}
     content = thinking.post("/v1/chat/completions", chat).json()["choices"][0]["logprobs"]["content"]
-    assert all(len(entry["top_logprobs"]) == len(ids) for entry in content)
+    for entry in content:
+        assert entry["top_logprobs"][0]["token"] == entry["token"]
+        assert len({top["token"] for top in entry["top_logprobs"]} - {entry["token"]}) >= len(ids) - 1
+    allowed = {**chat, "logprob_token_ids": ids[:1], "allowed_token_ids": [42]}
+    for entry in thinking.post("/v1/chat/completions", allowed).json()["choices"][0]["logprobs"]["content"]:
+        assert len(entry["top_logprobs"]) == 2
+        assert entry["top_logprobs"][0]["token"] == entry["token"]
     error = thinking.post("/v1/chat/completions", {**chat, "logprobs": False}).json()["error"]
     assert error["param"] == "logprob_token_ids"
 

@@ -32,10 +32,11 @@ from tests.text.tool_vectors import OFFERED, VECTORS, Vector, function
 EVERY = pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"{v.tools}-{VECTORS.index(v)}")
 
 
-def parser_of(vector: Vector) -> OutputParser:
+def parser_of(vector: Vector, located: bool = False) -> OutputParser:
     from_names = {f["function"]["name"]: f["function"]["parameters"] for f in OFFERED}
     reasoning = None if vector.thinks is None else reasoning_format(vector.thinks)
-    return OutputParser(tool_format(vector.tools), reasoning, from_names if vector.offered else None)
+    functions = from_names if vector.offered else None
+    return OutputParser(tool_format(vector.tools), reasoning, functions, located=located)
 
 
 def read(vector: Vector, *parts: str) -> Parsed:
@@ -70,6 +71,22 @@ def test_any_split_gives_the_same(vector: Vector) -> None:
     assert read(vector, *text) == whole
     for i in range(len(text)):
         assert read(vector, text[:i], text[i:]) == whole
+
+
+@EVERY
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_places_of_the_content(vector: Vector, size: int) -> None:
+    """Each character of the content stands where the parser says, in order, but for a few that the parser adds."""
+    parser, parsed = parser_of(vector, located=True), Parsed()
+    for at in range(0, len(vector.text), size):
+        parsed.add(parser.feed(vector.text[at : at + size]))
+        assert len(parser.places) == len(parsed.content)
+    parsed.add(parser.finish())
+    assert parsed.content == vector.content
+    for character, place in zip(parsed.content, parser.places, strict=True):
+        assert character == vector.text[place] if place >= 0 else character in "\n<think>"
+    real = [place for place in parser.places if place >= 0]
+    assert real == sorted(set(real))
 
 
 @EVERY

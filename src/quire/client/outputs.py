@@ -221,6 +221,15 @@ class OutputStream:
         abort = stopped is not None and delta.finish_reason is None
         return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.error)
 
+    def offsets(self, index: int, first: int, count: int) -> list[int]:
+        """Return where tokens of a sample begin in its text. A token that ends it, and what follows, is not in it."""
+        detok = self._detok[index]
+        return [] if detok is None else detok.offsets[first : first + count]
+
+    def shows(self, token: int) -> bool:
+        """Whether texts show anything of a token."""
+        return self._detok[0] is not None and self._detok[0].shows(token)
+
     def _count_drafts(self, delta: Delta) -> None:
         accepted, rejected = self._drafted[delta.index]
         counts = self._drafted[delta.index] = delta.usage.num_accepted, delta.usage.num_rejected

@@ -34,11 +34,15 @@ class Change(NamedTuple):
 
 
 class Items:
-    """Splits output text into items. Without a reading, all of it is one text item that exists from the start."""
+    """Splits output text into items. Without a reading, all of it is one text item that exists from the start.
 
-    def __init__(self, reading: Reading | None) -> None:
+    `located`: `places` are known.
+    """
+
+    def __init__(self, reading: Reading | None, located: bool = False) -> None:
         self._reading = reading
-        self._reader: OutputReader | None = None if reading is None else reading.parser()
+        self._reader: OutputReader | None = None if reading is None else reading.parser(located)
+        self._num_placed = 0
         self._open: Item | None = None
         self.all: list[Item] = []
 
@@ -47,6 +51,13 @@ class Items:
         self.feed(text)
         self.finish()
         return self.all
+
+    def places(self, count: int) -> Sequence[int]:
+        """Return where the next characters of texts stood in the output."""
+        first, self._num_placed = self._num_placed, self._num_placed + count
+        if self._reader is None:
+            return range(first, self._num_placed)
+        return self._reader.places[first : self._num_placed]
 
     def begin(self) -> list[Change]:
         return self._switch("text") if self._reading is None and not self.all else []

@@ -20,7 +20,7 @@ from quire.text.formats.registry import reasoning_format, tool_format
 from quire.text.formats.shapes import Place, ReasoningFormat, ToolFormat
 from quire.text.output import constraint
 from quire.text.output.arguments import Form
-from quire.text.output.events import Event, Parsed
+from quire.text.output.events import Event
 from quire.text.output.parser import OutputParser
 from quire.text.template.messages import answer_turn
 
@@ -181,17 +181,10 @@ class Reading:
     parallel: bool = True
     forced: bool = False
 
-    def parser(self) -> OutputReader:
+    def parser(self, located: bool = False) -> OutputReader:
         functions = self.functions or None
-        parser = OutputParser(self.tools, self.reasoning, functions, self.place, self.forced)
+        parser = OutputParser(self.tools, self.reasoning, functions, self.place, self.forced, located)
         return OutputReader(parser, self.parallel)
-
-    def whole(self, text: str) -> Parsed:
-        """Parse a complete output, by the same parser that reads streams."""
-        parser, parsed = self.parser(), Parsed()
-        parsed.add(parser.feed(text))
-        parsed.add(parser.finish())
-        return parsed
 
     def call_id(self, name: str, index: int, own: str = "") -> str:
         """The model's own id for a call, or a new one in the form that the model uses."""
@@ -208,6 +201,10 @@ class OutputReader:
     def __init__(self, parser: OutputParser, parallel: bool) -> None:
         self._parser = parser
         self._parallel = parallel
+
+    @property
+    def places(self) -> list[int]:
+        return self._parser.places
 
     def feed(self, text: str) -> list[Event]:
         return self._wanted(self._parser.feed(text))

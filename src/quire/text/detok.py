@@ -181,6 +181,10 @@ class Detokenizer:
             data = self._table[token] + data
         return _incomplete_tail(data)
 
+    def shows(self, token: int) -> bool:
+        """Whether the text shows anything of a token."""
+        return bool(self._table[token])
+
     @property
     def num_tokens(self) -> int:
         """The number of tokens taken so far, including the one that completed a stop string."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ from quire.serve.openai.chat_protocol import (
     ToolCallDelta,
 )
 from quire.serve.openai.conversation import prepare, render
-from quire.serve.openai.logprobs import ChatLogprobs, TokenNames, chat_logprobs, prompt_logprobs
+from quire.serve.openai.logprobs import AnswerLogprobs, ChatLogprobs, TokenNames, prompt_logprobs
 from quire.serve.openai.responses_protocol import InputTokens
 from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.usage import UsageReport
@@ -72,7 +73,7 @@ async def count_input(service: Service, http: HttpRequest) -> bytes:
 def _check(body: ChatRequest) -> None:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options is for stream=true", "stream_options", "invalid_value")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs needs logprobs=true", "top_logprobs", "invalid_value")
     if (
         None not in (body.max_tokens, body.max_completion_tokens)
@@ -123,6 +124,8 @@ class ChatAnswer:
         self._model = model
         self._opened = False
         self._readers: dict[int, OutputReader] = {}
+        self._scores: dict[int, AnswerLogprobs] = {}
+        self._num_scored: dict[int, int] = {}
         self._calling: set[int] = set()
         self._thoughts: dict[int, list[str]] = {}
         self._service = service
@@ -154,11 +157,11 @@ class ChatAnswer:
         return sum(self._service.num_tokens("".join(parts), most) for parts in self._thoughts.values())
 
     def _choice(self, sample: CompletionOutput) -> ChatChoice:
-        message = self._message(sample)
+        message, places = self._message(sample)
         choice = ChatChoice(
             sample.index,
             message,
-            self._logprobs(sample.logprobs),
+            self._logprobs(sample.index, sample.token_ids, sample.logprobs, places),
             _reason(sample.finish_reason, bool(message.tool_calls)),
             sample.stop_reason,
         )
@@ -166,11 +169,13 @@ class ChatAnswer:
             choice.token_ids = sample.token_ids
         return choice
 
-    def _message(self, sample: CompletionOutput) -> AnswerMessage:
+    def _message(self, sample: CompletionOutput) -> tuple[AnswerMessage, Sequence[int]]:
+        """Return the message of a sample, and where its content stands in the output."""
         reading, text = self.call.reading, sample.text
         if reading is None:
-            return AnswerMessage(self._role, self._echo + text)
-        parsed = reading.whole(text)
+            return AnswerMessage(self._role, self._echo + text), range(len(text))
+        reader, parsed = reading.parser(bool(self._body.logprobs)), Parsed()
+        parsed.add(reader.feed(text) + reader.finish())
         message = AnswerMessage(self._role, self._echo + parsed.content)
         self._thoughts[sample.index] = [parsed.reasoning]
         if parsed.reasoning and self._body.include_reasoning:
@@ -181,12 +186,19 @@ class ChatAnswer:
                 ToolCall(reading.call_id(c.name, i, c.id), CalledFunction(c.name, c.arguments))
                 for i, c in enumerate(parsed.calls)
             ]
-        return message
+        return message, reader.places
 
-    def _logprobs(self, steps: list[Any] | None) -> ChatLogprobs | None:
+    def _logprobs(
+        self, index: int, tokens: list[int], steps: list[Any] | None, places: Sequence[int]
+    ) -> ChatLogprobs | None:
+        """Take the next tokens of a sample, and the places of the next of its content."""
         if not self._body.logprobs:
             return None
-        return ChatLogprobs(chat_logprobs(steps or [], self._body.top_logprobs or 0, self._names))
+        if index not in self._scores:
+            top = self._body.top_logprobs or 0
+            self._scores[index] = AnswerLogprobs(self.call.streams[0], index, self._names, top)
+        self._scores[index].add(tokens, steps or [])
+        return ChatLogprobs(self._scores[index].of(places))
 
     def step(self, pieces: list[Piece]) -> bytes:
         chunks = []
@@ -224,7 +236,9 @@ class ChatAnswer:
         chunk = piece.chunk
         choice = ChatChunkChoice(chunk.index, self._delta(chunk))
         if self._body.logprobs:
-            choice.logprobs = self._logprobs(chunk.logprobs)
+            places = self._places(chunk.index, len(choice.delta.content or ""))
+            scores = self._logprobs(chunk.index, chunk.token_ids, chunk.logprobs, places)
+            choice.logprobs = scores if scores and scores.content else None
         ended = chunk.finish_reason is not None
         if self._body.return_token_ids:
             choice.token_ids = chunk.token_ids
@@ -241,13 +255,20 @@ class ChatAnswer:
             choice.stop_reason = chunk.stop_reason
         return events + event(self._chunk([choice], self._usage.in_chunk(lambda: self.call.usage)))
 
+    def _places(self, index: int, count: int) -> Sequence[int]:
+        """Return where the next `count` characters of a sample's content stand in the output."""
+        first = self._num_scored.get(index, 0)
+        self._num_scored[index] = first + count
+        reader = self._readers.get(index)
+        return range(first, first + count) if reader is None else reader.places[first : first + count]
+
     def _delta(self, chunk: Chunk) -> ChatDelta:
         """The content, reasoning and calls that become known with this chunk."""
         reading, index = self.call.reading, chunk.index
         if reading is None:
             return ChatDelta(content=chunk.text) if chunk.text or chunk.finish_reason is None else ChatDelta()
         if index not in self._readers:
-            self._readers[index] = reading.parser()
+            self._readers[index] = reading.parser(bool(self._body.logprobs))
         events = self._readers[index].feed(chunk.text)
         if chunk.finish_reason is not None:
             events += self._readers[index].finish()

@@ -25,6 +25,7 @@ from quire.serve.openai.logprobs import (
     TokenNames,
     completion_logprobs,
     prompt_logprobs,
+    shown_prompt,
 )
 from quire.serve.openai.prompts import MAX_PROMPTS, split_prompts
 from quire.serve.openai.sampling import sampling_params, truncated
@@ -94,13 +95,13 @@ def _make(
         tokens = infill(front, prompt, body.suffix, special)
     else:
         tokens = front.encode(prompt, special) if isinstance(prompt, str) else prompt
-    tokens = truncated(tokens, body, params.max_tokens, front.info.max_model_len)
+    kept = truncated(tokens, body, params.max_tokens, front.info.max_model_len)
     request = front.request(
-        service.next_request_id(call_id), tokens, params, priority=body.priority, salt=body.cache_salt or ""
+        service.next_request_id(call_id), kept, params, priority=body.priority, salt=body.cache_salt or ""
     )
     text = prompt if isinstance(prompt, str) else None
-    if text is None and body.echo:
-        text = service.text_of(tokens)
+    if body.echo and (text is None or len(kept) < len(tokens)):
+        text = service.text_of(kept)
     return Prompt(request, text, constrained_by(body))
 
 
@@ -116,11 +117,10 @@ class CompletionAnswer:
         self._scores_only = bool(body.echo) and body.max_tokens == 0
         as_ids = body.return_tokens_as_token_ids
         as_ids = service.config.return_tokens_as_token_ids if as_ids is None else as_ids
-        self._names = TokenNames(
-            service.front.tokenizer, as_ids, body.skip_special_tokens, body.logprob_token_ids
-        )
+        self._tokenizer = service.front.tokenizer
+        self._names = TokenNames(self._tokenizer, as_ids, body.logprob_token_ids)
         self._usage = UsageReport(service.config, body)
-        self._offsets: dict[int, int] = {}
+        self._num_scored: dict[int, int] = {}  # tokens of each choice
         self._unseen = set(range(len(call.streams) * self._n))
 
     def whole(self) -> bytes:
@@ -140,7 +140,7 @@ class CompletionAnswer:
         logprobs = None
         if body.logprobs is not None:
             steps: list[Any] = list(sample.logprobs or [])[: len(tokens)]
-            logprobs, _ = self._logprobs(stream, tokens, steps, echo, 0)
+            logprobs = self._logprobs(stream, sample.index, tokens, steps, 0, echo)
         choice = CompletionChoice(
             position * self._n + sample.index,
             (stream.output.prompt or "") + text if echo else text,
@@ -155,12 +155,28 @@ class CompletionAnswer:
         return choice
 
     def _logprobs(
-        self, stream: OutputStream, tokens: list[int], steps: list[Any], with_prompt: bool, offset: int
-    ) -> tuple[CompletionLogprobs, int]:
+        self,
+        stream: OutputStream,
+        index: int,
+        tokens: list[int],
+        steps: list[Any],
+        first: int,
+        with_prompt: bool,
+    ) -> CompletionLogprobs:
+        """Describe the tokens of a sample from number `first` on, after those of the prompt that the text shows."""
+        offsets = stream.offsets(index, first, len(tokens))
+        offsets += [len(stream.output.outputs[index].text)] * (len(tokens) - len(offsets))
+        prompt, text = stream.request.tokens, (stream.output.prompt or "") if self._body.echo else ""
+        offsets = [offset + len(text) for offset in offsets]
         if with_prompt:
-            tokens = stream.request.tokens + tokens
-            steps = (stream.output.prompt_logprobs or [None]) + steps
-        return completion_logprobs(steps, tokens, self._body.logprobs or 0, self._names, offset)
+            places, shown = [0] * len(prompt), range(len(prompt))
+            if self._tokenizer is not None:
+                places, shown = shown_prompt(self._tokenizer, prompt, text)
+            scored = stream.output.prompt_logprobs or [None] * len(prompt)
+            tokens = [prompt[i] for i in shown] + tokens
+            steps = [scored[i] for i in shown] + steps
+            offsets = [places[i] for i in shown] + offsets
+        return completion_logprobs(steps, tokens, offsets, self._body.logprobs or 0, self._names)
 
     def step(self, pieces: list[Piece]) -> bytes:
         chunks = []
@@ -200,9 +216,10 @@ class CompletionAnswer:
         if self._scores_only:
             choice.finish_reason, choice.stop_reason = "length", None
         if body.logprobs is not None:
-            offset = self._offsets.get(index, 0)
+            scored = self._num_scored.get(index, 0)
+            self._num_scored[index] = scored + len(tokens)
             steps = [] if self._scores_only else list(chunk.logprobs or [])
-            choice.logprobs, self._offsets[index] = self._logprobs(stream, tokens, steps, echo, offset)
+            choice.logprobs = self._logprobs(stream, chunk.index, tokens, steps, scored, echo)
         if echo:
             choice.text = (stream.output.prompt or "") + text
         if body.return_token_ids:

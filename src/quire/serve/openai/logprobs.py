@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from quire.client.outputs import Logprob, OutputStream
+from quire.text.detok import Detokenizer
 from quire.text.tokenizer import Tokenizer
 
 
@@ -51,16 +54,9 @@ class ChatLogprobs(msgspec.Struct):
 class TokenNames:
     """Chooses the tokens that logprobs show, and writes them as text or as `token_id:N`. `asked` names the tokens."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        as_ids: bool,
-        hides_special: bool = True,
-        asked: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, as_ids: bool, asked: Sequence[int] | None = None) -> None:
         self._asked = None if asked is None else frozenset(asked)
         self._tokenizer = tokenizer
-        self._hides_special = hides_special
         self._as_ids = as_ids or tokenizer is None
 
     def name(self, token: int, entry: Logprob) -> str:
@@ -68,23 +64,61 @@ class TokenNames:
             return f"token_id:{token}"
         return entry.decoded_token
 
-    def width(self, token: int, entry: Logprob) -> int:
-        """Number of characters that the token adds to the text of the answer."""
-        if self._tokenizer is None or (self._hides_special and self._tokenizer.is_special(token)):
-            return 0
-        return len(entry.decoded_token or "")
+    def distinct(self, token: int, entry: Logprob) -> str:
+        """Write a token that is part of a character by its bytes, so that such tokens differ."""
+        name = self.name(token, entry)
+        if "\ufffd" not in name or "\ufffd".encode() in (data := bytes(self.data(token) or ())):
+            return name
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def top(self, entries: dict[int, Logprob], count: int) -> list[tuple[int, Logprob]]:
-        """The entries that were asked for, else the `count` most likely ones (-1: all); best first."""
+        """The `count` most likely entries (-1: all), best first; or the token itself and those that were asked for."""
+        if self._asked is not None:
+            return [(t, e) for i, (t, e) in enumerate(entries.items()) if not i or t in self._asked]
         ranked = [(token, entry) for token, entry in entries.items() if entry.rank is not None]
         ranked.sort(key=lambda pair: pair[1].rank or 0)
-        if self._asked is not None:
-            return [pair for pair in ranked if pair[0] in self._asked]
         return [pair for pair in ranked if count == -1 or (pair[1].rank or 0) <= count]
 
     def data(self, token: int) -> list[int] | None:
         """The token's bytes, possibly part of a character."""
         return None if self._tokenizer is None else list(self._tokenizer.token_bytes(token))
+
+
+class AnswerLogprobs:
+    """Finds the tokens of one sample that its answer shows, as the answer becomes known.
+
+    An entry belongs to the answer if the token's text does: reasoning, calls, markers, and what ends the output have
+    none.
+    """
+
+    def __init__(self, stream: OutputStream, index: int, names: TokenNames, count: int) -> None:
+        self._stream = stream
+        self._index = index
+        self._names = names
+        self._count = count
+        self._taken = 0
+        self._waiting = deque[tuple[int, dict[int, Logprob]]]()  # tokens with their places, in order
+
+    def add(self, tokens: list[int], steps: Iterable[dict[int, Logprob]]) -> None:
+        """Take the next tokens of the sample."""
+        offsets = self._stream.offsets(self._index, self._taken, len(tokens))
+        self._taken += len(tokens)
+        for token, offset, entries in zip(tokens, offsets, steps, strict=False):  # an end has no offset
+            if self._stream.shows(token):
+                self._waiting.append((offset, entries))
+
+    def of(self, places: Iterable[int]) -> list[TokenLogprob]:
+        """Return the entries of the tokens whose text stands at these places, which are the next of the answer."""
+        found: list[dict[int, Logprob]] = []
+        for place in places:
+            here: list[tuple[int, dict[int, Logprob]]] = []
+            while self._waiting and self._waiting[0][0] <= place:
+                token = self._waiting.popleft()
+                if here and here[-1][0] != token[0]:
+                    here = []  # they end before this place
+                here.append(token)  # parts of one character have one place
+            found += [entries for _, entries in here]
+        return chat_logprobs(found, self._count, self._names)
 
 
 def chat_logprobs(steps: list[dict[int, Logprob]], count: int, names: TokenNames) -> list[TokenLogprob]:
@@ -98,27 +132,43 @@ def chat_logprobs(steps: list[dict[int, Logprob]], count: int, names: TokenNames
 
 
 def completion_logprobs(
-    steps: list[dict[int, Logprob] | None], tokens: list[int], count: int, names: TokenNames, offset: int
-) -> tuple[CompletionLogprobs, int]:
-    """The four lists, and the text offset after them.
-
-    `steps` holds None for a token without a score (the first of a prompt); `offset` is the length of the text before.
-    """
-    result = CompletionLogprobs([], [], [], [])
+    steps: Sequence[dict[int, Logprob] | None],
+    tokens: Sequence[int],
+    offsets: Sequence[int],
+    count: int,
+    names: TokenNames,
+) -> CompletionLogprobs:
+    """The four lists. `steps` holds None for a token without a score, the first of a prompt."""
+    result = CompletionLogprobs(list(offsets), [], [], [])
     for token, entries in zip(tokens, steps, strict=True):
         entry = Logprob(0.0, None, names_text(names, token)) if entries is None else entries[token]
-        name = names.name(token, entry)
-        result.text_offset.append(offset)
-        result.tokens.append(name)
+        result.tokens.append(names.distinct(token, entry))
         result.token_logprobs.append(None if entries is None else entry.logprob)
         shown = None
         if entries is not None:
-            shown = dict[str, float]()
-            for t, e in (*names.top(entries, count), (token, entry)):
-                shown.setdefault(names.name(t, e), e.logprob)  # parts of a character may share a name
+            shown = {names.distinct(token, entry): entry.logprob}
+            for t, e in names.top(entries, count):
+                shown.setdefault(names.distinct(t, e), e.logprob)
         result.top_logprobs.append(shown)
-        offset += names.width(token, entry)
-    return result, offset
+    return result
+
+
+def shown_prompt(tokenizer: Tokenizer, tokens: list[int], text: str) -> tuple[list[int], range]:
+    """Return where each token of a prompt begins in its `text`, and which tokens the text shows.
+
+    Text that was tokenized does not show special tokens that the tokenizer has added at its ends.
+    """
+    detok = Detokenizer(tokenizer, skip_special_tokens=False)
+    whole = detok.push(tokens) + detok.finish()
+    offsets = detok.offsets
+    for i, (token, at) in enumerate(zip(tokens, offsets, strict=True)):
+        start = at + (whole[at : at + 1] == " " != text[:1])
+        if whole.startswith(text, start):
+            end = bisect_left(offsets, start + len(text))
+            return [max(0, offset - start) for offset in offsets], range(i, end)
+        if not tokenizer.is_special(token):
+            break
+    return [min(offset, len(text)) for offset in offsets], range(len(tokens))
 
 
 def names_text(names: TokenNames, token: int) -> str | None:

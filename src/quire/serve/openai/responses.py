@@ -12,7 +12,7 @@ from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import prepare, render
-from quire.serve.openai.logprobs import TokenLogprob, TokenNames, chat_logprobs
+from quire.serve.openai.logprobs import AnswerLogprobs, TokenLogprob, TokenNames
 from quire.serve.openai.protocol import DrawFields
 from quire.serve.openai.responses_input import Tools, choice_of, custom_input, messages_of, tools_of
 from quire.serve.openai.responses_protocol import (
@@ -105,9 +105,8 @@ def _conversation(body: ResponsesRequest, tools: Tools) -> ChatRequest:
 
 def _make(service: Service, body: ResponsesRequest, tools: Tools, call_id: str) -> Prompt:
     front, conversation = service.front, _conversation(body, tools)
-    scored = _LOGPROBS in (body.include or []) or bool(body.top_logprobs)
     params = sampling_params(
-        front, conversation, body.max_output_tokens, (body.top_logprobs or 0) if scored else None
+        front, conversation, body.max_output_tokens, (body.top_logprobs or 0) if _scored(body) else None
     )
     text, params, field, reading = prepare(service, conversation, params)
     tokens = front.encode(text, add_special_tokens=False)
@@ -122,6 +121,10 @@ def _make(service: Service, body: ResponsesRequest, tools: Tools, call_id: str) 
     return Prompt(request, text, "text" if field == "response_format" else field, reading)
 
 
+def _scored(body: ResponsesRequest) -> bool:
+    return _LOGPROBS in (body.include or []) or bool(body.top_logprobs)
+
+
 class ResponseAnswer:
     """Writes a call as an answer of /v1/responses; reasoning, messages and function calls are output items."""
 
@@ -133,10 +136,13 @@ class ResponseAnswer:
         self._body = body
         self._model = model
         self._custom = tools.custom
-        self._names = TokenNames(service.front.tokenizer, False, asked=body.logprob_token_ids)
+        names = TokenNames(service.front.tokenizer, False, body.logprob_token_ids)
+        self._scores = (
+            AnswerLogprobs(call.streams[0], 0, names, body.top_logprobs or 0) if _scored(body) else None
+        )
+        self._logprobs: dict[int, list[TokenLogprob]] = {}  # of each text, by its index
         self._service = service
-        self._items = Items(call.reading)
-        self._new_logprobs: list[Any] = []
+        self._items = Items(call.reading, self._scores is not None)
         self._sequence = 0
 
     @property
@@ -148,7 +154,23 @@ class ResponseAnswer:
         return self.call.streams[0].output.outputs[0]
 
     def whole(self) -> bytes:
-        return _encode(self._finished(self._items.whole(self._sample.text)))
+        items = self._items.whole(self._sample.text)
+        self._score(self._sample.token_ids, self._sample.logprobs)
+        for item in items:
+            self._score_text(item, item.text)
+        return _encode(self._finished(items))
+
+    def _score(self, tokens: list[int], steps: Any) -> None:
+        if self._scores is not None:
+            self._scores.add(tokens, steps or [])
+
+    def _score_text(self, item: Item, text: str) -> list[TokenLogprob]:
+        """Return the log-probabilities of the next part of a text."""
+        if self._scores is None or item.kind != "text":
+            return []
+        found = self._scores.of(self._items.places(len(text)))
+        self._logprobs.setdefault(item.index, []).extend(found)
+        return found
 
     def _object(self, status: str, output: list[OutputItem]) -> ResponseObject:
         body = self._body
@@ -200,16 +222,8 @@ class ResponseAnswer:
             return OutputCall(f"fc_{item.id}", item.call_id, item.name, item.text, status)
         if item.kind == "reasoning":
             return OutputReasoning(f"rs_{item.id}", [ReasoningText(item.text)], status)
-        return OutputMessage(f"msg_{item.id}", [self._text(item)], status)
-
-    def _text(self, item: Item) -> OutputText:
-        """The last text carries the logprobs of all tokens, reasoning and calls included."""
-        last = [i for i in self._items.all if i.kind == "text"][-1:]
-        steps = self._sample.logprobs if item in last else None
-        return OutputText(item.text, [], self._logprobs(steps))
-
-    def _logprobs(self, steps: Any) -> list[TokenLogprob]:
-        return chat_logprobs(steps or [], self._body.top_logprobs or 0, self._names)
+        text = OutputText(item.text, [], self._logprobs.get(item.index, []))
+        return OutputMessage(f"msg_{item.id}", [text], status)
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
         data = {"type": name, "sequence_number": self._sequence, **fields}
@@ -224,11 +238,8 @@ class ResponseAnswer:
             chunks.append(self._event("response.in_progress", response=started))
             chunks += self._changed(self._items.begin())
         for piece in pieces:
-            self._new_logprobs += piece.chunk.logprobs or []
-            changes = self._items.feed(piece.chunk.text)
-            if not changes and self._new_logprobs and self.call.reading is None:
-                changes = [Change("grow", self._items.all[-1])]
-            chunks += self._changed(changes)
+            self._score(piece.chunk.token_ids, piece.chunk.logprobs)
+            chunks += self._changed(self._items.feed(piece.chunk.text))
         return b"".join(chunks)
 
     def _changed(self, changes: list[Change]) -> list[bytes]:
@@ -247,8 +258,6 @@ class ResponseAnswer:
         part = None if isinstance(shown, OutputCall | OutputCustomCall) else shown.content.pop()
         events = [self._event("response.output_item.added", output_index=item.index, item=shown)]
         if part is not None:
-            if isinstance(part, OutputText):
-                part.logprobs = []
             events.append(self._event("response.content_part.added", **self._place(item), part=part))
         return events
 
@@ -258,8 +267,7 @@ class ResponseAnswer:
         if item.kind != "text":
             name = "function_call_arguments" if item.kind == "call" else "reasoning_text"
             return [self._event(f"response.{name}.delta", **self._place(item), delta=text)]
-        logprobs, self._new_logprobs = self._logprobs(self._new_logprobs), []
-        fields = {**self._place(item), "delta": text, "logprobs": logprobs}
+        fields = {**self._place(item), "delta": text, "logprobs": self._score_text(item, text)}
         return [self._event("response.output_text.delta", **fields)]
 
     def _closed(self, item: Item, text: str) -> list[bytes]:

@@ -133,24 +133,40 @@ class Events:
 
 
 class Trimmed:
-    """Emits text of one kind without the white space beside markers."""
+    """Emits text of one kind without the white space beside markers.
 
-    def __init__(self, emit: Callable[[str], None]) -> None:
+    With `place`, which says how much of the output has been read, `places` says where each emitted character stood in
+    it; -1 for those that the output does not have.
+    """
+
+    def __init__(self, emit: Callable[[str], None], place: Callable[[], int] | None = None) -> None:
+        self.places: list[int] = []
         self._emit = emit
+        self._place = place
         self._space = ""
+        self._held: list[int] = []  # the places of the space
         self._break = ""
         self._started = False
         self._touched = False  # a marker came before
         self._beside = False  # nothing but white space since a marker
 
     def write(self, text: str) -> None:
+        """Take text that ends where the output has been read to."""
+        if self._place is not None:
+            end = self._place()
+            self._held += range(end - len(text), end)
         text = self._space + text
         body = text.rstrip(SPACE)
         self._space = text[len(body) :]
         if body:
             self._beside = False
+            kept = body
             if self._break or (not self._started and self._touched):
-                body = self._break + body.lstrip(SPACE)
+                kept = body.lstrip(SPACE)
+            if self._place is not None:
+                self.places += [-1] * len(self._break) + self._held[len(body) - len(kept) : len(body)]
+                self._held = self._held[len(body) :]
+            body = self._break + kept
             self._started, self._break = True, ""
             self._emit(body)
 
@@ -163,8 +179,9 @@ class Trimmed:
         self.touch()
         if self._started:
             self._break = "\n"
-            self._space = ""
+            self._space, self._held = "", []
 
     def finish(self) -> None:
         if not self._beside:
+            self.places += self._held
             self._emit(self._space)

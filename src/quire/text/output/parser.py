@@ -74,7 +74,7 @@ class OutputParser:
 
     `functions` (names with JSON Schemas of their parameters) were offered, None if unknown. `tools` or `reasoning`
     None: not looked for. `place` is where the prompt left off. `forced`: the output can only be calls, so other text
-    is a call cut off before its name, and is dropped.
+    is a call cut off before its name, and is dropped. `located`: `places` says where the content stood in the output.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class OutputParser:
         functions: Functions | None = None,
         place: Place | None = None,
         forced: bool = False,
+        located: bool = False,
     ) -> None:
         self._tools = tools
         self._form = reasoning
@@ -95,11 +96,19 @@ class OutputParser:
         self._call = CallReader(self._reader, self._events, functions)
         self._forced_name = next(iter(functions), "") if forced and functions and len(functions) == 1 else ""
         self._dropped = False
-        self._content = Trimmed(self._drop if forced else self._events.content)
+        self._content = Trimmed(
+            self._drop if forced else self._events.content,
+            (lambda: self._reader.place) if located and not forced else None,
+        )
         self._reasoning = Trimmed(self._events.reasoning)
         self._done = False
         self._steps = self._read()
         self._advance()
+
+    @property
+    def places(self) -> list[int]:
+        """Where each character of the content so far stood in the output; -1 for those that it does not have."""
+        return self._content.places
 
     def feed(self, text: str) -> list[Event]:
         """Take the next piece of the output; return the events that it completes."""

@@ -32,9 +32,16 @@ class Reader:
         self.at = 0
         self.mark: int | None = None
         self.ended = False
+        self._forgotten = 0
+
+    @property
+    def place(self) -> int:
+        """How many characters of the output have been read."""
+        return self._forgotten + self.at
 
     def add(self, text: str) -> None:
         cut = self.at if self.mark is None else self.mark
+        self._forgotten += cut
         self.text = self.text[cut:] + text
         self.at -= cut
         if self.mark is not None:
