@@ -261,6 +261,37 @@ def run_with(place: Path, code: str) -> str:
     return result.stdout
 
 
+# Where an expression is no literal, and why no file and no request can make it slow. Expressions of files are
+# for weights/expressions.py, which matches them in linear time.
+MADE_EXPRESSIONS = {
+    "grammar/quoted.py": "classes of a request's grammar, each compared with one character",
+    "grammar/tags.py": "names, escaped",
+    "model/families/names.py": "written in families, with escaped names",
+    "program/language/expressions.py": "compiled for its error alone, in the user's own process",
+    "text/detok.py": "a class of characters, escaped",
+    "text/output/literals.py": "made of constants",
+    "text/output/reader.py": "a class of characters, escaped",
+    "weights/expressions.py": "a class of an expression, compared with one character",
+}
+
+
+def test_expressions_of_files_and_requests_are_matched_in_linear_time() -> None:
+    made = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module not in ("re", "fnmatch", "sre_parse"), f"{path}: import the module itself"
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            called = ast.unparse(node.func)
+            if called.startswith("fnmatch."):
+                made.add(path.relative_to(ROOT).as_posix())
+            literal = bool(node.args) and isinstance(node.args[0], ast.Constant)
+            if called.startswith("re.") and called != "re.escape" and not literal:
+                made.add(path.relative_to(ROOT).as_posix())
+    assert made == set(MADE_EXPRESSIONS)
+
+
 RIDDLE = re.compile(
     r"\bso many\b|\bwhoever\b|\blest\b|\b[Ww]hat (a|an|the|its|each|every)\b.{1,40}\bhas of\b"
 )

@@ -271,8 +271,8 @@ def test_a_rank_above_the_limit_is_refused(tmp_path: Path) -> None:
         open_adapter(folder, 8)
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", ".*.*.*x", "a" * 400, "(", "[" * 50])
-def test_patterns_that_may_take_long_are_refused(tmp_path: Path, pattern: str) -> None:
+@pytest.mark.parametrize("pattern", ["(?=a)b", r"(a)\1", "a" * 5000, "(", "[" * 50])
+def test_patterns_that_no_automaton_matches_are_refused(tmp_path: Path, pattern: str) -> None:
     model = write_checkpoint(tmp_path / "model", "llama", "float32")
     folder = Path(write_adapter(tmp_path / "adapter", model, 0, rank_pattern={pattern: 4}))
     with pytest.raises(ModelError, match="rank_pattern"):

@@ -83,8 +83,8 @@ def test_rules_name_modules(module: str, pattern: str, right: bool) -> None:
         ("torchao", {}, "size of torchao weights"),
         ("bitsandbytes", {"bnb_4bit_quant_type": "fp3"}, "'fp3' is not planned"),
         ("quark", {"global_quant_config": {"weight": {"dtype": "int3"}}}, "dtype 'int3' are not planned"),
-        ("fp8", {"ignored_layers": ["re:("]}, "no regular expression"),
-        ("fp8", {"ignored_layers": [7]}, "short text"),
+        ("fp8", {"ignored_layers": ["re:("]}, "not supported at"),
+        ("fp8", {"ignored_layers": [7]}, "must be a list of texts"),
     ],
 )
 def test_what_is_not_planned_is_named(method: str, settings: dict[str, Any], message: str) -> None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from quire.errors import ModelError
 from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import Array, QuantTensor, Rows
+
+MAX_NAME = 256  # characters
+MAX_SIZE = 1 << 48  # of a tensor, if empty axes count as one
+
+
+def check_entry(path: Path, name: str, shape: Sequence[int]) -> None:
+    """Raise ModelError for a name that no model has, and for sizes that no array can have."""
+    if len(name) > MAX_NAME:
+        raise ModelError(f"{path}: the name of tensor {name[:80]}... is longer than {MAX_NAME} characters")
+    if math.prod(max(size, 1) for size in shape) > MAX_SIZE:
+        raise ModelError(f"{path}: tensor {name}: sizes {list(shape)} are too large")
 
 
 class Checkpoint(Protocol):

@@ -21,7 +21,7 @@ import numpy as np
 
 from quire.errors import ModelError
 from quire.files import map_file, replaced
-from quire.weights.checkpoint.protocol import Unquantized
+from quire.weights.checkpoint.protocol import Unquantized, check_entry
 from quire.weights.tensor import Array
 
 MAX_HEADER = 16 << 20  # bytes: more than 100,000 tensors take; the format allows 100 MB
@@ -120,6 +120,7 @@ def _entry(path: Path, name: str, value: object, start: int) -> Entry:
         raise ModelError(f"{path}: tensor {name}: dtype {code!r:.200} is not supported")
     if not _is_sizes(shape) or len(shape) > MAX_DIMENSIONS:
         raise ModelError(f"{path}: tensor {name}: shape {shape!r:.200} is not up to {MAX_DIMENSIONS} sizes")
+    check_entry(path, name, shape)
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ModelError(f"{path}: tensor {name}: data_offsets {offsets!r:.200} are not a range of bytes")
     needed = math.prod(shape) * DTYPES[code].itemsize

@@ -17,7 +17,7 @@ import numpy as np
 from quire.errors import ModelError
 from quire.files import map_file, open_regular
 from quire.weights.checkpoint.pickles import STORAGES, Storage, Tensor, is_size, read_pickle
-from quire.weights.checkpoint.protocol import Unquantized
+from quire.weights.checkpoint.protocol import Unquantized, check_entry
 from quire.weights.tensor import Array
 
 MAX_PICKLE = 64 << 20  # bytes; the pickle holds names and shapes only
@@ -90,6 +90,7 @@ class TorchFile(Unquantized):
             raise ModelError(f"{where} has shape or strides that are no tuples of sizes")
         if len(tensor.shape) != len(tensor.strides) or len(tensor.shape) > 8:
             raise ModelError(f"{where} has {len(tensor.shape)} sizes and {len(tensor.strides)} strides")
+        check_entry(self._path, name, tensor.shape)
         record = self._records.get(f"data/{storage.key}")
         if record is None:
             raise ModelError(f"{where}: its data (data/{storage.key}) is not in the archive")

@@ -8,7 +8,7 @@ the order ORDER; "gemv" has streams along K.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,9 @@ from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.readers.fields import FLOATS, I16, I32, Fields, eights, num_words, unpack
 from quire.weights.readers.grouped import Groups, check_order, group_count, is_plain, packed_groups, refuse
 from quire.weights.readers.packed_modules import ModuleCheckpoint, Packed, setting
-from quire.weights.readers.rules import compiled, matches
+from quire.weights.readers.rules import Dynamic
 from quire.weights.readers.scaled import ScaledCheckpoint
 from quire.weights.tensor import Array
-
-DynamicRules = Sequence[tuple[re.Pattern[str], Mapping[str, Any]]]
 
 USED = ("qweight", "qzeros", "scales", "g_idx")
 AWQ_USED = ("qweight", "qzeros", "scales")
@@ -47,35 +45,16 @@ class GPTQCheckpoint(ModuleCheckpoint):
             raise refuse(where, f"checkpoint_format {version!r} is not read; gptq and gptq_v2 are")
         if settings.get("pack_dtype", "int32") != "int32":
             raise refuse(where, f"pack_dtype {settings['pack_dtype']!r} is not read; int32 is")
-        rules = _rules(setting(settings, where, "dynamic", dict, {}))
-        super().__init__(checkpoint, partial(self._find, settings, rules, version == "gptq"), USED)
+        find = partial(self._find, settings, Dynamic(settings), version == "gptq")
+        super().__init__(checkpoint, find, USED)
 
     @staticmethod
-    def _find(settings: Mapping[str, Any], rules: DynamicRules, first: bool, fields: Fields) -> Packed:
-        return gptq_module(fields, _of_module(settings, rules, fields.module), first)
+    def _find(settings: Mapping[str, Any], rules: Dynamic, first: bool, fields: Fields) -> Packed:
+        return gptq_module(fields, {**settings, **(rules.changes(fields.module) or {})}, first)
 
 
 def _kernel_order(where: str, order: str) -> ModelError:
     return refuse(where, f"codes in the order of the GPU kernel {order} are not read")
-
-
-def _rules(dynamic: Mapping[str, Any]) -> DynamicRules:
-    """Read GPTQModel's `dynamic`: expressions and the settings that they change; None for modules that stay float."""
-    return [
-        (
-            compiled(pattern.removeprefix("+:").removeprefix("-:")),
-            changes if isinstance(changes, dict) else {},
-        )
-        for pattern, changes in dynamic.items()
-    ]
-
-
-def _of_module(settings: Mapping[str, Any], rules: DynamicRules, module: str) -> Mapping[str, Any]:
-    """Change the settings by the first rule whose expression matches the module's name."""
-    for rule, changes in rules:
-        if matches(rule, module):
-            return {**settings, **changes}
-    return settings
 
 
 def gptq_module(fields: Fields, settings: Mapping[str, Any], first: bool) -> Packed:

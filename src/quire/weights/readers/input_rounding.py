@@ -11,7 +11,7 @@ import numpy as np
 from quire.weights.activations import Number, Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.readers.fields import E4M3, FLOATS, I8, I32, U8, Fields
-from quire.weights.readers.quark import module_settings
+from quire.weights.readers.quark import QuarkModules
 from quire.weights.readers.rules import Rules, Targets
 
 # INPUTS end the names of tensors that belong to activations, beside the weight's own.
@@ -36,6 +36,7 @@ class InputRoundings:
         by_group = not self._modelopt and settings.get("config_groups") is not None
         self._targets = Targets(settings) if by_group else None
         self._skipped = Rules.skipped(settings) if by_group else None
+        self._quark = QuarkModules(settings)
 
     @property
     def are_integers(self) -> bool:
@@ -46,7 +47,7 @@ class InputRoundings:
             return bool(given) and all(
                 about.get("type", "int") == "int" and about.get("num_bits") == 8 for about in given
             )
-        about = module_settings(self._settings, "").get("input_tensors")
+        about = self._quark.of("").get("input_tensors")
         return isinstance(about, dict) and about.get("dtype") == "int8"
 
     def of(self, module: str, suffixes: Iterable[str]) -> Rounding | None:
@@ -63,7 +64,7 @@ class InputRoundings:
             about = None if group is None else group.get("input_activations")
             return _of_scheme(fields, about) if isinstance(about, dict) else None
         if "global_quant_config" in self._settings:
-            return _of_quark(fields, self._settings)
+            return _of_quark(fields, self._quark.of(fields.module).get("input_tensors"))
         return _of_modelopt(fields, self._settings) if self._modelopt else self._of_fp8(fields)
 
     def _of_fp8(self, fields: Fields) -> Rounding | None:
@@ -126,8 +127,7 @@ def _of_modelopt(fields: Fields, settings: Mapping[str, Any]) -> Rounding | None
     return _static(fields, "e4m3", "input_scale") if fields.is_of("weight_scale", *FLOATS) else None
 
 
-def _of_quark(fields: Fields, settings: Mapping[str, Any]) -> Rounding | None:
-    about = module_settings(settings, fields.module).get("input_tensors")
+def _of_quark(fields: Fields, about: object) -> Rounding | None:
     if not isinstance(about, dict):
         return None
     numbers: Mapping[Any, Number] = {"fp8_e4m3": "e4m3", "int8": "int8", "fp4": "e2m1"}

@@ -19,8 +19,8 @@ from quire.weights.layouts import AnyLayout, Blocks, Int8
 from quire.weights.layouts.blocks.make import affine_kind, byte_kind
 from quire.weights.readers.fields import BF16
 from quire.weights.readers.grouped import Groups, packed_groups
-from quire.weights.readers.quark import module_settings
-from quire.weights.readers.rules import Rules, Targets, short_name
+from quire.weights.readers.quark import QuarkModules
+from quire.weights.readers.rules import Dynamic, Rules, Targets, short_name, texts
 from quire.weights.readers.scaled import block_size, inner_settings
 from quire.weights.tensor import Array
 
@@ -109,7 +109,8 @@ def _planner(method: str, settings: Mapping[str, Any], scales: np.dtype[Any] | N
     if method == "squeezellm" and (bits := settings.get("wbits", settings.get("bits"))) in (3, 4):
         return lambda module, columns: None if columns % 32 else Blocks(f"lut{bits}")
     if method == "quark":
-        return lambda module, columns: _quark(module_settings(settings, module).get("weight"), columns)
+        modules = QuarkModules(settings)
+        return lambda module, columns: _quark(modules.of(module).get("weight"), columns)
     if method == "hqq":
         return _hqq(settings)
     raise ModelError(f"quantization_config: the size of {method} weights is not planned from a config alone")
@@ -178,24 +179,19 @@ def _integers(method: str, settings: Mapping[str, Any]) -> Layouts:
     if type(bits) is not int or type(size) is not int or bits not in (2, 3, 4, 8):
         raise ModelError(f"quantization_config ({method}): bits and group_size must be known numbers")
     symmetric = method != "awq" and settings.get("sym", True)
-    rules = [
-        (Rules(["re:" + pattern.removeprefix("+:").removeprefix("-:")]), pattern, changes)
-        for pattern, changes in (settings.get("dynamic") or {}).items()
-    ]
+    rules = Dynamic(settings)
     ordered = bool(settings.get("desc_act")) and not settings.get("static_groups")
-    blocks = settings.get("block_name_to_quantize") or settings.get("to_quant_block_names") or ()
-    only = Rules(blocks.split(",") if isinstance(blocks, str) else blocks)
+    key = "block_name_to_quantize" if settings.get("block_name_to_quantize") else "to_quant_block_names"
+    blocks = settings.get(key)
+    only = Rules(blocks.split(",") if isinstance(blocks, str) else texts(settings, key))
 
     def of(module: str, columns: int) -> AnyLayout | None:
         if blocks and not only.match(module):
             return None
-        own_bits, own_size = bits, size
-        for rule, pattern, changes in rules:
-            if rule.match(module):
-                if pattern.startswith("-:"):
-                    return None
-                own_bits, own_size = changes.get("bits", bits), changes.get("group_size", size)
-                break
+        changes = rules.changes(module)
+        if changes is None:
+            return None
+        own_bits, own_size = changes.get("bits", bits), changes.get("group_size", size)
         return _ordered(_groups(own_bits, own_size, columns, symmetric), ordered and own_size != -1)
 
     return of

@@ -14,18 +14,24 @@ from quire.weights.readers.packed_modules import Packed
 from quire.weights.readers.rules import Rules
 
 
-def module_settings(settings: Mapping[str, Any], module: str) -> Mapping[str, Any]:
-    """Return a module's settings: of the last pattern that matches it, else the global ones."""
-    config, layers = settings.get("global_quant_config"), settings.get("layer_quant_config")
-    for pattern, own in layers.items() if isinstance(layers, dict) else ():
-        if Rules([pattern]).match(module):
-            config = own
-    return config if isinstance(config, dict) else {}
+class QuarkModules:
+    """Settings of single modules: of the last pattern that matches, else the global ones."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        layers = settings.get("layer_quant_config")
+        given = list(layers.items()) if isinstance(layers, dict) else []
+        self._rules = Rules(pattern for pattern, _ in reversed(given))
+        self._configs = [*(own for _, own in reversed(given)), settings.get("global_quant_config")]
+
+    def of(self, module: str) -> Mapping[str, Any]:
+        found = self._rules.first(module)
+        config = self._configs[-1 if found is None else found]
+        return config if isinstance(config, dict) else {}
 
 
-def quark_int4(fields: Fields, settings: Mapping[str, Any]) -> Packed:
+def quark_int4(fields: Fields, settings: Mapping[str, Any], modules: QuarkModules) -> Packed:
     """weight [K, O / 8], weight_scale [G, O], and with uint4 weight_zero_point [G, O / 8]. Raises ModelError."""
-    about = module_settings(settings, fields.module).get("weight")
+    about = modules.of(fields.module).get("weight")
     kind = about.get("dtype") if isinstance(about, dict) else None
     export = settings.get("export")
     pack = (export.get("pack_method") if isinstance(export, dict) else None) or "reorder"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sized
-from fnmatch import translate
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.errors import ModelError
+from quire.weights.expressions import Expressions
 
-MAX_PATTERN = 4096
-MAX_NAME = 256  # longer names of modules match no expression
-MAX_REPEATS = 6
-MAX_EXPRESSIONS = 4096
+WHERE = "quantization_config"
 SKIPS = (
     "modules_to_not_convert",
     "ignored_layers",
@@ -21,26 +18,8 @@ SKIPS = (
     "llm_int8_skip_modules",
     "exclude",
 )
-REPEATS = re.compile(r"(?<!\\)(?:[*+]|\{\d*,)")
-
-
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a rule's expression. Raises ModelError if it is invalid or can take very long to match."""
-    if len(pattern) > MAX_PATTERN:
-        raise ModelError(
-            f"quantization_config: a rule has more than {MAX_PATTERN} characters: {pattern[:80]!r}"
-        )
-    slow = re.search(r"(?<!\\)\)(?:[*+]|\{\d*,)", pattern)
-    if slow or any(len(REPEATS.findall(branch)) > MAX_REPEATS for branch in pattern.split("|")):
-        raise ModelError(
-            f"quantization_config: the rule {pattern[:80]!r} repeats groups, or too much: use a simpler expression"
-        )
-    try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ModelError(
-            f"quantization_config: the rule {pattern[:80]!r} is no regular expression: {error}"
-        ) from error
+WILD = re.compile(r"\[[!^]?\]?[^\]]*\]|.", re.DOTALL)
+SIGNS = {"*": ".*", "?": "."}
 
 
 def short_name(name: str) -> str:
@@ -48,17 +27,12 @@ def short_name(name: str) -> str:
     return name.replace("language_model\\.", "").replace("language_model.", "")
 
 
-def check_count(expressions: Sized) -> None:
-    """Refuse too many expressions: each module is compared with all of them."""
-    if len(expressions) > MAX_EXPRESSIONS:
-        raise ModelError(
-            f"quantization_config: it has {len(expressions)} expressions; {MAX_EXPRESSIONS} are read"
-        )
-
-
-def matches(expression: re.Pattern[str], module: str) -> bool:
-    """Whether an expression matches the beginning of a module's name, as all formats have it."""
-    return len(module) <= MAX_NAME and expression.match(module) is not None
+def texts(settings: Mapping[str, Any], key: str) -> Sequence[str]:
+    """Read a list of texts; none if there is no such key. ModelError."""
+    value = settings.get(key) or ()
+    if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
+        raise ModelError(f"{WHERE}: {key} must be a list of texts, got {value!r:.80}")
+    return value
 
 
 class Rules:
@@ -67,35 +41,69 @@ class Rules:
     ModelError for any other rule.
     """
 
-    def __init__(self, patterns: Iterable[object]) -> None:
-        self._plain: set[str] = set()
-        self._expressions: list[re.Pattern[str]] = []
-        for pattern in patterns:
-            if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN:
-                raise ModelError(f"quantization_config: a rule must be a short text, got {pattern!r:.80}")
-            pattern = short_name(pattern)
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._plain: dict[str, int] = {}
+        self._numbers: list[int] = []  # of the rules that are expressions
+        expressions = []
+        for number, pattern in enumerate(map(short_name, patterns)):
             if pattern.startswith("re:"):
-                self._expressions.append(compiled(pattern[3:]))
+                expressions.append(pattern[3:])
+                self._numbers.append(number)
             elif any(sign in pattern for sign in "*?["):
-                wild = (pattern, f"{pattern.rstrip('.')}.*")
-                self._expressions += [re.compile(translate(name)) for name in wild]
+                expressions.append(rf"{_wild(pattern.rstrip('.'))}(\..*)?$")
+                self._numbers.append(number)
             else:
-                self._plain.add(pattern.rstrip("."))
-        check_count(self._expressions)
+                self._plain.setdefault(pattern.rstrip("."), number)
+        self._expressions = Expressions(expressions, WHERE)
 
     @classmethod
     def skipped(cls, settings: Mapping[str, Any]) -> Rules:
         """Make the rules of modules that stay float."""
-        return cls(pattern for key in SKIPS for pattern in settings.get(key) or ())
+        return cls(pattern for key in SKIPS for pattern in texts(settings, key))
 
-    def match(self, module: str) -> bool:
+    def first(self, module: str) -> int | None:
+        """Return the number of the first rule that picks a module."""
         module = short_name(module)
         parts = module.split(".")
-        ends = range(len(parts))
-        inside = any(
-            ".".join(parts[: end + 1]) in self._plain or ".".join(parts[end:]) in self._plain for end in ends
-        )
-        return inside or any(matches(expression, module) for expression in self._expressions)
+        names = [".".join(part) for end in range(len(parts)) for part in (parts[: end + 1], parts[end:])]
+        found = [self._plain[name] for name in names if name in self._plain]
+        matched = self._expressions.first(module)
+        return min(found if matched is None else [*found, self._numbers[matched]], default=None)
+
+    def match(self, module: str) -> bool:
+        return self.first(module) is not None
+
+
+def _wild(pattern: str) -> str:
+    """Write a pattern with wildcards as an expression."""
+
+    def part(found: re.Match[str]) -> str:
+        sign = found[0]
+        if sign[0] == "[" and len(sign) > 2:
+            return f"[^{sign[2:]}" if sign[1] == "!" else sign
+        return SIGNS.get(sign) or re.escape(sign)
+
+    return WILD.sub(part, pattern)
+
+
+class Dynamic:
+    """GPTQModel's `dynamic`: expressions, and the settings that they change for modules. ModelError."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        given = settings.get("dynamic") or {}
+        if not isinstance(given, dict):
+            raise ModelError(f"{WHERE}: dynamic must be an object, got {given!r:.80}")
+        self._changes = [
+            None if pattern.startswith("-:") else changes if isinstance(changes, dict) else {}
+            for pattern, changes in given.items()
+        ]
+        plain = (pattern.removeprefix("+:").removeprefix("-:") for pattern in given)
+        self._expressions = Expressions(plain, f"{WHERE}: dynamic")
+
+    def changes(self, module: str) -> Mapping[str, Any] | None:
+        """Return a module's changes by the first expression that matches; None: it stays float."""
+        found = self._expressions.first(module)
+        return {} if found is None else self._changes[found]
 
 
 class Targets:
@@ -107,25 +115,24 @@ class Targets:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         groups = settings.get("config_groups")
         if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
-            raise ModelError("quantization_config (compressed-tensors): config_groups is missing")
+            raise ModelError(f"{WHERE} (compressed-tensors): config_groups is missing")
         self.groups = list(groups.values())
         self._names: dict[str, Mapping[str, Any]] = {}
-        self._expressions: list[tuple[re.Pattern[str], Mapping[str, Any]]] = []
-        for group in groups.values():
-            for target in group.get("targets") or ():
-                if not isinstance(target, str):
-                    raise ModelError(f"quantization_config: a target must be a text, got {target!r:.80}")
-                target = short_name(target)
+        expressions = []
+        self._matched: list[Mapping[str, Any]] = []
+        for group in self.groups:
+            for target in map(short_name, texts(group, "targets")):
                 if target.startswith("re:"):
-                    self._expressions.append((compiled(target[3:]), group))
+                    expressions.append(target[3:])
+                    self._matched.append(group)
                 else:
                     self._names.setdefault(target, group)
-        check_count(self._expressions)
+        self._expressions = Expressions(expressions, WHERE)
 
     def group(self, module: str) -> Mapping[str, Any] | None:
         """Return the settings of a module's group; None: it is in no group."""
         module = short_name(module)
         if module in self._names:
             return self._names[module]
-        matching = (group for rule, group in self._expressions if matches(rule, module))
-        return next(matching, self._names.get("Linear"))
+        found = self._expressions.first(module)
+        return self._names.get("Linear") if found is None else self._matched[found]

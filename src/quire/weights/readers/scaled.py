@@ -41,7 +41,7 @@ from quire.weights.readers.grouped import Groups, check_order, is_plain, packed_
 from quire.weights.readers.input_rounding import INPUTS, InputRoundings
 from quire.weights.readers.mxfp4 import MXFP4_BLOCKS, mxfp4_blocks
 from quire.weights.readers.packed_modules import ModuleCheckpoint, Packed
-from quire.weights.readers.quark import quark_int4
+from quire.weights.readers.quark import QuarkModules, quark_int4
 from quire.weights.tensor import Array, FloatArray, Inputs, QuantTensor
 
 USED = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
@@ -62,6 +62,7 @@ class ScaledCheckpoint(ModuleCheckpoint):
         self._bits = frozenset(_values(settings, "num_bits")) | frozenset(_values(settings, "bits"))
         self._blocks = block_size(settings)
         self._padded = _is_old(settings.get("version"))
+        self._modules = QuarkModules(settings)
         self._inputs = InputRoundings(settings, checkpoint, self._blocks)
         super().__init__(checkpoint, self._find, USED, IGNORED, floats_beside=True)
 
@@ -87,7 +88,7 @@ class ScaledCheckpoint(ModuleCheckpoint):
         if fields.is_of("weight", I8, *FP8):
             return _whole(fields, scale, self._blocks)
         if fields.is_of("weight", I32) and "global_quant_config" in self._settings:
-            return quark_int4(fields, self._settings)
+            return quark_int4(fields, self._settings, self._modules)
         return None if fields.is_of("weight", *FLOATS) else _unknown(fields)
 
 
