@@ -6,16 +6,19 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.client.adapters import LoadedAdapter, LoadedAdapters, LoRARequest, requests_for
+from quire.client.front import Front
 from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.start import start_front
 from quire.config import EngineConfig
 from quire.engine import registry
+from quire.engine.feature import Features
 from quire.engine.local import LocalCall, LocalEngine, News
 from quire.engine.start import begin_start, finish_start
 from quire.engine.verbs import (
@@ -59,14 +62,8 @@ class RunningEngine:
     def _start(self, config: EngineConfig, processors: Sequence[ProcessorClass] = ()) -> None:
         with ThreadPoolExecutor(1) as executor:  # reads the tokenizer while this thread reads the weights
             front = executor.submit(start_front, config, UNKNOWN_MODEL, seed=config.seed)
-
-            def tokenizer() -> Tokenizer:
-                found = front.result().tokenizer
-                if found is None:
-                    raise EngineError("this engine has no tokenizer")
-                return found
-
-            started, model = begin_start(config, processors, tokenizer)
+            tokenizer = executor.submit(_tokenizer_of, front)  # the engine keeps this one, not the front
+            started, model = begin_start(config, processors, tokenizer.result)
             with started.report.phase("tokenizer"):
                 self._front = front.result()
         self._front.info = started.info
@@ -80,8 +77,8 @@ class RunningEngine:
         self._observer = LocalObserver(counts)
         self._engine = LocalEngine(started.core, self._observer)
         self._close = weakref.finalize(self, _close, self._engine, started.close)
-        self._features = started.features
-        self._front.compile_grammar = self._compile_grammar
+        # Bound to the engine alone: its thread would keep alive an object that it can reach.
+        self._front.compile_grammar = partial(_compile_grammar, self._engine, started.features)
         if processors:
             self._front.processors += logits_processor.load_processors(tuple(processors))
         self._front.takes_functions = True
@@ -89,12 +86,6 @@ class RunningEngine:
         self._asleep = False
         self._adapters = LoadedAdapters()
         self._loading = threading.Lock()
-
-    def _compile_grammar(self, params: StructuredOutputsParams) -> str:
-        """Return the text of a constraint that compiles. RequestError gives the reason if there is none."""
-        registry.load("grammar")  # on this thread, not on the engine's
-        compiler = self._engine.ask(lambda core: self._features.join("grammar").compiler)
-        return str(compiler.check(params))
 
     def shutdown(self) -> None:
         """Stop the engine. Running calls, and later ones, raise EngineError."""
@@ -288,6 +279,20 @@ class RunningEngine:
                         vectors[delta.request_id] = delta.embedding
         is_embedding = self._front.info.scores is None
         return [chunks.joined(parts, [vectors[part.id] for part in parts], is_embedding) for parts in texts]
+
+
+def _tokenizer_of(front: Future[Front]) -> Tokenizer:
+    found = front.result().tokenizer
+    if found is None:
+        raise EngineError("this engine has no tokenizer")
+    return found
+
+
+def _compile_grammar(engine: LocalEngine, features: Features, params: StructuredOutputsParams) -> str:
+    """Return the text of a constraint that compiles. RequestError gives the reason if there is none."""
+    registry.load("grammar")  # on this thread, not on the engine's
+    compiler = engine.ask(lambda core: features.join("grammar").compiler)
+    return str(compiler.check(params))
 
 
 def _close(engine: LocalEngine, end_ranks: Callable[[], None]) -> None:
