@@ -80,16 +80,26 @@ def test_an_interrupt_ends_the_call_and_nothing_else(llm: LLM, delay: float) -> 
     alone = tokens(llm, PROMPTS[1])
     main = threading.main_thread().ident
     assert main is not None
-    timer = threading.Timer(delay, signal.pthread_kill, (main, signal.SIGINT))
+    ended = threading.Event()
+
+    def interrupt() -> None:
+        """Send SIGINT, and again after seconds: Python swallows one that falls into a callback of its collector."""
+        pause = delay
+        while not ended.wait(pause):
+            signal.pthread_kill(main, signal.SIGINT)
+            pause = 5
+
+    thread = threading.Thread(target=interrupt)
 
     def work() -> None:
-        timer.start()
+        thread.start()
         while True:
             llm.generate(PROMPTS, SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    timer.join()
+    ended.set()
+    thread.join()
     assert tokens(llm, PROMPTS[1]) == alone
     llm._engine.ask(lambda _: llm._core.scheduler.check())
 
