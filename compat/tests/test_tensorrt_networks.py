@@ -19,6 +19,8 @@ from quire.files import read_json
 from quire.model.checkpoint import OpenedFiles
 from quire.model.info import EngineLimits
 from quire.model.load import load_model
+from quire.model.parts.attention import AttentionConfig
+from quire.model.parts.mlp import MLPConfig
 from quire.model.shard import Shard
 from quire.weights.checkpoint import open_checkpoint
 from tensorrt_llm.builder import Builder
@@ -134,9 +136,7 @@ def test_a_network_packs_to_the_bytes_of_the_loaded_model(
         mine = OpenedFiles(opened).load(backend, Shard(rank, ranks))
         wanted = load_model(directory, backend, shard=Shard(rank, ranks))
         assert packed(mine, backend) == packed(wanted, backend)
-        assert [layer.attends for layer in mine.spec.layers] == [
-            layer.attends for layer in wanted.spec.layers
-        ]
+        assert [layer.mixer for layer in mine.spec.layers] == [layer.mixer for layer in wanted.spec.layers]
 
 
 @pytest.fixture(scope="module")
@@ -252,9 +252,9 @@ def test_norms_at_every_place_are_recognized(kind: str) -> None:
     opened = open_network(record(small(kind)), "auto", None)
     layer, norm = opened.spec.layers[0], opened.spec.norm
     assert (layer.placement, norm is not None and norm.kind) == (kind, "layer")
-    assert layer.attention is not None
-    assert layer.mlp is not None
-    assert (layer.attention.scores.alibi, layer.attention.qkv_bias, layer.mlp.gated) == (1.0, True, False)
+    assert isinstance(layer.mixer, AttentionConfig)
+    assert isinstance(layer.mlp, MLPConfig)
+    assert (layer.mixer.scores.alibi, layer.mixer.qkv_bias, layer.mlp.gated) == (1.0, True, False)
     model = OpenedFiles(opened).load(NativeBackend(threads=1))
     assert model.info.num_parameters == sum(np.prod(p.shape) for _, p in _used(small(kind)))
 

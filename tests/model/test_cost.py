@@ -70,7 +70,7 @@ def test_visible_positions_are_those_of_the_mask(window: int | None, chunk: int 
 def test_windows_bound_what_decoding_reads(tiny_model: Callable[..., str]) -> None:
     model = load_model(tiny_model("gemma3"), NativeBackend(1))  # layers in turn: a window of 24, all
     spec = model.spec.kv_spec("float32")
-    wide = [layer.attends.scores.window is None for layer in model.spec.layers]
+    wide = [layer.mixer.scores.window is None for layer in model.spec.layers]
     per_layer = spec.bytes_per_token / spec.num_layers
     expected = per_layer * sum(301 if full else 24 for full in wide)
     assert model.cost.kv_bytes(300, spec) == expected

@@ -18,10 +18,10 @@ def test_a_model_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     spec = found["spec"]
     assert found["weight_bytes"] == 4 * found["parameters"]
     assert (spec["architecture"], spec["num_layers"]) == ("GptOssForCausalLM", 3)
-    scores = spec["layers"]["attention"]["scores"]
+    scores = spec["layers"]["mixer"]["scores"]
     assert scores["sinks"]
     assert scores["window"] == {"layers 0, 2": 24, "layers 1": None}
-    assert spec["layers"]["mixture"]["routing"]["num_experts"] == 4
+    assert spec["layers"]["mlp"]["routing"]["num_experts"] == 4
     assert "alibi" not in scores, "a default was printed"
     main(["inspect", str(model)])
     assert "clamped_swiglu" in capsys.readouterr().out

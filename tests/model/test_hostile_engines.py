@@ -50,7 +50,7 @@ def first(found: dict[str, Any], *path: str) -> Any:
 
 
 def attention(**changes: Any) -> Change:
-    return lambda found: first(found, "attention").update(changes)
+    return lambda found: first(found, "mixer").update(changes)
 
 
 def embedding(**changes: Any) -> Change:
@@ -58,7 +58,7 @@ def embedding(**changes: Any) -> Change:
 
 
 def rope(**changes: Any) -> Change:
-    return lambda found: first(found, "attention", "rope").update(changes)
+    return lambda found: first(found, "mixer", "rope").update(changes)
 
 
 def layers(count: int) -> Change:
@@ -86,7 +86,7 @@ def offsets(found: dict[str, Any]) -> None:
 
 
 def no_mixture(found: dict[str, Any]) -> None:
-    first(found)["mixture"] = None
+    first(found)["mlp"] = None
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def no_mixture(found: dict[str, Any]) -> None:
         ("llama", rope(kind="yarn", original_max_position=64, beta_slow=0.0), "beta_slow of the rope"),
         ("llama", rope(kind="longrope", original_max_position=64), "factors of the rope"),
         ("llama", rope(rotary_dim=BIG), "rotary_dim of the rope"),
-        ("llama", lambda found: first(found, "attention", "scores").update(window=-1), "window must be"),
+        ("llama", lambda found: first(found, "mixer", "scores").update(window=-1), "window must be"),
         ("llama", offsets, "no groups, offsets or scales"),
         ("llama", lambda found: found.update(eos_token_ids=[-1]), "eos_token_ids holds -1"),
         ("llama", lambda found: found.update(eos_token_ids=[320]), "eos_token_ids holds 320"),

@@ -251,7 +251,7 @@ def test_heads_are_whole_groups_or_parts_of_one(tmp_path: Path) -> None:
         directory = write_checkpoint(tmp_path / f"{heads}-{kv}", **config)
         spec = load_model(directory, NativeBackend(1)).spec
         for size in sizes:
-            shares = [spec.layers[0].attention.heads(Shard(rank, size)) for rank in range(size)]
+            shares = [spec.layers[0].mixer.heads(Shard(rank, size)) for rank in range(size)]
             assert [head for q, _ in shares for head in q] == list(range(heads))
             for q, owned in shares:
                 assert len(q) % len(owned) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Literal
 
 import msgspec
@@ -15,15 +16,29 @@ ELEMENT_BYTES: dict[KVDtype, int] = {
 FP8_MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # larger magnitudes are stored as these
 
 
+class StateSpec(msgspec.Struct, frozen=True):
+    """An array that a layer keeps for each sequence, whatever its length: the state of a recurrence, say."""
+
+    shape: tuple[int, ...]
+    dtype: KVDtype = "float32"
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * ELEMENT_BYTES[self.dtype]
+
+
 class KVLayer(msgspec.Struct, frozen=True):
     """The cache of one layer, per token: G x H keys and as many values. No heads: the layer keeps nothing.
 
-    A query sees at most the last `reach` positions, its own included; 0: all.
+    With `value_dim` a value is the first elements of its key. A query sees at most the last `reach` positions, its own
+    included; 0: all. Of each sequence the layer keeps `states` beside.
     """
 
     num_kv_heads: int
     head_dim: int
     reach: int = 0
+    value_dim: int | None = None
+    states: tuple[StateSpec, ...] = ()
 
 
 class KVScales(msgspec.Struct, frozen=True):
@@ -94,6 +109,11 @@ class KVSpec(msgspec.Struct, frozen=True):
 
     def layer(self, index: int) -> KVLayer:
         return KVLayer(self.num_kv_heads, self.head_dim) if self.layers is None else self.layers[index]
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Bytes of the states of a sequence."""
+        return sum(state.nbytes for layer in self.layers or () for state in layer.states)
 
     @property
     def bytes_per_token(self) -> int:

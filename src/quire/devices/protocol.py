@@ -31,6 +31,7 @@ from quire.devices.kv import KVDtype as KVDtype
 from quire.devices.kv import KVLayer as KVLayer
 from quire.devices.kv import KVScales as KVScales
 from quire.devices.kv import KVSpec as KVSpec
+from quire.devices.kv import StateSpec as StateSpec
 from quire.devices.operands import Activation as Activation
 from quire.devices.operands import Attention as Attention
 from quire.devices.operands import Expert as Expert

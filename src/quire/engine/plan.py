@@ -175,7 +175,9 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
             kv_spec = kv_spec.divided()
         memory_need = MemoryNeed(
             weights=share.weight_bytes + need.weights,
-            workspace=outline.workspace_bytes(tapped(share, need.taps), kv_spec, limits) + need.workspace,
+            workspace=outline.workspace_bytes(tapped(share, need.taps), kv_spec, limits)
+            + need.workspace
+            + max_num_seqs * kv_spec.bytes_per_sequence,
             kv_bytes_per_token=kv_spec.bytes_per_token + need.kv_per_token,
             max_model_len=longest,
             max_model_len_is_given=config.model.max_model_len is not None,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quire.devices.protocol import Backend
 from quire.errors import ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
-from quire.model.dummy import dummy_checkpoint
 from quire.model.expand import read_model
 from quire.model.families import DECODERS, MODEL_TYPES, text_config
 from quire.model.families.names import TensorNames
@@ -27,19 +26,20 @@ from quire.model.pack import (
     pack_weights,
     wanted_tensors,
 )
-from quire.model.packed_experts import stacks_apart
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.pooling import max_length, read_pooling
 from quire.model.shard import WHOLE, Shard
-from quire.model.split_matrices import taken_apart
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.schemes import Quantization
 from quire.weights.source import Source, open_source
 from quire.weights.tensor import FloatDtype
 
 if TYPE_CHECKING:
+    from quire.model import dummy, packed_experts, pooling, split_matrices
     from quire.weights.readers import packed_modules as readers
 else:
+    dummy, pooling = Lazy("quire.model.dummy"), Lazy("quire.model.pooling")
+    packed_experts = Lazy("quire.model.packed_experts")
+    split_matrices = Lazy("quire.model.split_matrices")
     readers = Lazy("quire.weights.readers.packed_modules")
 
 
@@ -125,7 +125,7 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     if reading.spare_tokens:
         spec = spec.with_spare_tokens(reading.spare_tokens)
     if reading.dummy:
-        checkpoint: Checkpoint = dummy_checkpoint(source, spec, names)
+        checkpoint: Checkpoint = dummy.dummy_checkpoint(source, spec, names)
         names = names.fitted(checkpoint.names())
     else:
         checkpoint, names = _opened(source, spec, names)
@@ -134,22 +134,30 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)
     config = text_config(source.config, source.where) or source.config
     eos = eos_ids(source.generation, config, source.where)
-    head_of = partial(read_pooling, path, source.config, spec.architecture, names)
-    head = head_of(checkpoint)
-    limits = UNLIMITED if head is None else EngineLimits(max_seq_len=max_length(path))
     info = model_info(path, spec, names, kept, quantized, eos, source.generation)
-    scales = kv_scales(source, spec, names)
-    info = replace(info, pooling=head, limits=limits, head_of=head_of, kv_scales=scales)
+    info = replace(info, kv_scales=kv_scales(source, spec, names))
+    if spec.architecture not in DECODERS or (path / "modules.json").is_file():
+        head_of = partial(pooling.read_pooling, path, source.config, spec.architecture, names)
+        head = head_of(checkpoint)
+        limits = UNLIMITED if head is None else EngineLimits(max_seq_len=pooling.max_length(path))
+        info = replace(info, pooling=head, limits=limits, head_of=head_of)
     return OpenModel(info, spec, checkpoint, names)
 
 
 def _opened(source: Source, spec: DecoderConfig, names: TensorNames) -> tuple[Checkpoint, TensorNames]:
     """Open the weights and adapt their names. Packed matrices have outputs as rows, even in transposed families."""
-    found = source.tensors(partial(stacks_apart, spec, names))
+    found = open_with_experts(source, spec, names)
     names = names.fitted(found.names())
     if names.transposed and isinstance(found, readers.ModuleCheckpoint):
-        return taken_apart(spec, names, found, lambda name: not found.is_packed(name))
+        return split_matrices.taken_apart(spec, names, found, lambda name: not found.is_packed(name))
     return found, names
+
+
+def open_with_experts(source: Source, spec: DecoderConfig, names: TensorNames) -> Checkpoint:
+    """Open the weights, with packed experts taken apart."""
+    if not spec.routings:
+        return source.tensors()
+    return source.tensors(partial(packed_experts.stacks_apart, spec, names))
 
 
 def look_alike(source: Source) -> str | None:

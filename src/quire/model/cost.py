@@ -103,7 +103,7 @@ def cost_of(decoder: Decoder) -> Cost:
     routed = {path for path in every if ".mixture.experts." in path or ".mixture.silent." in path}
     dense = [matrix for path, matrix in every.items() if path not in TABLES and path not in routed]
     experts = [every[path] for path in routed]
-    mixture = next((layer.mixture for layer in config.layers if layer.mixture is not None), None)
+    routing = next(iter(config.routings), None)
     head = every.get("head")
     return Cost(
         dense_bytes=sum(matrix.nbytes for matrix in dense),
@@ -112,8 +112,8 @@ def cost_of(decoder: Decoder) -> Cost:
         head_parameters=0 if head is None else _size(head),
         routed_bytes=sum(matrix.nbytes for matrix in experts),
         routed_parameters=sum(map(_size, experts)),
-        experts=1 if mixture is None else mixture.routing.num_experts,
-        drawn=1 if mixture is None else mixture.routing.top_k,
+        experts=1 if routing is None else routing.num_experts,
+        drawn=1 if routing is None else routing.top_k,
         layers=tuple(_attended(config, i, division) for i in config.stage(decoder.shard)),
     )
 
@@ -135,13 +135,8 @@ def _size(matrix: Matrix) -> int:
 
 
 def _attended(config: DecoderConfig, layer: int, division: Shard) -> Attended:
-    attends = config.layers[layer].attends
-    if attends is None:
+    mixer = config.layers[layer].mixer
+    if mixer is None or mixer.scores is None:
         return Attended(0)
-    heads, scores = attends.heads(division)[0], attends.scores
-    return Attended(
-        operations=2 * len(heads) * (attends.head_dim + attends.cached_value_size),
-        window=scores.window,
-        chunk=scores.chunk,
-        whole=config.bidirectional,
-    )
+    seen = mixer.scores.window, mixer.scores.chunk
+    return Attended(mixer.operations(division), *seen, whole=config.bidirectional)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.part import Part, kind_of
 
 Layers = Sequence[tuple[int, Any]]
 """Layers pair the indices of layers with their values."""
@@ -21,12 +22,16 @@ def describe(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _fields(struct: msgspec.Struct) -> dict[str, Any]:
-    found = {}
+    found = _kind(struct)
     for field in msgspec.structs.fields(struct):
         value = getattr(struct, field.name)
         if field.required or value != field.default:
             found[field.name] = _plain(value)
     return found
+
+
+def _kind(struct: msgspec.Struct) -> dict[str, Any]:
+    return {"kind": kind_of(struct)} if isinstance(struct, Part) else {}
 
 
 def _plain(value: Any) -> Any:
@@ -41,7 +46,7 @@ def _by_layer(given: Layers) -> Any:
     if all(value == values[0] for value in values):
         return _plain(values[0])
     if all(isinstance(value, msgspec.Struct) and type(value) is type(values[0]) for value in values):
-        found = {}
+        found = _kind(values[0])
         for field in msgspec.structs.fields(values[0]):
             own = [(i, getattr(value, field.name)) for i, value in given]
             if field.required or any(value != field.default for _, value in own):

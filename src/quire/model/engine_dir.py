@@ -29,6 +29,7 @@ from quire.model.kv_scales import check_kv_scales
 from quire.model.load import BUILT, OLD, is_built
 from quire.model.loaded import LoadedModel
 from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.part import config_of
 from quire.model.parts.source import Piece, Use, Weights, WeightSource
 from quire.model.shard import WHOLE, Shard
 from quire.weights.activations import KeptActivations
@@ -37,7 +38,7 @@ from quire.weights.tensor import Array, FloatDtype
 
 MANIFEST, WEIGHTS = BUILT, "weights.bin"
 EMBEDDING, HEAD = "embedding", "head"  # paths
-FORMAT = 10
+FORMAT = 11
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_PARTS = 256
@@ -221,7 +222,7 @@ def _read_manifest(path: Path) -> Manifest:
             raise ModelError(f"{path}: format {file.format}, this version of Quire reads {FORMAT}; {_AGAIN}")
         if _checksum(bytes(file.engine)) != file.checksum:
             raise ModelError(f"{path}: the file was altered after it was built; {_AGAIN}")
-        manifest = msgspec.json.decode(file.engine, type=Manifest)
+        manifest = msgspec.json.decode(file.engine, type=Manifest, dec_hook=config_of)
         _check(path, manifest)
         return manifest
     except (msgspec.MsgspecError, RecursionError) as error:

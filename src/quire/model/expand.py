@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from quire.lazy import Lazy
 from quire.model.families import read_config
 from quire.model.families.names import TensorNames
 from quire.model.parts.attention import AttentionConfig
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.embedding import EmbeddingConfig, HeadConfig, PositionsConfig
-from quire.model.parts.latent import LatentConfig
 from quire.model.parts.layer import LayerConfig
-from quire.model.parts.mixture import MixtureConfig
 from quire.model.parts.mlp import MLPConfig
 from quire.model.parts.norm import HeadNormConfig, NormConfig
+from quire.model.parts.part import FeedForward, Mixer
 from quire.model.parts.scores import ScoresConfig
 from quire.model.spec import ArchSpec, LatentSpec, MoESpec
+
+if TYPE_CHECKING:
+    from quire.model.parts import gemma3n, latent, mixture
+else:
+    gemma3n, latent, mixture = (
+        Lazy("quire.model.parts.gemma3n"),
+        Lazy("quire.model.parts.latent"),
+        Lazy("quire.model.parts.mixture"),
+    )
 
 
 def read_model(
@@ -55,8 +64,9 @@ def decoder_config(spec: ArchSpec) -> DecoderConfig:
         norm=norm if spec.final_norm else None,
         head=head,
         bidirectional=spec.bidirectional,
-        inputs=spec.per_layer,
-        altup=spec.altup,
+        additions=gemma3n.ModelExtrasConfig(spec.per_layer, spec.altup)
+        if spec.per_layer or spec.altup
+        else None,
     )
 
 
@@ -66,22 +76,27 @@ def norm_config(spec: ArchSpec) -> NormConfig:
 
 def layer_config(spec: ArchSpec, i: int) -> LayerConfig:
     """Make the config of layer `i`."""
-    attends, latent = spec.attends(i), spec.latent
+    mixer = additions = None
+    dense = _mlp(spec, i) if spec.is_dense(i) else None
+    if spec.attends(i):
+        mixer = _attention(spec, i) if spec.latent is None else _latent(spec, i, spec.latent)
+    mlp: FeedForward | None = dense
+    if spec.moe is not None and spec.is_sparse(i):
+        mlp = _mixture(spec, i, spec.moe, dense)
+    if spec.per_layer or spec.laurel_rank or spec.altup:
+        additions = gemma3n.LayerExtrasConfig(
+            norm_config(spec), spec.activation, spec.laurel_rank, spec.per_layer, spec.altup
+        )
     return LayerConfig(
         hidden_size=spec.hidden_size,
         norm=norm_config(spec),
-        attention=_attention(spec, i) if attends and latent is None else None,
-        latent=_latent(spec, i, latent) if attends and latent is not None else None,
-        mlp=_mlp(spec, i) if spec.is_dense(i) else None,
-        mixture=_mixture(spec, i, spec.moe) if spec.moe is not None and spec.is_sparse(i) else None,
+        mixer=mixer,
+        mlp=mlp,
         placement=spec.placement,
         multiplier=spec.residual_multiplier,
         bare=spec.bare_first and i == 0,
         scale=spec.layer_scale,
-        laurel=spec.laurel_rank,
-        inputs=spec.per_layer,
-        inputs_activation=spec.activation,
-        altup=spec.altup,
+        additions=additions,
     )
 
 
@@ -132,23 +147,23 @@ def _attention(spec: ArchSpec, i: int) -> AttentionConfig:
     )
 
 
-def _latent(spec: ArchSpec, i: int, latent: LatentSpec) -> LatentConfig:
+def _latent(spec: ArchSpec, i: int, own: LatentSpec) -> Mixer:
     rope = spec.rope_of(i)
     assert rope is not None
-    return LatentConfig(
+    return latent.LatentConfig(
         hidden_size=spec.hidden_size,
         num_heads=spec.num_heads,
-        q_rank=latent.q_rank,
-        kv_rank=latent.kv_rank,
-        nope_dim=latent.nope_dim,
-        rope_dim=latent.rope_dim,
-        value_dim=latent.value_dim,
-        norm=NormConfig(spec.norm, latent.norm_eps, spec.norm_weight, spec.norm_bias),
+        q_rank=own.q_rank,
+        kv_rank=own.kv_rank,
+        nope_dim=own.nope_dim,
+        rope_dim=own.rope_dim,
+        value_dim=own.value_dim,
+        norm=NormConfig(spec.norm, own.norm_eps, spec.norm_weight, spec.norm_bias),
         scores=_scores(spec, i),
         rope=rope,
-        q_scale=latent.q_scale,
-        kv_scale=latent.kv_scale,
-        bias=latent.bias,
+        q_scale=own.q_scale,
+        kv_scale=own.kv_scale,
+        bias=own.bias,
         out_bias=spec.has_out_bias(i),
     )
 
@@ -167,9 +182,9 @@ def _mlp(spec: ArchSpec, i: int) -> MLPConfig:
     )
 
 
-def _mixture(spec: ArchSpec, i: int, moe: MoESpec) -> MixtureConfig:
+def _mixture(spec: ArchSpec, i: int, moe: MoESpec, dense: MLPConfig | None) -> FeedForward:
     norm = norm_config(spec)
-    return MixtureConfig(
+    return mixture.MixtureConfig(
         hidden_size=spec.hidden_size,
         routing=moe.routing,
         intermediate_size=moe.intermediate_size,
@@ -182,7 +197,7 @@ def _mixture(spec: ArchSpec, i: int, moe: MoESpec) -> MixtureConfig:
         zero_experts=moe.zero_experts,
         beside=norm if moe.beside else None,
         score_cap=moe.score_cap,
-        shortcut=moe.shortcut,
+        dense=dense,
         limit=0.0 if moe.limits is None else moe.limits[i],
         shared_limit=spec.gate_limit(i),
     )

@@ -24,10 +24,10 @@ else:
 
 def kv_scales(source: Source, spec: DecoderConfig, names: TensorNames) -> tuple[KVScales | None, ...]:
     """Read an entry for each layer, if any has scales. Raises ModelError for scales of another shape."""
-    if source.stored is None or any(layer.latent for layer in spec.layers) or names.sublayers > 1:
+    heads = [_kv_heads(layer) for layer in spec.layers]
+    if source.stored is None or not any(heads) or names.sublayers > 1:
         return ()
     layers = [names.layer.format(i=i) for i in range(spec.num_layers)]
-    heads = [_kv_heads(layer) for layer in spec.layers]
     return reader.read_kv_scales(source.stored(), layers, heads)
 
 
@@ -39,9 +39,9 @@ def scaled_spec(
         return kv
     layers, division = config.stage(shard), config.division(shard)
     own = tuple(
-        of_layer.of(attends.heads(division)[1])
+        of_layer.of(mixer.heads(division)[1])
         if (of_layer := scales[i]) is not None
-        and (attends := config.layers[i].attends) is not None
+        and (mixer := config.layers[i].mixer) is not None
         and kv.layer(i - layers.start).num_kv_heads
         else None
         for i in layers
@@ -61,4 +61,4 @@ def check_kv_scales(scales: tuple[KVScales | None, ...], spec: DecoderConfig, wh
 
 
 def _kv_heads(layer: LayerConfig) -> int:
-    return 0 if layer.attention is None else layer.attention.num_kv_heads
+    return 0 if layer.mixer is None else layer.mixer.scaled_heads

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.devices.protocol import Backend
 from quire.errors import ModelError
 from quire.lazy import Lazy
-from quire.model.checkpoint import CheckpointFiles
+from quire.model.checkpoint import CheckpointFiles, open_with_experts
 from quire.model.expand import read_model
 from quire.model.families.names import TensorNames
 from quire.model.info import AS_IT_IS, NOTHING, Asked, AskedDtype, ModelInfo, Reading
 from quire.model.loaded import LoadedModel, ServedModel
-from quire.model.packed_experts import stacks_apart
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import WHOLE, Shard
 from quire.weights.checkpoint import Checkpoint
@@ -136,5 +134,5 @@ def open_tensors(path: Path) -> tuple[dict[str, Any], Checkpoint, TensorNames]:
         )
     source = open_source(path)
     spec, names = read_model(source.config, source.where)
-    checkpoint = source.tensors(partial(stacks_apart, spec, names))
+    checkpoint = open_with_experts(source, spec, names)
     return source.config, checkpoint, names.fitted(checkpoint.names())

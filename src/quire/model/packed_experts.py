@@ -66,8 +66,6 @@ def stacks_apart(spec: DecoderConfig, names: TensorNames, stored: Checkpoint) ->
 
     A stack with a field of another name keeps it, and is refused for it when its tensors are compared with the model's.
     """
-    if all(layer.mixture is None for layer in spec.layers):
-        return stored
     present = frozenset(stored.names())
     names = names.fitted(present)
     pieces: dict[str, Piece] = {}

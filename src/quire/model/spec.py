@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -20,11 +20,13 @@ from quire.model.parts.bounds import (
     MAX_STREAMS,
     MAX_TABLE,
 )
-from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig
 from quire.model.parts.layer import Placement
 from quire.model.parts.norm import QKNorm
 from quire.model.parts.rope import RopeSpec
-from quire.model.parts.scores import RelativeConfig
+
+if TYPE_CHECKING:
+    from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig
+    from quire.model.parts.relative import RelativeConfig
 
 # MOST is the largest size that is read, by field.
 MOST = {

@@ -70,11 +70,8 @@ class Folding:
         if isinstance(made, GatedLinear) and made.activation != "clamped_swiglu" and not made.limit:
             tensors = noted.tensors(made.path)
             return ("rows", tensors[1].removesuffix(".weight")) if tensors and len(tensors) == 2 else None
-        attention = self.layer.attention
-        plain = self.names.qkv is None and attention is not None and attention.value_dim is None
-        if not isinstance(made, Attend) or not plain or len(found.tensors) != 1:
-            return None
-        if attention is not None and attention.num_heads == attention.num_kv_heads:
+        mixer, plain = self.layer.mixer, isinstance(made, Attend) and len(found.tensors) == 1
+        if plain and self.names.qkv is None and mixer is not None and mixer.heads_apart:
             return "rows", f"{self.prefix}{self.names.v}"
         return None
 

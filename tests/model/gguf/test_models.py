@@ -318,7 +318,7 @@ def test_ropes_are_read_of_keys(
 ) -> None:
     file = write_gguf(Path(made(family)[0]), tmp_path / "m.gguf", family, extra=extra)
     layers = open_checkpoint_files(file).opened().spec.layers
-    assert {layer.attention and layer.attention.rope for layer in layers} == {rope}
+    assert {layer.mixer and layer.mixer.rope for layer in layers} == {rope}
 
 
 def test_a_file_that_turns_whole_heads_cannot_rotate_a_part(made: Made, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from quire.model.families.classifiers import CLASSIFIERS
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import architecture_of
 from quire.model.families.names import TensorNames, bert_names
-from quire.model.parts.scores import RelativeConfig
+from quire.model.parts.relative import RelativeConfig
 from quire.model.spec import ArchSpec
 
 UNUSED = """hidden_dropout_prob attention_probs_dropout_prob pooler_dropout pooler_hidden_size initializer_range legacy

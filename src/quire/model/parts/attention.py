@@ -12,16 +12,17 @@ from quire.devices.ops import Apply, Attend, Multiply, PrepareQueries, Scale, St
 from quire.devices.protocol import Activation, Clamp, KVLayer, Temperature
 from quire.errors import ModelError
 from quire.model.parts.bounds import MAX_REACH
-from quire.model.parts.linear import Linear, Output
+from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import HeadNormConfig, Norm, NormConfig, head_norm, plain_norm
+from quire.model.parts.part import DistanceScores, Mixer
 from quire.model.parts.recording import Recording
 from quire.model.parts.rope import RopeSpec
-from quire.model.parts.scores import RelativeConfig, RelativeScores, ScoresConfig, make_scores
+from quire.model.parts.scores import ScoresConfig, make_scores
 from quire.model.parts.source import WeightSource, matrix_of
 from quire.model.shard import Shard
 
 
-class AttentionConfig(msgspec.Struct, frozen=True):
+class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
     """N query heads and G key/value heads of `head_dim` elements.
 
     `value_dim`: values are shorter than keys; they are padded in the cache. `value_scale` multiplies what heads gather;
@@ -51,36 +52,26 @@ class AttentionConfig(msgspec.Struct, frozen=True):
     gate_activation: Activation = "sigmoid"
     out_norm: NormConfig | None = None
     back: int = 0
-    relative: RelativeConfig | None = None
-
-    @property
-    def groups(self) -> int:
-        """The key/value heads that ranks divide by."""
-        return self.num_kv_heads
+    relative: DistanceScores | None = None
 
     @property
     def separable(self) -> bool:
-        """Whether ranks can divide it by heads: nothing looks at all heads together."""
         together = self.qk_norm is not None and self.qk_norm.over == "all_heads"
         return not together and self.scores.position_buckets is None and self.relative is None
 
     @property
     def gathers(self) -> bool:
-        """Whether the last projection needs the inputs of all ranks: a norm reads all heads."""
-        return self.out_norm is not None
+        return self.out_norm is not None  # it reads all heads
 
     @property
-    def value_size(self) -> int:
-        """Elements of what a head gathers."""
-        return self.head_dim
+    def scaled_heads(self) -> int:
+        return self.num_kv_heads
 
     @property
-    def cached_value_size(self) -> int:
-        """Elements that a query sums up for each position."""
-        return self.head_dim
+    def heads_apart(self) -> bool:
+        return self.num_heads == self.num_kv_heads and self.value_dim is None
 
     def check(self, index: int, where: str) -> None:
-        """Raise ModelError, naming `where`, for sizes that do not fit each other."""
         if self.num_heads % self.num_kv_heads or self.scores.num_heads != self.num_heads:
             raise ModelError(
                 f"{where}: {self.num_heads} heads are not a multiple of {self.num_kv_heads} key/value heads"
@@ -89,21 +80,29 @@ class AttentionConfig(msgspec.Struct, frozen=True):
             raise ModelError(f"{where}: values of {self.value_dim} elements beside keys of {self.head_dim}")
         if self.back > index:
             raise ModelError(f"{where} cannot read the keys of a layer {self.back} before it")
-        if self.relative is not None and not (
-            self.relative.span <= self.relative.reach and self.positions <= MAX_REACH
-        ):
-            raise ModelError(
-                f"{where}: scores of distances need at most {MAX_REACH} of them: {self.relative}"
-            )
+        if self.relative is not None and self.positions > MAX_REACH:
+            raise ModelError(f"{where}: distances of {self.positions} positions; at most {MAX_REACH}")
+        if self.relative is not None:
+            self.relative.check(index, where)
+        if self.rope is not None:
+            self.rope.check(where)
 
     def heads(self, shard: Shard) -> tuple[range, range]:
-        """The query and key/value heads of a rank."""
-        return shard.heads(self.num_heads, self.groups, self.separable)
+        return shard.heads(self.num_heads, self.num_kv_heads, self.separable)
 
     def cache(self, shard: Shard) -> KVLayer:
-        """What a rank keeps per token."""
         kept = 0 if self.back else len(self.heads(shard)[1])
         return KVLayer(kept, self.head_dim, self.scores.reach)
+
+    def operations(self, shard: Shard) -> int:
+        return 4 * len(self.heads(shard)[0]) * self.head_dim
+
+    def messages(self, shard: Shard) -> list[int]:
+        heads = len(self.heads(shard)[0]) * self.head_dim
+        return output_messages(shard, self.hidden_size, [heads]) if self.separable else []
+
+    def make(self, source: WeightSource, path: str, index: int, shard: Shard) -> Attention:
+        return Attention(self, source, path, index, shard)
 
 
 class Attention:
@@ -134,7 +133,7 @@ class Attention:
         self.relative = None
         if config.relative is not None:
             about = (heads, h), config.positions, config.scores.scale
-            self.relative = RelativeScores(config.relative, source, f"{path}.relative", *about)
+            self.relative = config.relative.make(source, f"{path}.relative", *about)
         self.gate = None
         if config.gate is not None:
             each = h if config.gate == "elements" else 1
@@ -177,6 +176,6 @@ class Attention:
         if self.gate is not None:
             y = g(Multiply(y, self.gate(g, x, config.gate_activation)))
         if self.divided and self._shard.gathers:
-            spread = self._shard.spread(config.num_heads, config.groups)
+            spread = self._shard.spread(config.num_heads, config.num_kv_heads)
             y = self._shard.gather(g, y, [heads * config.head_dim for heads in spread])
         return y if self.out_norm is None else self.out_norm(g, y)

@@ -10,19 +10,17 @@ from itertools import pairwise
 import msgspec
 
 from quire.devices.graph import Graph, Recorder, record
-from quire.devices.ops import Embed, Receive, Scale, SelectRows, Tap, Value
-from quire.devices.protocol import KVDtype, KVLayer, KVSpec, Matrix
+from quire.devices.ops import Receive, Scale, SelectRows, Tap, Value
+from quire.devices.protocol import KVDtype, KVLayer, KVSpec, Matrix, Routing
 from quire.errors import ConfigError, ModelError
-from quire.model.parts.attention import AttentionConfig
 from quire.model.parts.bounds import MAX_EXPERTS, MAX_LAYERS, MAX_TABLE, check_bounds
 from quire.model.parts.embedding import Embedding, EmbeddingConfig, Head, HeadConfig
-from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig, Streams
-from quire.model.parts.latent import LatentConfig
 from quire.model.parts.layer import Layer, LayerConfig
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import Norm, NormConfig
+from quire.model.parts.part import Mixer, ModelAdditions
 from quire.model.parts.recording import Recording
-from quire.model.parts.source import Kept, Piece, Weights, WeightSource, matrix_of
+from quire.model.parts.source import Kept, Weights, WeightSource
 from quire.model.shard import MOST_RANKS, WHOLE, Shard, even
 
 
@@ -30,8 +28,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     """A decoder-only transformer as data: a tree of the configs of its parts.
 
     `max_position` is the longest sequence. `bidirectional` attention sees the whole sequence; such a model runs on
-    whole sequences only. Without a head, the logits are the final hidden states. `inputs` and `altup` repeat what its
-    layers say of inputs by layer and of streams.
+    whole sequences only. Without a head, the logits are the final hidden states.
     """
 
     architecture: str
@@ -41,8 +38,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     norm: NormConfig | None
     head: HeadConfig | None
     bidirectional: bool = False
-    inputs: LayerInputsConfig | None = None
-    altup: AltUpConfig | None = None
+    additions: ModelAdditions | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -59,22 +55,28 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     @property
     def num_heads(self) -> int:
         """The most query heads of a layer."""
-        return max((part.num_heads for part in self._attentions()), default=0)
+        return max((len(mixer.heads(WHOLE)[0]) for mixer in self._mixers), default=0)
 
     @property
     def num_kv_heads(self) -> int:
         """The most key/value heads of a layer."""
-        return max((part.groups for part in self._attentions()), default=0)
+        return max((len(mixer.heads(WHOLE)[1]) for mixer in self._mixers), default=0)
 
     @property
     def head_dim(self) -> int:
         """The longest key."""
-        return max((part.head_dim for part in self._attentions()), default=1)
+        return max((mixer.cache(WHOLE).head_dim for mixer in self._mixers), default=1)
 
     @property
     def windows(self) -> list[int]:
         """The windows of the layers that have one."""
-        return [part.scores.window for part in self._attentions() if part.scores.window is not None]
+        scores = [mixer.scores for mixer in self._mixers]
+        return [one.window for one in scores if one is not None and one.window is not None]
+
+    @property
+    def routings(self) -> list[Routing]:
+        """The choices of experts of the layers that have any."""
+        return [layer.mixture.routing for layer in self.layers if layer.mixture is not None]
 
     @property
     def segments(self) -> int:
@@ -92,13 +94,13 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     @property
     def stream_width(self) -> int:
         """Elements of a token between two layers."""
-        return self.hidden_size * (1 if self.altup is None else self.altup.streams)
+        return self.hidden_size * (1 if self.additions is None else self.additions.streams)
 
     def with_spare_tokens(self, count: int) -> DecoderConfig:
         """The model with room for `count` tokens that adapters add. ConfigError if its tables cannot grow."""
         for missing, what in (
             (not self.has_head or self.bidirectional, "makes no text"),
-            (self.inputs is not None, "has a table of tokens for each layer"),
+            (self._reads_tokens, "has a table of tokens for each layer"),
             (self.head is not None and self.head.cap is not None, "caps its logits"),
         ):
             if missing:
@@ -114,7 +116,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         if not 1 <= self.num_layers <= MAX_LAYERS:
             raise ModelError(f"{where}: there must be from 1 to {MAX_LAYERS} layers, got {self.num_layers}")
         check_bounds(self, where)
-        experts = sum(layer.mixture.routing.num_experts for layer in self.layers if layer.mixture is not None)
+        experts = sum(routing.num_experts for routing in self.routings)
         if experts > MAX_EXPERTS:
             raise ModelError(f"{where}: {experts} experts in all layers; at most {MAX_EXPERTS} are read")
         for i, layer in enumerate(self.layers):
@@ -137,7 +139,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         """Whether a pipeline stage may begin with `layer`: nothing but the residual stream reaches across."""
         if layer and self.layers[layer - 1].carries:
             return False
-        backs = (0 if one.attention is None else one.attention.back for one in self.layers[layer:])
+        backs = (0 if one.mixer is None else one.mixer.back for one in self.layers[layer:])
         return all(back <= i for i, back in enumerate(backs))
 
     def stage(self, shard: Shard) -> range:
@@ -162,27 +164,26 @@ class DecoderConfig(msgspec.Struct, frozen=True):
 
     def embeds(self, shard: Shard) -> bool:
         """Whether a stage looks tokens up in the embedding."""
-        return shard.begins or self.inputs is not None
+        return shard.begins or self._reads_tokens
 
     def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE) -> KVSpec:
         """The KV cache of a rank."""
         division = self.division(shard)
-        own = [self.layers[i].attends for i in self.stage(shard)]
-        size = self.head_dim
+        own, size = [self.layers[i].mixer for i in self.stage(shard)], self.head_dim
         layers = [KVLayer(0, size) if part is None else part.cache(division) for part in own]
         for i, part in enumerate(own):
-            if isinstance(part, AttentionConfig) and part.back:  # its source keeps what it sees
+            if part is not None and part.back and part.scores is not None:  # its source keeps what it sees
                 source = layers[i - part.back]
                 reach = max(source.reach, part.scores.reach) if part.scores.reach else 0
                 layers[i - part.back] = msgspec.structs.replace(source, reach=source.reach and reach)
-        latent = next((layer.latent for layer in self.layers if layer.latent is not None), None)
+        alike = len(set(layers)) == 1 and not layers[0].reach and not layers[0].states
         return KVSpec(
             num_layers=len(layers),
             num_kv_heads=max(layer.num_kv_heads for layer in layers),
             head_dim=size,
             dtype=dtype,
-            value_dim=None if latent is None else latent.kv_rank,
-            layers=None if len(set(layers)) == 1 and not layers[0].reach else tuple(layers),
+            value_dim=next((layer.value_dim for layer in layers if layer.value_dim is not None), None),
+            layers=None if alike else tuple(layers),
         )
 
     def messages(self, shard: Shard) -> list[int]:
@@ -205,8 +206,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         self.stage(shard)
         if shard.whole:
             return
-        mixtures = [layer.mixture for layer in self.layers if layer.mixture is not None]
-        most = max((mixture.routing.num_experts for mixture in mixtures), default=0)
+        most = max((routing.num_experts for routing in self.routings), default=0)
         if shard.whole_experts and most < shard.size:
             raise ConfigError(
                 f"--enable-expert-parallel: {self.architecture} has fewer than {shard.size} experts: leave it out"
@@ -219,18 +219,20 @@ class DecoderConfig(msgspec.Struct, frozen=True):
             )
 
     def _fits(self, size: int, whole_experts: bool) -> bool:
-        heads = [(part.num_heads, part.groups) for part in self._attentions() if part.separable]
+        heads = [map(len, mixer.heads(WHOLE)) for mixer in self._mixers if mixer.separable]
         columns = [self.vocab_size]
         for layer in self.layers:
-            columns += [] if layer.mlp is None else [layer.mlp.intermediate_size]
-            if (mixture := layer.mixture) is not None:
-                columns += [] if whole_experts else [mixture.intermediate_size]
-                columns += [mixture.shared_intermediate_size] if mixture.shared_intermediate_size else []
+            columns += [] if layer.mlp is None else layer.mlp.columns(whole_experts)
         fits = all(n // g >= -(-size // g) for n, g in heads if g < size)
         return fits and all(count >= size for count in columns)
 
-    def _attentions(self) -> list[AttentionConfig | LatentConfig]:
-        return [part for layer in self.layers if (part := layer.attends) is not None]
+    @property
+    def _mixers(self) -> list[Mixer]:
+        return [layer.mixer for layer in self.layers if layer.mixer is not None]
+
+    @property
+    def _reads_tokens(self) -> bool:
+        return self.additions is not None and self.additions.reads_tokens
 
 
 class Decoder:
@@ -253,12 +255,7 @@ class Decoder:
             table = self.table if tied else None
             self.head = Head(config.head, config.embedding, kept, shard, table)
             kept.weights["head"] = self.head.weight
-        self._streams: Streams | None = None
-        if config.altup is not None:
-            self._streams = Streams(config.altup, kept, d, shard.begins, ends)
-        self._layer_inputs: Matrix | None = None
-        if config.inputs is not None:
-            self._layer_inputs = kept.matrix("layer_inputs", self._input_pieces(config.inputs), "table")
+        self._additions = None if config.additions is None else config.additions.make(kept, config, shard)
         self.weights: Weights = kept.weights
 
     @property
@@ -309,22 +306,17 @@ class Decoder:
 
         For a stage that does not end the model: the hidden states of all tokens [T, D].
         """
-        r, streams = Recording(g, layers.start), self._streams
+        r, added = Recording(g, layers.start), self._additions
         x = g(Receive(self.config.stream_width)) if layers.start else self._embed(g)
-        if self._layer_inputs is not None and self.config.inputs is not None:
-            r.embedding = self._embed(g) if layers.start else x  # a later stage embeds the tokens again
-            r.table = g(Embed(self._layer_inputs, self.config.inputs.size**0.5))
-        if streams is not None and not layers.start:
-            x = streams.spread(g, x)
+        x = x if added is None else added.begin(r, x, self._embed)
         for index in layers:
             x = self.layers[index](r, x)
             if index in taps:
-                g(Tap(x if streams is None else streams.active(g, x)))
+                g(Tap(x if added is None else added.active(g, x)))
         if not ends:
             return x
         x = g(SelectRows(x))
-        if streams is not None:
-            x = streams.merge(g, x)
+        x = x if added is None else added.end(g, x)
         if self.norm is not None:
             x = self.norm(g, x)
         return x if self._project is None else self._project(g, x)
@@ -333,12 +325,3 @@ class Decoder:
         if self.embedding is None:
             raise ModelError("the embedding is in another pipeline stage")
         return self.embedding(g)
-
-    def _input_pieces(self, inputs: LayerInputsConfig) -> list[Piece]:
-        """The table of all layers' inputs. Tokens beyond it have the first row."""
-        count, width = self.config.vocab_size, self.config.num_layers * inputs.size
-        rows = range(count) if inputs.vocab_size > count else None
-        pieces = [matrix_of("layer_inputs", inputs.vocab_size, width, rows)]
-        if inputs.vocab_size < count:
-            pieces.append(matrix_of("layer_inputs.others", count - inputs.vocab_size, width))
-        return pieces

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from quire.devices.graph import Recorder
-from quire.devices.ops import Add, Apply, Combine, MatchRMS, Mix, Multiply, Scale, Value
+from quire.devices.ops import Add, Apply, Combine, Embed, MatchRMS, Mix, Multiply, Scale, Value
 from quire.devices.ops import Linear as Product
-from quire.devices.protocol import Activation, ColumnScale, FloatArray
+from quire.devices.protocol import Activation, ColumnScale, FloatArray, Matrix
+from quire.errors import ModelError
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import Norm, NormConfig
+from quire.model.parts.part import LayerAdditions, ModelAdditions
 from quire.model.parts.recording import Recording
 from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.shard import Shard
+
+if TYPE_CHECKING:
+    from quire.model.parts.decoder import DecoderConfig
 
 FLOOR = 1e-5  # the least mean square that a stream is divided by
 
@@ -99,7 +107,7 @@ class AltUp:
     def predict(self, g: Recorder, streams: Value) -> Value:
         """Each stream plus a mixture of all, by factors that the active one gives."""
         own = np.eye(self._config.streams, dtype=np.float32).reshape(-1)
-        routed = self._route(g, active_stream(self._config, g, streams))
+        routed = self._route(g, self.active(g, streams))
         return g(
             Mix(
                 streams,
@@ -126,6 +134,10 @@ class AltUp:
         if config.scaled:
             seen = g(Apply(seen, ColumnScale(tuple(self._scale.tolist()))))
         return g(Combine(own(seen), 1 - _pick(config.streams, 0).T, streams))
+
+    def active(self, g: Recorder, streams: Value) -> Value:
+        """The stream that the layer computes: [rows, D]."""
+        return active_stream(self._config, g, streams)
 
     def _route(self, g: Recorder, x: Value) -> Value:
         """tanh of the router's scores: [rows, S]."""
@@ -156,10 +168,6 @@ class Streams:
         first = g(Combine(x, _pick(count, 0).T))
         return g(Combine(others, np.eye(count, count - 1, -1, dtype=np.float32), first))
 
-    def active(self, g: Recorder, streams: Value) -> Value:
-        """The stream that layers compute: [rows, D]."""
-        return active_stream(self._config, g, streams)
-
     def merge(self, g: Recorder, streams: Value) -> Value:
         """The mean of the first stream and of projections of the others, of its magnitude: [rows, D]."""
         assert self._merge is not None
@@ -170,6 +178,102 @@ class Streams:
             other = projection(g, g(Combine(streams, _pick(count, s))))
             mean = g(Add(mean, g(MatchRMS(other, first, FLOOR)), share))
         return mean
+
+
+class LayerExtrasConfig(LayerAdditions, msgspec.Struct, frozen=True, tag="gemma3n"):
+    """`laurel`: the rank of a residual beside attention. `activation` is that of the gate of the layer's input."""
+
+    norm: NormConfig
+    activation: Activation
+    laurel: int | None = None
+    inputs: LayerInputsConfig | None = None
+    altup: AltUpConfig | None = None
+
+    def check(self, index: int, where: str) -> None:
+        if self.altup is not None and self.altup.active >= self.altup.streams:
+            raise ModelError(f"{where}: stream {self.altup.active} of {self.altup.streams} cannot be active")
+
+    def make(self, source: WeightSource, path: str, place: tuple[int, int], size: int) -> LayerExtras:
+        return LayerExtras(self, source, path, place, size)
+
+
+class LayerExtras:
+    """The additions of a layer: its input, LAuReL and AltUp, as far as it has them."""
+
+    def __init__(
+        self, config: LayerExtrasConfig, source: WeightSource, path: str, place: tuple[int, int], d: int
+    ) -> None:
+        self._input = self._laurel = self._altup = None
+        if config.inputs is not None:
+            about = config.inputs, config.norm, config.activation
+            self._input = LayerInput(*about, source, f"{path}.input", place, d)
+        if config.laurel is not None:
+            self._laurel = LAuReL(config.laurel, config.norm, source, f"{path}.laurel", d)
+        if config.altup is not None:
+            self._altup = AltUp(config.altup, config.norm, source, f"{path}.altup", d)
+
+    def around(self, r: Recording, x: Value, compute: Callable[[Recording, Value], Value]) -> Value:
+        g, own = r.g, None if self._input is None else partial(self._input, r)
+        if self._altup is not None:
+            x = self._altup.predict(g, x)
+            return self._altup.correct(g, x, compute(r, self._altup.active(g, x)), own)
+        x = compute(r, x)
+        return x if own is None else g(Add(x, own(x)))
+
+    def beside(self, g: Recorder, after: Value, normed: Value) -> Value:
+        return after if self._laurel is None else g(Scale(g(Add(after, self._laurel(g, normed))), 2**-0.5))
+
+
+class ModelExtrasConfig(ModelAdditions, msgspec.Struct, frozen=True, tag="streams"):
+    """`inputs` and `altup` repeat what the layers have."""
+
+    inputs: LayerInputsConfig | None = None
+    altup: AltUpConfig | None = None
+
+    @property
+    def streams(self) -> int:
+        return 1 if self.altup is None else self.altup.streams
+
+    @property
+    def reads_tokens(self) -> bool:
+        return self.inputs is not None
+
+    def make(self, source: WeightSource, model: DecoderConfig, shard: Shard) -> ModelExtras:
+        return ModelExtras(self, source, model, shard)
+
+
+class ModelExtras:
+    """The ends of the streams, and the table of all layers' inputs."""
+
+    def __init__(
+        self, config: ModelExtrasConfig, source: WeightSource, model: DecoderConfig, shard: Shard
+    ) -> None:
+        self._config, self._streams = config, None
+        if config.altup is not None:
+            self._streams = Streams(config.altup, source, model.hidden_size, shard.begins, shard.ends)
+        if config.inputs is not None:
+            pieces = self._pieces(config.inputs, model.vocab_size, model.num_layers * config.inputs.size)
+            self._table: Matrix = source.matrix("layer_inputs", pieces, "table")
+
+    def begin(self, r: Recording, x: Value, embed: Callable[[Recorder], Value]) -> Value:
+        if self._config.inputs is not None:
+            r.embedding = embed(r.g) if r.first else x  # a later stage embeds the tokens again
+            r.table = r.g(Embed(self._table, self._config.inputs.size**0.5))
+        return x if self._streams is None or r.first else self._streams.spread(r.g, x)
+
+    def active(self, g: Recorder, x: Value) -> Value:
+        return x if self._config.altup is None else active_stream(self._config.altup, g, x)
+
+    def end(self, g: Recorder, x: Value) -> Value:
+        return x if self._streams is None else self._streams.merge(g, x)
+
+    def _pieces(self, inputs: LayerInputsConfig, count: int, width: int) -> list[Piece]:
+        """The table for a vocabulary of `count` tokens. Tokens beyond the stored ones have the first row."""
+        rows = range(count) if inputs.vocab_size > count else None
+        pieces = [matrix_of("layer_inputs", inputs.vocab_size, width, rows)]
+        if inputs.vocab_size < count:
+            pieces.append(matrix_of("layer_inputs.others", count - inputs.vocab_size, width))
+        return pieces
 
 
 def active_stream(config: AltUpConfig, g: Recorder, streams: Value) -> Value:

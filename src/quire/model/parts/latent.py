@@ -6,8 +6,9 @@ import msgspec
 
 from quire.devices.ops import Attend, HeadLinear, StoreLatent, Value
 from quire.devices.protocol import KVLayer, Matrix
-from quire.model.parts.linear import Linear, Output
+from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig
+from quire.model.parts.part import Mixer
 from quire.model.parts.recording import Recording
 from quire.model.parts.rope import RopeSpec
 from quire.model.parts.scores import ScoresConfig, make_scores
@@ -15,7 +16,7 @@ from quire.model.parts.source import WeightSource, matrix_of
 from quire.model.shard import Shard
 
 
-class LatentConfig(msgspec.Struct, frozen=True):
+class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
     """C = `kv_rank` and R = `rope_dim` cached elements per token.
 
     `q_rank` is None if queries come from the hidden state directly. `norm` norms the latents; queries and latents are
@@ -37,32 +38,29 @@ class LatentConfig(msgspec.Struct, frozen=True):
     bias: bool = False
     out_bias: bool = False
 
-    separable = True
-    gathers = False
-    groups = 1
-
     @property
-    def head_dim(self) -> int:
-        """Elements of a key."""
-        return self.kv_rank + self.rope_dim
+    def separable(self) -> bool:
+        return True
 
-    @property
-    def value_size(self) -> int:
-        """Elements of what a head gathers."""
-        return self.value_dim
-
-    @property
-    def cached_value_size(self) -> int:
-        """Elements that a query sums up for each position."""
-        return self.kv_rank
+    def check(self, index: int, where: str) -> None:
+        self.rope.check(where)
 
     def heads(self, shard: Shard) -> tuple[range, range]:
         """The query heads of a rank, and the key that all ranks hold."""
         return shard.heads(self.num_heads, 1, True)
 
     def cache(self, shard: Shard) -> KVLayer:
-        """What a rank keeps per token, whichever its heads."""
-        return KVLayer(1, self.head_dim)
+        """The compressed key, whose first elements are the value."""
+        return KVLayer(1, self.kv_rank + self.rope_dim, value_dim=self.kv_rank)
+
+    def operations(self, shard: Shard) -> int:
+        return 2 * len(self.heads(shard)[0]) * (2 * self.kv_rank + self.rope_dim)
+
+    def messages(self, shard: Shard) -> list[int]:
+        return output_messages(shard, self.hidden_size, [len(self.heads(shard)[0]) * self.value_dim])
+
+    def make(self, source: WeightSource, path: str, index: int, shard: Shard) -> LatentAttention:
+        return LatentAttention(self, source, path, index, shard)
 
 
 class LatentAttention:

@@ -40,6 +40,11 @@ class Linear:
         return g(ops.Linear(x, self.weight, self.bias, activation, residual, self.path))
 
 
+def output_messages(shard: Shard, size: int, inputs: Sequence[int] = ()) -> list[int]:
+    """What a rank sends per token for an `Output` of `size` elements, of whose inputs it has `inputs`, by message."""
+    return [*inputs, len(shard.columns(size))] if shard.gathers else [size]
+
+
 class Output:
     """The projection [out, width] that ends attention or an MLP.
 

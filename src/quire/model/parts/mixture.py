@@ -11,9 +11,12 @@ from quire.devices.graph import Recorder
 from quire.devices.ops import Add, Normalize, Route, RunExperts, Scale, Value
 from quire.devices.protocol import Activation, Expert, FloatArray, Routing
 from quire.devices.protocol import Norm as NormOperand
-from quire.model.parts.linear import Linear
-from quire.model.parts.mlp import GatedWeight
+from quire.errors import ModelError
+from quire.model.parts.linear import Linear, Output
+from quire.model.parts.mlp import MLP, GatedWeight, MLPConfig
 from quire.model.parts.norm import Norm, NormConfig
+from quire.model.parts.part import FeedForward
+from quire.model.parts.recording import Recording
 from quire.model.parts.source import Piece, WeightSource, matrix_of
 from quire.model.shard import PANEL, Shard, even
 
@@ -21,15 +24,15 @@ Division = Literal["parts", "experts", "rows", "copy"]
 """A rank has a part of each expert, some whole experts, all but rows of the last projections, or everything."""
 
 
-class MixtureConfig(msgspec.Struct, frozen=True):
+class MixtureConfig(FeedForward, msgspec.Struct, frozen=True, tag="mixture"):
     """Routed experts with I = `intermediate_size`, and perhaps a shared one.
 
     `bias`: the router and the experts have biases; `correction`: the choice adds its own bias. `scale` multiplies the
     sum of all experts, including the shared one; with `norm` a norm follows. The last `zero_experts` of
-    routing.num_experts return their input. With `beside` the layer also has its MLP: both read the residual stream
+    routing.num_experts return their input. A `dense` MLP may join them. With `beside` both read the residual stream
     through norms of their own, the router through one without weights, and their results are normed and added; the
-    weight of each expert has a learned scale (Gemma 4). `score_cap` caps the router's scores. With `shortcut` the layer
-    also has its MLP, and the mixture's result joins the residual stream after the layer that follows (LongCat).
+    weight of each expert has a learned scale (Gemma 4); else the experts' result joins the residual stream after the
+    layer that follows (LongCat). `score_cap` caps the router's scores.
     `limit` and `shared_limit` bound the factors of the experts' gated products (0: none).
     """
 
@@ -43,11 +46,39 @@ class MixtureConfig(msgspec.Struct, frozen=True):
     scale: float = 1.0
     norm: NormConfig | None = None
     zero_experts: int = 0
+    dense: MLPConfig | None = None
     beside: NormConfig | None = None
     score_cap: float | None = None
-    shortcut: bool = False
     limit: float = 0.0
     shared_limit: float = 0.0
+
+    @property
+    def gathers(self) -> bool:
+        return self.dense is not None and self.dense.gathers
+
+    @property
+    def carries(self) -> bool:
+        return self.dense is not None and self.beside is None
+
+    def check(self, index: int, where: str) -> None:
+        if self.zero_experts >= self.routing.num_experts:
+            raise ModelError(f"{where}: all of {self.routing.num_experts} experts return their input")
+        if self.beside is not None and self.dense is None:
+            raise ModelError(f"{where}: there is no MLP beside the mixture")
+
+    def columns(self, whole_experts: bool) -> list[int]:
+        found = [] if self.dense is None else self.dense.columns(whole_experts)
+        found += [] if whole_experts else [self.intermediate_size]
+        return found + ([self.shared_intermediate_size] if self.shared_intermediate_size else [])
+
+    def messages(self, shard: Shard) -> list[int]:
+        found, division, d = list[int](), self.division(shard), self.hidden_size
+        if division != "copy":
+            found.append(len(shard.columns(d)) if division == "rows" else d)
+        return found + ([] if self.dense is None else self.dense.messages(shard))
+
+    def make(self, source: WeightSource, path: str, shard: Shard) -> Mixture:
+        return Mixture(self, source, path, shard)
 
     def division(self, shard: Shard) -> Division:
         """How the mixture is divided among ranks."""
@@ -72,7 +103,9 @@ class Mixture:
     """The sum of a token's experts. The shared expert is the last."""
 
     def __init__(self, config: MixtureConfig, source: WeightSource, path: str, shard: Shard) -> None:
-        self.config, self._source, self._path, self._shard = config, source, path, shard
+        self.config, self._source, self._path, self._shard = config, source, f"{path}.mixture", shard
+        self._dense = None if config.dense is None else MLP(config.dense, source, f"{path}.mlp", shard)
+        path = self._path
         self._division = config.division(shard)
         d, routing, scored = config.hidden_size, config.routing, config.routing.num_experts
         count, own = scored - config.zero_experts, config.experts(shard)
@@ -97,6 +130,16 @@ class Mixture:
         self._beside = None if config.beside is None else _Beside(config.beside, source, path, d, scored)
         del self._source  # all is read
 
+    def compute(self, r: Recording, x: Value, stream: Value) -> tuple[Value, Output | None]:
+        g, dense = r.g, self._dense
+        if dense is None:
+            return self(g, x), None
+        if self._beside is not None:
+            y, routed = dense.out(g, dense(g, x)), self(g, stream)
+            return g(Add(self._beside.mlp_norm(g, y), routed)), None
+        r.carried.append(self(g, x))
+        return dense(g, x), dense.out
+
     def __call__(self, g: Recorder, x: Value) -> Value:
         """The experts of x, or with `beside` of the residual stream."""
         config, beside, routing = self.config, self._beside, self.config.routing
@@ -114,12 +157,6 @@ class Mixture:
         if config.scale != 1.0:
             y = g(Scale(y, config.scale))
         return y if self._norm is None else self._norm(g, y)
-
-    def added(self, g: Recorder, dense: Value, source: Value) -> Value:
-        """The MLP's result, normed, plus the experts of the residual stream `source`."""
-        assert self._beside is not None
-        routed = self(g, source)
-        return g(Add(self._beside.mlp_norm(g, dense), routed))
 
     def _vector(self, name: str, size: int) -> FloatArray:
         path = f"{self._path}.{name}"

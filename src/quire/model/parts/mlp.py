@@ -8,13 +8,15 @@ import numpy as np
 from quire.devices.graph import Recorder
 from quire.devices.ops import Apply, GatedLinear, Multiply, Value
 from quire.devices.protocol import XIELU, Activation, FloatArray, SparseGELU
-from quire.model.parts.linear import Linear, Output
+from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig
+from quire.model.parts.part import FeedForward
+from quire.model.parts.recording import Recording
 from quire.model.parts.source import Piece, WeightSource, matrix_of
 from quire.model.shard import Shard
 
 
-class MLPConfig(msgspec.Struct, frozen=True):
+class MLPConfig(FeedForward, msgspec.Struct, frozen=True, tag="mlp"):
     """I = `intermediate_size`.
 
     Without a gate, `xielu` is the activation, with parameters of its own. `down_norm` norms what the last projection
@@ -34,8 +36,19 @@ class MLPConfig(msgspec.Struct, frozen=True):
 
     @property
     def gathers(self) -> bool:
-        """Whether the last projection needs the inputs of all ranks: a norm or a sparse gate reads them all."""
-        return self.down_norm is not None or self.cutoff is not None
+        return (
+            self.down_norm is not None or self.cutoff is not None
+        )  # a norm or a sparse gate reads all inputs
+
+    def columns(self, whole_experts: bool) -> list[int]:
+        return [self.intermediate_size]
+
+    def messages(self, shard: Shard) -> list[int]:
+        own = [len(shard.columns(self.intermediate_size))]  # a sparse gate, and what it multiplies
+        return output_messages(shard, self.hidden_size, own if self.cutoff is None else own * 2)
+
+    def make(self, source: WeightSource, path: str, shard: Shard) -> MLP:
+        return MLP(self, source, f"{path}.mlp", shard)
 
 
 class MLP:
@@ -62,6 +75,9 @@ class MLP:
         if config.down_norm is not None:
             self._down_norm = Norm(config.down_norm, source, f"{path}.down_norm", inner)
         self.out = Output(source, f"{path}.down", (d, inner), own, config.bias, shard)
+
+    def compute(self, r: Recording, x: Value, stream: Value) -> tuple[Value, Output]:
+        return self(r.g, x), self.out
 
     def __call__(self, g: Recorder, x: Value) -> Value:
         """What `out` projects: the inner activations [T, I]."""

@@ -78,8 +78,8 @@ class DFlash:
         r = Recording(g)
         c = self._hidden_norm(g, g(Linear(g(Receive(self._fc.shape[1])), self._fc)))
         for layer in self._layers:
-            assert isinstance(layer.attention, Attention)
-            layer.attention.store(r, c)
+            assert isinstance(layer.mixer, Attention)
+            layer.mixer.store(r, c)
         return c
 
     def hidden(self, g: Recorder) -> Value:

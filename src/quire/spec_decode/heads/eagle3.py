@@ -20,7 +20,7 @@ from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Layer
-from quire.model.parts.mlp import MLP
+from quire.model.parts.mlp import MLP, MLPConfig
 from quire.model.parts.norm import Norm
 from quire.model.parts.recording import Recording
 from quire.model.shard import WHOLE
@@ -83,7 +83,7 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
 
     own = decoder_config(spec)
     mlp = own.layers[0].mlp
-    assert mlp is not None
+    assert isinstance(mlp, MLPConfig)
 
     def norm(name: str, size: int = h) -> Norm:
         return source.norm(name, size, eps)

@@ -1,0 +1,70 @@
+"""Finds the pieces of a mixture of experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.model.parts.mixture import MixtureConfig
+from quire.model.tensors.stored import Shape
+from quire.weights.parts import Part, part, row_range
+
+if TYPE_CHECKING:
+    from quire.model.tensors import LayerTensors
+
+
+def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
+    """Find a piece by its path below the mixture."""
+    config = layer.config.mlp
+    assert isinstance(config, MixtureConfig)
+    names, (group, _, rest) = layer.names, name.partition(".")
+    if kind == "correction":
+        stored = layer.prefix + names.correction
+        return (
+            part(stored, (1, *shape), lambda array: array[0]) if names.correction_row else part(stored, shape)
+        )
+    if group == "shared":
+        return _shared(layer, config, rest, shape)
+    number, _, matrix = rest.partition(".")
+    if names.expert_stack:
+        return _stacked(layer, config, int(number), matrix, kind)
+    module = {"gate": names.expert_gate, "up": names.expert_up, "down": names.expert_down}[matrix]
+    return part(f"{layer.prefix}{names.experts.format(e=number)}{module}.{kind}", shape)
+
+
+def _shared(layer: LayerTensors, config: MixtureConfig, matrix: str, shape: Shape) -> Part:
+    names, prefix, inner = layer.names, layer.prefix + layer.names.shared, config.shared_intermediate_size
+    if names.shared_gate_up is None:
+        modules = {"gate": names.expert_gate, "up": names.expert_up, "down": names.expert_down}
+        if names.expert_stack:
+            modules = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+        return part(f"{prefix}{modules[matrix]}.weight", shape)
+    if matrix == "down":
+        return part(f"{prefix}{names.shared_down}.weight", shape)
+    take = row_range(0, inner) if matrix == "gate" else row_range(inner, 2 * inner)
+    return part(f"{prefix}{names.shared_gate_up}.weight", (2 * inner, *shape[1:]), take)
+
+
+def _stacked(layer: LayerTensors, config: MixtureConfig, e: int, matrix: str, kind: str) -> Part:
+    """Find a matrix or bias of expert e in tensors that hold all experts."""
+    names, d, inner = layer.names, config.hidden_size, config.intermediate_size
+    count, place = config.routing.num_experts, int(matrix == "up")
+    if matrix == "down":
+        name, out, width, of = names.expert_down, d, inner, 1
+    elif names.expert_gate_apart:
+        name, out, width, of = names.expert_up, inner, d, 1
+        name, place = (names.expert_gate_apart if matrix == "gate" else name), 0
+    else:
+        name, out, width, of = names.expert_up, 2 * inner, d, 2
+    whole = layer.prefix + names.experts + name
+    if kind == "bias":
+        if matrix == "down":
+            return part(f"{whole}_bias", (count, d), lambda array: array[e])
+        whole = f"{layer.prefix}{names.experts}{names.expert_up}_bias"
+        first = int(matrix == "up")
+        return part(whole, (count, 2 * inner), lambda array: array[e, first::2])
+    taken = slice(place, None, of)
+    if names.expert_halves:
+        taken = slice(place * out // of, (place + 1) * out // of)
+    if names.expert_stack == "columns":
+        return part(whole, (count, width, out), lambda array: array[e].T[taken])
+    return part(whole, (count, out, width), lambda array: array[e, taken])

@@ -1,0 +1,35 @@
+"""Takes the matrices and norms of a module as a family stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from quire.model.families.names import TensorNames
+from quire.weights.parts import Part, Take, chain, part, transposed
+from quire.weights.tensor import Array
+
+Shape = tuple[int, ...]
+
+
+def linear(names: TensorNames, module: str, shape: Shape, take: Take | None = None) -> Part:
+    """Take rows of a matrix stored as [out, width], or transposed."""
+    stored, flip = ((shape[1], shape[0]), transposed) if names.transposed else (shape, None)
+    return part(f"{module}.weight", stored, chain(flip, take))
+
+
+def fused(names: TensorNames, module: str, kind: str, stored: Shape, take: Take | None) -> Part:
+    """Take rows of a matrix, or the same elements of its bias."""
+    if kind == "weight":
+        return linear(names, module, stored, take)
+    return part(f"{module}.{kind}", stored[:1], take)
+
+
+def norm(names: TensorNames, module: str, kind: str, shape: Shape, take: Take | None = None) -> Part:
+    """Take the weight of a norm, to which a family may add a number, or its bias."""
+    added: Callable[[Array], Array] | None = None
+    if kind == "weight" and names.norm_offset:
+        offset = np.float32(names.norm_offset)
+        added = lambda array: np.asarray(array, np.float32) + offset  # noqa: E731
+    return part(f"{module}.{kind}", shape, chain(take, added))

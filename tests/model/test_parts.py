@@ -1,0 +1,97 @@
+"""Kinds of parts: layers of several kinds side by side, and what a kind declares of itself."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from quire.devices.protocol import KVLayer, StateSpec
+from quire.errors import ModelError
+from quire.model.load import inspect_model
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.part import PARTS, Mixer, Part, config_of
+from quire.model.shard import Shard
+from tests.tiny import write_checkpoint
+
+
+class RecurrenceConfig(Mixer, msgspec.Struct, frozen=True, tag="recurrence"):
+    """Keeps a matrix for each head and the last inputs of a convolution, and no keys."""
+
+    num_heads: int
+    size: int
+
+    @property
+    def separable(self) -> bool:
+        return True
+
+    def heads(self, shard: Shard) -> tuple[range, range]:
+        return shard.heads(self.num_heads, self.num_heads, True)
+
+    def cache(self, shard: Shard) -> KVLayer:
+        count = len(self.heads(shard)[0])
+        return KVLayer(
+            0, 1, states=(StateSpec((count, self.size, self.size)), StateSpec((3, self.size), "bfloat16"))
+        )
+
+    def messages(self, shard: Shard) -> list[int]:
+        return [48]
+
+
+def tree(directory: Path, family: str = "llama", **config: Any) -> DecoderConfig:
+    found = inspect_model(write_checkpoint(directory, family, **config)).spec
+    assert isinstance(found, DecoderConfig)
+    return found
+
+
+def with_recurrences(config: DecoderConfig) -> DecoderConfig:
+    """Every layer but the last has a recurrence in place of attention."""
+    recurrent = [msgspec.structs.replace(one, mixer=RecurrenceConfig(4, 8)) for one in config.layers[:-1]]
+    return msgspec.structs.replace(config, layers=(*recurrent, config.layers[-1]))
+
+
+def test_a_layer_may_keep_states_beside_layers_that_keep_keys(tmp_path: Path) -> None:
+    plain = tree(tmp_path)
+    mixed = with_recurrences(plain)
+    mixed.check("here")
+    kv, own = mixed.kv_spec("bfloat16"), plain.kv_spec("bfloat16")
+    states = mixed.num_layers - 1
+    assert kv.bytes_per_sequence == states * (4 * 8 * 8 * 4 + 3 * 8 * 2)
+    assert kv.bytes_per_token == own.bytes_per_token // plain.num_layers
+    assert own.bytes_per_sequence == 0
+    half = mixed.kv_spec("bfloat16", Shard(0, 2))
+    assert half.bytes_per_sequence == states * (2 * 8 * 8 * 4 + 3 * 8 * 2)
+    assert (mixed.head_dim, mixed.windows) == (plain.head_dim, plain.windows)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v3", "gemma3n_text", "gemma4_text"])
+def test_the_tree_is_read_back_from_its_plain_form(family: str, tmp_path: Path) -> None:
+    config = tree(tmp_path, family)
+    written = msgspec.json.encode(config)
+    assert msgspec.json.decode(written, type=DecoderConfig, dec_hook=config_of) == config
+
+
+@pytest.mark.parametrize("kind", ["recurrence", None, ["mlp"], "mlp"])
+def test_a_kind_that_is_none_or_of_another_role_is_refused(kind: Any, tmp_path: Path) -> None:
+    plain = msgspec.to_builtins(tree(tmp_path))
+    plain["layers"][0]["mixer"]["type"] = kind
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(plain, DecoderConfig, dec_hook=config_of)
+
+
+def test_every_kind_has_its_name() -> None:
+    for kind, place in PARTS.items():
+        module, name = place.split(":")
+        config = getattr(importlib.import_module(f"quire.model.parts.{module}"), name)
+        assert (config.__struct_config__.tag, issubclass(config, Part)) == (kind, True)
+
+
+def test_sizes_of_all_parts_are_checked(tmp_path: Path) -> None:
+    config = tree(tmp_path, "deepseek_v3")
+    first = msgspec.structs.replace(config.layers[0].mixer, kv_rank=1 << 20)  # type: ignore[type-var]
+    layers = msgspec.structs.replace(config.layers[0], mixer=first), *config.layers[1:]
+    with pytest.raises(ModelError, match="kv_rank"):
+        msgspec.structs.replace(config, layers=layers).check("here")
