@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,10 @@ def convert_checkpoint(config: EngineConfig, output: Path, ranks: Sequence[int] 
     Raises ConfigError if `output` holds something else or the model cannot be divided, ModelError if it cannot be read.
     """
     source, size = model_directory(config.model), config.parallel.tensor_parallel_size
-    opened = open_checkpoint_files(source, asked_of(config.model, source)).opened()
+    asked = asked_of(
+        replace(config.model, max_model_len=None), source
+    )  # what serves the conversion says the length
+    opened = open_checkpoint_files(source, asked).opened()
     info, family = opened.info, opened.family
     if info.pooling is not None:
         raise ConfigError(f"{source} makes vectors: serve it as it is; such models are not converted")

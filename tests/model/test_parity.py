@@ -275,6 +275,33 @@ def test_the_language_model_inside_another_is_read(
     np.testing.assert_array_equal(Session(plain, backend).feed(PROMPT), Session(inner, backend).feed(PROMPT))
 
 
+@pytest.mark.parametrize(
+    ("outer", "inner", "stored"),
+    [
+        *((outer, not outer, stored) for outer in (True, False) for stored in (True, False)),
+        *((None, inner, not inner) for inner in (True, False)),
+        *((outer, None, not outer) for outer in (True, False)),
+    ],
+)
+def test_of_two_configs_that_speak_of_the_head_the_checkpoint_decides(
+    outer: bool | None, inner: bool | None, stored: bool, tmp_path: Path
+) -> None:
+    """Where both agree, or one is silent, the config says whether there is a head of its own."""
+    model, backend = make_model("ministral3", tie_word_embeddings=not stored), ReferenceBackend()
+    model.save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    said = {"tie_word_embeddings": outer} if outer is not None else {}
+    text = {k: v for k, v in text.items() if k not in ("architectures", "tie_word_embeddings")}
+    text |= {"tie_word_embeddings": inner} if inner is not None else {}
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text, **said}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    state = {k: v for k, v in model.state_dict().items() if stored or k != "lm_head.weight"}
+    save_file({f"language_model.{k}": v.clone() for k, v in state.items()}, tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path, backend)
+    assert loaded.spec.tied != stored
+    assert_near(Session(loaded, backend).feed(PROMPT), torch_logits(model, PROMPT))
+
+
 def test_a_real_checkpoint_continues_as_recorded(backend: Backend, data: Path) -> None:
     stories = data / "ckpt-stories260K"
     golden = json.loads((stories / "golden_greedy_256.json").read_text())

@@ -63,7 +63,7 @@ def for_divided(config: EngineConfig, files: load.ModelFiles) -> EngineConfig:
 def asked_of(config: ModelConfig, path: Path, spare_tokens: int = 0) -> Asked:
     """Collect the options that concern the weights of the model at `path`."""
     reading = Reading(config.architecture, config.config_changes, config.load_format == "dummy", spare_tokens)
-    return Asked(config.dtype, quantized_weights(config, path), reading)
+    return Asked(config.dtype, quantized_weights(config, path), reading, config.max_model_len)
 
 
 def agreement(config: EngineConfig, model: ModelInfo, fingerprint: str) -> str:

@@ -8,11 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from quire.devices.protocol import Backend
 from quire.errors import ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
 from quire.model.expand import read_model
 from quire.model.families import DECODERS, MODEL_TYPES, text_config
+from quire.model.families.composite import disagrees_on_head
 from quire.model.families.names import TensorNames
 from quire.model.info import NOTHING, UNLIMITED, Asked, EngineLimits, ModelInfo
 from quire.model.kv_scales import kv_scales
@@ -122,13 +125,15 @@ def _open(path: Path, asked: Asked) -> OpenModel:
         raise UnknownArchitectureError(
             f"{error}. Its config and tensors look like those of {alike}: `--architecture {alike}` loads it as one"
         ) from None
-    if reading.spare_tokens:
-        spec = spec.with_spare_tokens(reading.spare_tokens)
+    spec = asked.applied(spec)
     if reading.dummy:
         checkpoint: Checkpoint = dummy.dummy_checkpoint(source, spec, names)
         names = names.fitted(checkpoint.names())
     else:
         checkpoint, names = _opened(source, spec, names)
+    if spec.head is not None and disagrees_on_head(source.config):
+        tied = f"{names.head}.weight" not in set(checkpoint.names())
+        spec = msgspec.structs.replace(spec, head=msgspec.structs.replace(spec.head, tied=tied))
     wanted = check_tensors(spec, names, checkpoint, path)
     kept = choose_dtype(asked.dtype, wanted, checkpoint)
     quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)

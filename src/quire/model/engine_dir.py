@@ -310,9 +310,10 @@ class BuiltFiles:
     def __init__(self, directory: Path, manifest: Manifest, asked: Asked) -> None:
         self._directory, self.manifest, self.ranks = directory, manifest, manifest.ranks
         dtype, quantized = self._types(asked)
+        self._longest = asked.max_len or manifest.limits.max_seq_len or manifest.spec.max_position
         self.info = ModelInfo(
             directory=directory,
-            spec=manifest.spec,
+            spec=manifest.spec.for_length(self._longest),
             dtype=dtype,
             num_parameters=manifest.num_parameters,
             weight_bytes=manifest.weight_bytes,
@@ -367,7 +368,7 @@ class BuiltFiles:
         places = Places(manifest, data)
         source = self._source(places, manifest, backend, outline)
         try:
-            decoder = Decoder(manifest.spec, source, shard)
+            decoder = Decoder(manifest.spec.for_length(self._longest), source, shard)
             left = manifest.tensors.keys() - places.read - decoder.weights.keys()
             if left and shard.stages == 1:
                 raise ModelError(f"nothing reads {min(left)}")

@@ -58,12 +58,19 @@ class Asked:
     """The options that concern a model's weights.
 
     `dtype` "auto" keeps the matrices of a model that has them all in bfloat16, or all in float16; else it makes them
-    float32. `quantized` rounds the matrices further, one by one as they are read.
+    float32. `quantized` rounds the matrices further, one by one as they are read. No sequence is longer than `max_len`.
     """
 
     dtype: AskedDtype = "auto"
     quantized: Quantization | None = None
     reading: Reading = AS_IT_IS
+    max_len: int | None = None
+
+    def applied(self, config: DecoderConfig) -> DecoderConfig:
+        """The model with room for spare tokens, for sequences of the length that is asked for."""
+        if self.reading.spare_tokens:
+            config = config.with_spare_tokens(self.reading.spare_tokens)
+        return config if self.max_len is None else config.for_length(self.max_len)
 
 
 NOTHING = Asked()

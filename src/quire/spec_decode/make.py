@@ -78,7 +78,7 @@ class Drafter:
     def _draft_model(self, backend: Backend, target: LoadedModel, outline: bool) -> Head:
         assert self.path is not None
         quantized = scheme(self.options.quantization, 64, True, False)
-        files = open_files(self.path, Asked(quantized=quantized))
+        files = open_files(self.path, Asked(quantized=quantized, max_len=self.options.max_model_len))
         model = files.outline(backend) if outline else files.load(backend)
         spec = model.spec
         if spec.bidirectional:

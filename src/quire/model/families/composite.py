@@ -39,6 +39,7 @@ OTHER_PARTS = (
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|patch_merger|embed_vision|vit_large_projector"
     r"|audio_tower|embed_audio)\..*"
 )
+TIED = "tie_word_embeddings"
 # POSITIONS_OF_PICTURES divide a rope among a picture's axes; a text's positions are the same on all axes.
 POSITIONS_OF_PICTURES = ("mrope_section", "mrope_interleaved")
 
@@ -63,14 +64,23 @@ def text_part(values: Mapping[str, Any], types: Mapping[str, str], where: str) -
     if not isinstance(kind, str) or kind not in types:
         raise ModelError(f"{where}: text_config: model_type {kind!r} is not one that Quire knows")
     text = {**inner, "architectures": [types[kind]], "model_type": kind}
-    for key in ("tie_word_embeddings", "quantization_config", "torch_dtype", "dtype"):
+    for key in ("quantization_config", "torch_dtype", "dtype"):
         if values.get(key) is not None:
             text[key] = values[key]
+    if text.get(TIED) is None and values.get(TIED) is not None:
+        text[TIED] = values[TIED]
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(text.get(key), Mapping):
             rope = {name: value for name, value in text[key].items() if name not in POSITIONS_OF_PICTURES}
             text[key] = rope
     return text
+
+
+def disagrees_on_head(values: Mapping[str, Any]) -> bool:
+    """Whether only one of the two configs says that the head is the embedding: then the checkpoint's head decides."""
+    inner = values.get("text_config")
+    said = (values.get(TIED), inner.get(TIED) if isinstance(inner, Mapping) else None)
+    return None not in said and said[0] != said[1]
 
 
 def text_names(names: TensorNames) -> TensorNames:

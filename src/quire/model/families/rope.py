@@ -192,7 +192,7 @@ def _original(config: ConfigReader, inner: ConfigReader, max_position: int) -> i
 
 
 def _longrope(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_position: int) -> RopeSpec:
-    """The long factors if the model reaches beyond the length it was first trained for, else the short ones."""
+    """Read the factors for texts longer than the length that the model was first trained for, and for shorter ones."""
     original = _original(config, reader, max_position)
     factors = {}
     for key in ("short_factor", "long_factor"):
@@ -214,8 +214,9 @@ def _longrope(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_po
         factor=_factor(reader, max_position / original if factor is None else factor),
         original_max_position=original,
         attention_factor=reader.optional_number("attention_factor"),
-        factors=factors["long_factor" if max_position > original else "short_factor"],
-    )
+        factors=factors["long_factor"],
+        short_factors=factors["short_factor"],
+    ).for_length(max_position)
 
 
 def _llama3(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_position: int) -> RopeSpec:

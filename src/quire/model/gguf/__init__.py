@@ -90,8 +90,7 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     if reading.dummy:
         raise ModelError(f"{path}: --load-format dummy makes float weights, and a GGUF file has its own")
     spec, names, checkpoint, generation = read_gguf(path, reading.config, reading.architecture)
-    config = decoder_config(spec)
-    config = config.with_spare_tokens(reading.spare_tokens) if reading.spare_tokens else config
+    config = asked.applied(decoder_config(spec))
     wanted = check_tensors(config, names, checkpoint, path)
     dtype = choose_dtype(asked.dtype, wanted, checkpoint)
     quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)

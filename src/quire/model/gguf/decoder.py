@@ -175,8 +175,9 @@ def _scaled(keys: Keys, plain: RopeSpec) -> RopeSpec:
             factor=context / original,
             original_max_position=original,
             attention_factor=attention,
-            factors=long if context > original else short,
-        )
+            factors=long,
+            short_factors=short,
+        ).for_length(context)
     if kind in (None, "none", "longrope"):
         return plain if linear == 1 else replace(plain, kind="linear", factor=linear)
     if kind == "linear":

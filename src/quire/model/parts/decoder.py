@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from functools import partial
 from itertools import pairwise
+from typing import Any, cast
 
 import msgspec
 
@@ -95,6 +96,17 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     def stream_width(self) -> int:
         """Elements of a token between two layers."""
         return self.hidden_size * (1 if self.additions is None else self.additions.streams)
+
+    def for_length(self, length: int) -> DecoderConfig:
+        """The model for sequences of at most `length` tokens, to which some ropes turn at other frequencies."""
+        layers = []
+        for layer in self.layers:
+            mixer, rope = layer.mixer, None if layer.mixer is None else layer.mixer.rope
+            if rope is not None and rope.for_length(length) != rope:
+                changed: Any = msgspec.structs.replace(cast(Any, mixer), rope=rope.for_length(length))
+                layer = msgspec.structs.replace(layer, mixer=changed)
+            layers.append(layer)
+        return msgspec.structs.replace(self, layers=tuple(layers))
 
     def with_spare_tokens(self, count: int) -> DecoderConfig:
         """The model with room for `count` tokens that adapters add. ConfigError if its tables cannot grow."""

@@ -22,7 +22,8 @@ class RopeSpec(msgspec.Struct, frozen=True):
 
     Kinds: default; linear (positions divided by factor); dynamic (equals default within the trained length, which the
     engine does not exceed); llama3 (Llama 3.1's frequency bands); yarn (Peng et al. 2023, arXiv:2309.00071); longrope
-    (frequencies divided by `factors`; Ding et al. 2024, arXiv:2402.13753); proportional (the first `rotated_pairs`
+    (frequencies divided by `factors`, or by `short_factors` in a model for sequences of at most the original length;
+    Ding et al. 2024, arXiv:2402.13753); proportional (the first `rotated_pairs`
     pairs turn at the frequencies of the whole head, the others do not turn). Some kinds need the fields beyond theta
     and rotary_dim. `backwards` turns by the negative angle. `share` is an odd number of elements, of which one more
     turn: their frequencies fall over `share`.
@@ -42,9 +43,16 @@ class RopeSpec(msgspec.Struct, frozen=True):
     mscale_all_dim: float | None = None
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    short_factors: tuple[float, ...] = ()
     rotated_pairs: int = 0
     backwards: bool = False
     share: int | None = None
+
+    def for_length(self, length: int) -> RopeSpec:
+        """The rope of a model for sequences of at most `length` tokens."""
+        if not self.short_factors or length > self.original_max_position:
+            return self
+        return msgspec.structs.replace(self, factors=self.short_factors, short_factors=())
 
     def check(self, where: str) -> None:
         """Raise ModelError, naming `where` and the field, for a rope whose frequencies are no numbers."""
@@ -58,7 +66,8 @@ class RopeSpec(msgspec.Struct, frozen=True):
             ("beta_fast", self.beta_fast > 0),
             ("beta_slow", self.beta_slow > 0),
             ("factors", self.kind != "longrope" or len(self.factors) == self.rotary_dim // 2),
-            ("factors", all(factor > 0 for factor in self.factors)),
+            ("short_factors", len(self.short_factors) in (0, len(self.factors))),
+            ("factors", all(factor > 0 for factor in (*self.factors, *self.short_factors))),
         ):
             if not sound:
                 raise ModelError(f"{where}: {name} of the rope cannot be {getattr(self, name)!r:.80}")
