@@ -48,6 +48,10 @@ class EngineError(QuireError, RuntimeError):
     """The engine itself failed; running requests end with this error."""
 
 
+class FailedStepError(EngineError):
+    """A step failed by what one of its requests holds; device and engine are sound."""
+
+
 class ProgramError(EngineError):
     """A program ended before its last step."""
 
@@ -61,3 +65,8 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, QuireError):
         return str(error) or type(error).__name__
     return f"{type(error).__name__}: {error}"
+
+
+def named(failure: QuireError | None, request_id: str) -> QuireError:
+    """Return the same error with the id of its request."""
+    return type(failure or EngineError())(f"request {request_id} failed: {failure}")

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, EngineError, QuireError, RequestError, message_of
 from quire.params import SamplingParams
 from quire.steps import Event, Program
 
@@ -232,7 +232,8 @@ class StepOutput(msgspec.Struct):
 
     The last `forced[slot]` tokens of a slot were not sampled but follow from its grammar, so their KV is not computed
     yet. Slots in `ended` are complete: their grammar allows nothing more. Slots in `deferred` sampled nothing because
-    their grammar was not ready; they compute their last token again.
+    their grammar was not ready; they compute their last token again. Slots in `refused` failed because their requests
+    contradict themselves.
     """
 
     step: int
@@ -245,6 +246,7 @@ class StepOutput(msgspec.Struct):
     forced: dict[int, int] = {}
     ended: set[int] = set()
     deferred: set[int] = set()
+    refused: set[int] = set()
 
 
 class FinishReason(str, enum.Enum):
@@ -270,6 +272,7 @@ class Delta(msgspec.Struct, array_like=True):
 
     `stop_reason` is the stop token that ended it, if any. `error` explains the finish reason "error". `complete`: the
     grammar ended it, so the last token is text and not an end-of-sequence token. `events` come from a program.
+    `refused`: the request itself is at fault.
     """
 
     request_id: str
@@ -284,6 +287,14 @@ class Delta(msgspec.Struct, array_like=True):
     embedding: list[float] | None = None
     complete: bool = False
     events: list[Event] | None = None
+    refused: bool = False
+
+    @property
+    def failure(self) -> QuireError | None:
+        """The error as an exception: RequestError if the request must change, else EngineError."""
+        if self.error is None:
+            return None
+        return RequestError(self.error) if self.refused else EngineError(self.error)
 
     def join(self, later: Delta) -> None:
         """Append a later delta of the same sample."""
@@ -294,7 +305,7 @@ class Delta(msgspec.Struct, array_like=True):
             self.prompt_logprobs = (self.prompt_logprobs or []) + later.prompt_logprobs
         self.usage, self.finish_reason = later.usage, later.finish_reason
         self.stop_reason, self.error = later.stop_reason, later.error
-        self.embedding, self.complete = later.embedding, later.complete
+        self.embedding, self.complete, self.refused = later.embedding, later.complete, later.refused
         if later.events is not None:
             self.events = (self.events or []) + later.events
 
@@ -305,6 +316,14 @@ def ends(request: Request, reason: FinishReason, error: str | None = None) -> li
     return [
         Delta(request.id, i, [], usage, finish_reason=reason, error=error) for i in range(request.sampling.n)
     ]
+
+
+def failures(request: Request, error: BaseException) -> list[Delta]:
+    """One final delta per sample for a request that `error` keeps from running."""
+    deltas = ends(request, FinishReason.ERROR, message_of(error))
+    for delta in deltas:
+        delta.refused = isinstance(error, RequestError)
+    return deltas
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

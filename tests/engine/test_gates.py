@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from quire.config import SchedulerConfig
 from quire.engine.core import EngineCore
 from quire.engine.gates import Gates
+from quire.errors import RequestError
 from quire.params import SamplingParams
 from quire.sched import Scheduler
 from quire.types import Delta, FinishReason, Request, ScheduledBatch, StepOutput
@@ -20,26 +21,21 @@ class Door:
         self.held: dict[str, Request] = {}
         self.opened: Future[None] = Future()
 
-    @property
-    def jobs(self) -> list[Future[None]]:
-        return [self.opened] if self.held else []
-
-    def take(self, request: Request) -> bool:
+    def hold(self, request: Request) -> Future[None] | None:
         if f"break-{self.letter}" in request.id:
             raise ValueError("the door is broken")
-        if self.letter in request.id and not self.opened.done():
-            self.held[request.id] = request
-            return True
-        return False
-
-    def ready(self) -> list[tuple[Request, str | None]]:
+        if self.letter not in request.id:
+            return None
         if not self.opened.done():
-            return []
-        held, self.held = self.held, {}
-        return [(one, "refused" if "refuse" in one.id else None) for one in held.values()]
+            self.held[request.id] = request
+            return self.opened
+        self.held.pop(request.id, None)
+        if "refuse" in request.id:
+            raise RequestError("refused")
+        return None
 
     def remove(self, request_id: str) -> None:
-        del self.held[request_id]
+        self.held.pop(request_id, None)
 
 
 class Echo:
@@ -96,6 +92,8 @@ def test_a_fault_of_a_gate_ends_that_request_alone() -> None:
     errors = {name: delta.error for (name, _), delta in last.items() if delta.error is not None}
     broken = "ValueError: the door is broken"
     assert errors == {"break-a": broken, "a break-b": broken, "a refuse": "refused"}
+    assert [name for (name, _), delta in last.items() if delta.refused] == ["a refuse"]
+    assert not a.held
     assert last["a", 0].finish_reason is last["free", 0].finish_reason is FinishReason.LENGTH
 
 

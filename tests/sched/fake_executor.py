@@ -117,8 +117,12 @@ class FakeExecutor:
         self.rng = rng
         self.draft_rate = draft_rate
         self.error_rate = 0.0
+        self.poison: set[str] = set()  # requests that make each step fail in which they would sample
+        self.break_rate = 0.0  # of other steps of several sequences
+        self.broken = False  # a step failed, and this is not known yet
 
-    def step(self, batch: ScheduledBatch) -> StepOutput:
+    def step(self, batch: ScheduledBatch) -> StepOutput | None:
+        """Compute a step; None if it fails. Those after it then compute nothing of use."""
         size, slots = self.block_size, self.slots
         for slot in batch.freed:
             del slots[slot]
@@ -138,6 +142,13 @@ class FakeExecutor:
         assert len({item.slot for item in batch.seqs}) == len(batch.seqs)
         for item in batch.seqs:
             slots[item.slot].blocks += item.new_blocks
+        if self.broken or self._breaks(batch):
+            self.broken = True
+            for item in batch.seqs:
+                for position in range(item.start, item.start + len(item.tokens) + len(item.draft)):
+                    for slab in self.mapped[slots[item.slot].blocks[position // size]]:
+                        self.kv[slab][position % size] = None
+            return None
         holders: dict[int, int] = {}
         for slot in slots.values():
             for block in slot.blocks:
@@ -165,6 +176,11 @@ class FakeExecutor:
                 self._read(item.slot, item.start, item.start + len(item.tokens))
             self._sample(item.slot, item.start, len(item.tokens), item.draft, item.wants_logits, output)
         return output
+
+    def _breaks(self, batch: ScheduledBatch) -> bool:
+        if any(item.wants_logits and self.slots[item.slot].request.id in self.poison for item in batch.seqs):
+            return True
+        return len(batch.seqs) > 1 and self.rng.random() < self.break_rate
 
     def _read(self, number: int, start: int, end: int) -> None:
         """Read what tokens from `start` on see: all positions, through windows the tiles that reach into them."""
@@ -271,7 +287,7 @@ class Loop:
         self.scheduler = scheduler
         self.executor = executor
         self.depth = depth
-        self.flight: deque[tuple[ScheduledBatch, StepOutput]] = deque()
+        self.flight: deque[tuple[ScheduledBatch, StepOutput | None]] = deque()
 
     def plan(self) -> ScheduledBatch | None:
         """Plan and compute one more step, if there is room and something to compute."""
@@ -282,14 +298,21 @@ class Loop:
         return batch
 
     def take(self) -> list[Delta]:
-        """The deltas of the oldest step in flight."""
-        deltas = self.scheduler.update(*self.flight.popleft(), seconds=self.executor.rng.random() / 10)
+        """The deltas of the oldest step in flight. If it failed, all are taken back."""
+        batch, output = self.flight.popleft()
+        if output is None:
+            self.flight.clear()
+            self.executor.broken = False
+            deltas = self.scheduler.undo("made to fail")
+        else:
+            deltas = self.scheduler.update(batch, output, seconds=self.executor.rng.random() / 10)
         self.check()
         return deltas
 
     def check(self) -> None:
         self.scheduler.check()
-        self.executor.check_index(self.scheduler)
+        if not self.executor.broken:
+            self.executor.check_index(self.scheduler)
 
 
 def drain(

@@ -94,6 +94,8 @@ class Trace:
             pooling=rng.choice([None] * 7 + ["mean", "last"]),
         )
         self.requests[made.id] = made
+        if self.executor.break_rate and (not self.executor.poison or rng.random() < 0.2):
+            self.executor.poison.add(made.id)
         self.journal.take(self.scheduler.add(made))
 
     def fork(self) -> None:
@@ -167,12 +169,14 @@ class Trace:
                 end = self.journal.ends[key]
                 said = self.journal.tokens[key]
                 if made.pooling is not None:
-                    assert self.faults or end.embedding == embedding(made.tokens)
+                    blamed = made.id in self.executor.poison
+                    assert self.faults or blamed or end.embedding == embedding(made.tokens)
                     continue
                 before = self.journal.before.get(made.id, [])
                 tokens, reason, stop_reason = alone(made, index, self.max_total, before)
                 if end.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                    assert self.faults or end.finish_reason is FinishReason.ABORT
+                    blamed = made.id in self.executor.poison
+                    assert self.faults or blamed or end.finish_reason is FinishReason.ABORT
                     assert said == tokens[: len(said)]
                     assert (end.error == "made to fail") == (end.finish_reason is FinishReason.ERROR)
                 else:
@@ -215,3 +219,19 @@ def test_with_aborts_and_errors_the_others_are_untouched(seed: int, depth: int) 
     trace = Trace(1000 + seed, faults=True, depth=depth)
     trace.run()
     trace.verify()
+
+
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_step_that_fails_ends_the_request_that_makes_it_fail(seed: int, depth: int, faults: bool) -> None:
+    """All others say what they say alone, whichever steps fail with them."""
+    trace = Trace(seed, faults, depth, windowed=seed % 4 == 0)
+    trace.executor.break_rate = 0.1
+    trace.run()
+    trace.verify()
+    ends = trace.journal.ends
+    assert trace.executor.poison
+    for made in trace.executor.poison:
+        reasons = {ends[made, i].finish_reason for i in range(trace.requests[made].sampling.n)}
+        assert reasons <= {FinishReason.ERROR, FinishReason.ABORT}

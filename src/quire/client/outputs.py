@@ -12,6 +12,7 @@ import msgspec
 from quire.client.logprobs import FlatLogprobs
 from quire.client.logprobs import Logprob as Logprob
 from quire.client.metrics import RequestTimes
+from quire.errors import QuireError
 from quire.text.detok import Detokenizer, token_text
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
@@ -115,7 +116,7 @@ class Chunk:
     finish_reason: str | None
     stop_reason: int | str | None
     abort: bool = False
-    error: str | None = None
+    error: QuireError | None = None
 
 
 class OutputStream:
@@ -133,6 +134,7 @@ class OutputStream:
         self.output = RequestOutput(
             request.id, prompt, request.tokens, [CompletionOutput(i) for i in range(params.n)]
         )
+        self.failure: QuireError | None = None  # what ended it early
         self.times: RequestTimes | None = None  # the engine's, if known
         self._num_open = params.n
         self._drafted = [(0, 0)] * params.n  # tokens of drafts accepted and rejected
@@ -209,7 +211,7 @@ class OutputStream:
         sample.token_ids += delta.tokens
         sample.finish_reason, sample.stop_reason = finish, stop_reason
         if delta.error is not None:
-            self.output.error = delta.error
+            self.output.error, self.failure = delta.error, delta.failure
         if delta.tokens:
             self._metrics.last_token_ts = time.perf_counter()
             self._metrics.first_token_ts = self._metrics.first_token_ts or self._metrics.last_token_ts
@@ -219,7 +221,7 @@ class OutputStream:
             self._metrics.finished_time = time.perf_counter()
             self._metrics.scheduled_ts = 0.0 if self.times is None else self.times.scheduled
         abort = stopped is not None and delta.finish_reason is None
-        return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.error)
+        return Chunk(delta.index, text, delta.tokens, logprobs, finish, stop_reason, abort, delta.failure)
 
     def offsets(self, index: int, first: int, count: int) -> list[int]:
         """Return where tokens of a sample begin in its text. A token that ends it, and what follows, is not in it."""

@@ -42,7 +42,7 @@ class ProgramReader:
         if ended == FAILED:
             raise ProgramError(delta.error or "a step failed")
         if delta.finish_reason is FinishReason.ERROR:
-            raise EngineError(delta.error or "the engine failed on this program")
+            raise delta.failure or EngineError("the engine failed on this program")
         if delta.finish_reason is FinishReason.ABORT:
             raise EngineError("the program was aborted")
         if ended == EXPIRED:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from time import perf_counter
 from typing import Protocol
 
 from quire.engine.api import Host
 from quire.engine.gates import Gate, Gates, Keeper
 from quire.engine.verbs import Handler, Ping, ResetPrefixCache, Result, Verb
-from quire.errors import EngineError, QuireError, message_of
+from quire.errors import EngineError, FailedStepError, QuireError
 from quire.sched.scheduler import Scheduler
-from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
+from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends, failures
 
 log = logging.getLogger("quire.engine")
 
@@ -106,7 +106,7 @@ class EngineCore:
     def _refuse(self, request: Request, error: Exception) -> None:
         if not isinstance(error, QuireError):
             log.error("request %s cannot be queued", request.id, exc_info=error)
-        self._ready += ends(request, FinishReason.ERROR, message_of(error))
+        self._ready += failures(request, error)
 
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> None:
         """Queue `request` as a continuation of a live sample: see `Scheduler.fork`."""
@@ -177,10 +177,9 @@ class EngineCore:
         if not (self._ready or self.scheduler.has_work):
             self._waiting.wait()
         for held, error in self._waiting.ready():
-            if error is not None:
-                self._ready += ends(held.request, FinishReason.ERROR, error)
-                continue
             try:
+                if error is not None:
+                    raise error
                 self._begin(held.request)
             except Exception as failure:
                 self._refuse(held.request, failure)
@@ -194,7 +193,10 @@ class EngineCore:
         while ended and (len(ended) >= self._depth or not self._flight):
             for request_id, index in ended.popleft():
                 for keeper in self._keepers:
-                    keeper.release(request_id, index)
+                    try:
+                        keeper.release(request_id, index)
+                    except Exception:
+                        log.exception("request %s: %s.release failed", request_id, type(keeper).__name__)
 
     def _take_ready(self) -> list[Delta]:
         deltas, self._ready = self._ready, []
@@ -206,7 +208,13 @@ class EngineCore:
         """Take in the result of the oldest step in flight."""
         batch, started, result = self._flight[0]
         # An interrupt leaves the step in flight.
-        output = self._executor.execute(batch) if result is None else result.result()
+        try:
+            output = self._executor.execute(batch) if result is None else result.result()
+        except FailedStepError as error:
+            log.exception("a step failed: its sequences compute again, one by one")
+            wait([later for _, _, later in self._flight if later is not None])
+            self._flight.clear()
+            return self.scheduler.undo(str(error))
         self._flight.popleft()
         began, self._ended = max(started, self._ended), perf_counter()
         if self.on_computed is not None:

@@ -14,7 +14,6 @@ from quire.engine import registry
 from quire.engine.core import EngineCore
 from quire.engine.memory_release import MemoryRelease
 from quire.engine.plan import EnginePlan
-from quire.errors import QuireError, message_of
 from quire.model.loaded import ServedModel
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.runner import Runner
@@ -85,7 +84,7 @@ class Features:
         self._config, self._planned = config, planned
         self._joined: dict[str, Any] = {}
         self._engine: Joined | None = None
-        self._held: dict[str, tuple[Request, list[str], Future[None]]] = {}
+        self._held: dict[str, tuple[list[str], Future[None]]] = {}
 
     def begin(self, engine: Joined) -> None:
         """Become the engine's first gate, and join the planned features."""
@@ -103,40 +102,26 @@ class Features:
             self._joined[name] = feature
         return self._joined[name]
 
-    @property
-    def jobs(self) -> list[Future[None]]:
-        """Return the imports that requests wait for."""
-        return [job for _, _, job in self._held.values()]
-
-    def take(self, request: Request) -> bool:
-        """Hold a request if it asks for a feature that has not joined yet."""
-        names = [
-            name
-            for name, entry in registry.FEATURES.items()
-            if name not in self._joined and entry.by_request(request)
-        ]
-        if names:
+    def hold(self, request: Request) -> Future[None] | None:
+        """Hold a request while features that it asks for are imported, then join them. EngineError if one is off."""
+        names, work = self._held.get(request.id, ([], None))
+        if work is None:
+            features = registry.FEATURES.items()
+            names = [
+                name for name, entry in features if name not in self._joined and entry.by_request(request)
+            ]
+            if not names:
+                return None
             thread = ThreadPoolExecutor(1, "quire-import")
-            self._held[request.id] = request, names, thread.submit(_load, names)
+            work = thread.submit(_load, names)
             thread.shutdown(wait=False)
-        return bool(names)
-
-    def ready(self) -> list[tuple[Request, str | None]]:
-        """Join the features whose modules are there, and let the requests for them go."""
-        done = [held for held in self._held.values() if held[2].done()]
-        return [(request, self._admit(request, names, job)) for request, names, job in done]
-
-    def _admit(self, request: Request, names: list[str], job: Future[None]) -> str | None:
-        """Join the features that a request asks for; returns the error if one is off or cannot be loaded."""
+            self._held[request.id] = names, work
+        if not work.done():
+            return work
         del self._held[request.id]
-        try:
-            job.result()
-            for name in names:
-                self.join(name)
-        except Exception as error:
-            if not isinstance(error, QuireError):
-                log.error("request %s cannot be queued", request.id, exc_info=error)
-            return message_of(error)
+        work.result()
+        for name in names:
+            self.join(name)
         return None
 
     def remove(self, request_id: str) -> None:

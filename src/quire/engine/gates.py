@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from quire.errors import message_of
 from quire.types import Request
+
+log = logging.getLogger("quire.engine")
 
 IDLE_WAIT = 0.01
 """Wait at most IDLE_WAIT seconds for a gate when there is nothing to compute."""
@@ -17,18 +19,13 @@ IDLE_WAIT = 0.01
 class Gate(Protocol):
     """Holds requests until something that they need is there: a grammar, an adapter, a tokenizer."""
 
-    @property
-    def jobs(self) -> Sequence[Future[Any]]:
-        """Return the work that held requests wait for."""
-
-    def take(self, request: Request) -> bool:
-        """Hold `request` if it must wait, and return whether it must. An exception ends the request."""
-
-    def ready(self) -> list[tuple[Request, str | None]]:
-        """Let requests go whose wait is over, each with an error if it cannot go on."""
+    def hold(self, request: Request) -> Future[Any] | None:
+        """Return the work that `request` waits for, asked before each step until it is None. An exception ends the
+        request.
+        """
 
     def remove(self, request_id: str) -> None:
-        """Forget a held request."""
+        """Forget a request that was held. Ignore unknown ids."""
 
 
 @runtime_checkable
@@ -44,10 +41,11 @@ class Keeper(Gate, Protocol):
 
 @dataclass(slots=True)
 class Held:
-    """A request, the place of the gate that holds it, and samples that were aborted meanwhile."""
+    """A request, the place of the gate that holds it, what it waits for, and samples that were aborted meanwhile."""
 
     request: Request
-    place: int
+    place: int = 0
+    work: Future[Any] | None = None
     aborted: list[int] = field(default_factory=list)
 
 
@@ -74,38 +72,47 @@ class Gates:
 
     def take(self, request: Request) -> bool:
         """Hold `request` if a gate does, and return whether one does. Raises what a gate raises."""
-        return self._take(Held(request, 0))
+        held = Held(request)
+        if self._pass(held):
+            return False
+        self._held[request.id] = held
+        return True
 
-    def _take(self, held: Held) -> bool:
-        last = 1 if held.request.is_composed else len(self._gates)
-        for place in range(held.place, last):
-            if self._gates[place].take(held.request):
-                held.place = place
-                self._held[held.request.id] = held
-                return True
-        return False
+    def _pass(self, held: Held) -> bool:
+        """Let a request pass gate after gate, up to one that holds it; returns whether it passed all."""
+        try:
+            while held.place < (1 if held.request.is_composed else len(self._gates)):  # a gate may add others
+                held.work = self._gates[held.place].hold(held.request)
+                if held.work is not None:
+                    return False
+                held.place += 1
+        except Exception:
+            self._forget(held)
+            raise
+        return True
+
+    def _forget(self, held: Held) -> None:
+        for gate in self._gates[held.place : held.place + 1]:
+            try:
+                gate.remove(held.request.id)
+            except Exception:
+                log.exception("request %s: %s.remove failed", held.request.id, type(gate).__name__)
 
     def wait(self) -> None:
         """Wait at most IDLE_WAIT seconds until work is done that requests wait for."""
-        jobs = [job for gate in self._gates for job in gate.jobs]
-        if jobs:
-            wait(jobs, IDLE_WAIT, FIRST_COMPLETED)
+        wait({held.work for held in self._held.values() if held.work is not None}, IDLE_WAIT, FIRST_COMPLETED)
 
-    def ready(self) -> list[tuple[Held, str | None]]:
+    def ready(self) -> list[tuple[Held, Exception | None]]:
         """Let requests go that have passed all gates, each with an error if it cannot go on."""
-        passed: list[tuple[Held, str | None]] = []
-        for place, gate in enumerate(self._gates):
-            if not any(held.place == place for held in self._held.values()):
-                continue
-            for request, error in gate.ready():
-                held = self._held.pop(request.id)
-                held.place += 1
-                try:
-                    if error is None and self._take(held):
-                        continue
-                except Exception as failure:
-                    error = message_of(failure)
+        passed: list[tuple[Held, Exception | None]] = []
+        for held in list(self._held.values()):
+            try:
+                if self._pass(held):
+                    passed.append((held, None))
+            except Exception as error:
                 passed.append((held, error))
+        for held, _ in passed:
+            del self._held[held.request.id]
         return passed
 
     def abort(self, request_id: str, index: int | None) -> Request | None:
@@ -119,11 +126,5 @@ class Gates:
     def remove(self, request_id: str) -> Request:
         """Remove and return a held request."""
         held = self._held.pop(request_id)
-        self._gates[held.place].remove(request_id)
+        self._forget(held)
         return held.request
-
-
-def error_of(job: Future[Any]) -> str | None:
-    """Return the message of the error of finished work; None if it succeeded."""
-    error = job.exception()
-    return None if error is None else message_of(error)

@@ -30,7 +30,7 @@ from quire.engine.verbs import (
     UnloadAdapter,
     WakeUp,
 )
-from quire.errors import EngineError, QuireError, RequestError
+from quire.errors import EngineError, QuireError, RequestError, named
 from quire.llm.options import EngineOptions, engine_config
 from quire.llm.pooling import pooled_request, pooling_output
 from quire.llm.prompts import Prompt, salt_of, tokens_of
@@ -123,8 +123,8 @@ class AsyncLLM:
         async for deltas in self._deltas(stream.request, request_id):
             for delta in deltas:
                 self._push(stream, delta)
-            if stream.output.error is not None:
-                raise EngineError(f"request {request_id} failed: {stream.output.error}")
+            if stream.failure is not None:
+                raise named(stream.failure, request_id)
             if stream.finished or kind is not OutputKind.FINAL_ONLY:
                 yield stream.new_part() if kind is OutputKind.DELTA else stream.snapshot()
             if stream.finished:
@@ -149,7 +149,7 @@ class AsyncLLM:
         async for deltas in self._deltas(request, request_id):
             for delta in deltas:
                 if delta.finish_reason is FinishReason.ERROR:
-                    raise EngineError(f"request {request_id} failed: {delta.error}")
+                    raise named(delta.failure, request_id)
                 if delta.embedding is not None:
                     output = pooling_output(request, delta.embedding)
                     yield VectorRequestOutput(request_id, output, tokens, delta.usage.num_cached)

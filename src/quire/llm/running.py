@@ -30,7 +30,7 @@ from quire.engine.verbs import (
     UnloadAdapter,
     WakeUp,
 )
-from quire.errors import EngineError, QuireError, RequestError
+from quire.errors import EngineError, QuireError, RequestError, named
 from quire.lazy import Lazy
 from quire.llm.observer import PREFIX, LocalObserver
 from quire.params import StructuredOutputsParams
@@ -274,7 +274,7 @@ class RunningEngine:
             for deltas in call:
                 for delta in deltas:
                     if delta.finish_reason is FinishReason.ERROR:
-                        raise QuireError(f"request {delta.request_id} failed: {delta.error}")
+                        raise named(delta.failure, delta.request_id)
                     if delta.embedding is not None:
                         vectors[delta.request_id] = delta.embedding
         is_embedding = self._front.info.scores is None
@@ -314,8 +314,8 @@ def push(call: LocalCall, stream: OutputStream, delta: Delta) -> bool:
 
 
 def raise_error(stream: OutputStream) -> None:
-    if stream.output.error is not None:
-        raise QuireError(f"request {stream.request.id} failed: {stream.output.error}")
+    if stream.failure is not None:
+        raise named(stream.failure, stream.request.id)
 
 
 class Progress:

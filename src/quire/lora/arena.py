@@ -11,24 +11,14 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from quire.engine.gates import error_of
 from quire.engine.verbs import LoadAdapter, UnloadAdapter
-from quire.errors import EngineError, ModelError, QuireError, message_of
+from quire.errors import EngineError, ModelError, QuireError
 from quire.types import Request
 
 A = TypeVar("A")
-
-
-@dataclass(slots=True)
-class _Held:
-    """A request that waits for its adapter; without `loading` it waits for a slot."""
-
-    request: Request
-    loading: Future[None] | None
 
 
 class AdapterArena(Generic[A]):
@@ -53,7 +43,8 @@ class AdapterArena(Generic[A]):
         self._pinned: set[str] = set()
         self._unwanted: set[str] = set()  # leave once nobody uses them
         self._loading: dict[str, Future[None]] = {}
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Future[None]] = {}  # loads, by request
+        self._queued: dict[str, Future[None]] = {}  # requests that wait for a slot, in order
         self._lock = threading.RLock()
         self._thread = ThreadPoolExecutor(1, "quire-adapters")
         self.nbytes: dict[str, int] = {}
@@ -123,46 +114,28 @@ class AdapterArena(Generic[A]):
 
     # --- requests
 
-    def take(self, request: Request) -> bool:
+    def hold(self, request: Request) -> Future[None] | None:
         """Pin the adapter of a request, or hold the request until the adapter is in memory."""
         if request.adapter is None:
-            return False
+            return None
         with self._lock:
-            # A request that waits for a slot must not be overtaken: users of other adapters would keep the slots.
-            blocked = any(held.loading is None for held in self._held.values())
-            if request.adapter in self._resident and not blocked:
-                self.keep(request)
-                return False
-            self._held[request.id] = _Held(request, None if blocked else self._begin(request))
-            return True
-
-    @property
-    def jobs(self) -> list[Future[None]]:
-        """Return the loads that held requests wait for."""
-        return [held.loading for held in self._held.values() if held.loading is not None]
-
-    def ready(self) -> list[tuple[Request, str | None]]:
-        """Let requests go whose adapter is in memory now, or could not be loaded: with the error."""
-        found: list[tuple[Request, str | None]] = []
-        with self._lock:
-            for held in list(self._held.values()):
-                try:
-                    loading = held.loading = held.loading or self._begin(held.request)
-                    if loading is None:
-                        break  # in order: those behind it wait too
-                    if not loading.done():
-                        continue
-                    error = error_of(loading)
-                except Exception as failure:
-                    error = message_of(failure)
-                del self._held[held.request.id]
-                if error is not None:
-                    self.release(held.request.id)
-                found.append((held.request, error))
-        return found
+            loading = self._held.get(request.id)
+            if loading is None:
+                # A request that waits for a slot must not be overtaken: users of other adapters would keep the slots.
+                first = next(iter(self._queued), request.id) == request.id
+                loading = self._begin(request) if first else None
+                if loading is None:
+                    return self._queued.setdefault(request.id, Future())
+                self._queued.pop(request.id, None)
+                self._held[request.id] = loading
+            if not loading.done():
+                return loading
+            loading.result()
+            del self._held[request.id]
+        return None
 
     def remove(self, request_id: str) -> None:
-        """Forget a held request."""
+        """Forget a request that was held."""
         self.release(request_id)
 
     def keep(self, request: Request) -> None:
@@ -179,6 +152,7 @@ class AdapterArena(Generic[A]):
         with self._lock:
             if index is None:
                 self._held.pop(request_id, None)
+                self._queued.pop(request_id, None)
             found = self._requests.get(request_id)
             if found is None:
                 return

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
-from concurrent.futures import FIRST_COMPLETED, wait
-from typing import TYPE_CHECKING
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any
 
 from quire.engine.api import Queue
 from quire.engine.gates import IDLE_WAIT, Gates
-from quire.errors import message_of
+from quire.errors import QuireError, RequestError, message_of
 from quire.program.beam_requests import beam_search
 from quire.program.core import Later, Program, Run
 from quire.program.program_requests import Interpreting
 from quire.program.selection import select
 from quire.program.texts import Texts
-from quire.types import Delta, EngineStats, FinishReason, Request, Usage, ends
+from quire.types import Delta, EngineStats, FinishReason, Request, Usage, ends, failures
 
 if TYPE_CHECKING:
     from quire.grammar.compiler import GrammarCompiler
@@ -77,8 +77,7 @@ class Programs:
         if request_id in self._waiting:
             self._ready += ends(self._waiting.remove(request_id), FinishReason.ABORT)
         else:
-            run, steps = self._runs[request_id]
-            steps.close()
+            run, _ = self._runs[request_id]
             self._end(run, _last(run, FinishReason.ABORT, None))
 
     def abort_all(self) -> None:
@@ -91,9 +90,7 @@ class Programs:
         if request_id in self._waiting:
             self._waiting.remove(request_id)
         else:
-            run, steps = self._runs.pop(request_id)
-            steps.close()
-            run.drop_all()
+            self._close(request_id)
 
     def advance(self) -> None:
         """Start programs that waited for the tokenizer, and go on with those whose work in a thread is done."""
@@ -125,7 +122,7 @@ class Programs:
             if error is None:
                 self._start(held.request)
             else:
-                self._ready += ends(held.request, FinishReason.ERROR, error)
+                self._ready += failures(held.request, error)
 
     def _take_later(self) -> None:
         """Let runs go on whose work in a thread is done."""
@@ -135,18 +132,21 @@ class Programs:
         self._later[:] = [one for one in self._later if not one[1].done()]
         for run, work, take in done:
             if self._runs.get(run.request.id, (None,))[0] is run:  # it has not ended meanwhile
-                error = work.exception()
-                if error is not None:
-                    self._runs[run.request.id][1].close()
-                    self._end(run, _last(run, FinishReason.ERROR, message_of(error)))
-                    continue
-                take(work.result())
-                self._push(run, Delta(run.request.id, 0, [], Usage(0, 0, 0)))
+                self._push(run, Delta(run.request.id, 0, [], Usage(0, 0, 0)), (work, take))
 
-    def _push(self, run: Run, delta: Delta) -> None:
+    def _push(
+        self, run: Run, delta: Delta, done: tuple[Future[Any], Callable[[Any], None]] | None = None
+    ) -> None:
         _, steps = self._runs[run.request.id]
-        run.took(delta)
-        self._resume(run, lambda: steps.send(delta))
+
+        def go_on() -> None:
+            if done is not None:
+                work, take = done
+                take(work.result())
+            run.took(delta)
+            steps.send(delta)
+
+        self._resume(run, go_on)
 
     def _resume(self, run: Run, go_on: Callable[[], None]) -> None:
         try:
@@ -154,8 +154,12 @@ class Programs:
         except StopIteration as end:
             self._end(run, end.value)
         except Exception as error:
-            log.exception("the program of request %s failed", run.request.id)
-            self._end(run, _last(run, FinishReason.ERROR, message_of(error)))
+            if not isinstance(error, QuireError):
+                log.exception("the program of request %s failed", run.request.id)
+            last = _last(run, FinishReason.ERROR, message_of(error))
+            for delta in last:
+                delta.refused = isinstance(error, RequestError)
+            self._end(run, last)
         else:
             self._report(run)
 
@@ -165,10 +169,17 @@ class Programs:
             self._ready.append(Delta(run.request.id, 0, [], Usage(0, 0, 0), events=events))
 
     def _end(self, run: Run, last: list[Delta]) -> None:
-        del self._runs[run.request.id]
-        run.drop_all()
+        self._close(run.request.id)
         self._report(run)
         self._ready += last
+
+    def _close(self, request_id: str) -> None:
+        run, steps = self._runs.pop(request_id)
+        try:
+            steps.close()
+        except Exception:
+            log.exception("the program of request %s cannot be closed", request_id)
+        run.drop_all()
 
     def count(self, stats: EngineStats) -> None:
         """Add programs and sessions; sessions whose time is over end here too."""

@@ -39,7 +39,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self.ready: deque[Coroutine[Any, Any, Any]] = deque()
-        self._all: set[Coroutine[Any, Any, Any]] = set()
+        self._all: dict[Coroutine[Any, Any, Any], Coroutine[Any, Any, Any]] = {}  # with the work in each
 
     def start(self, work: Coroutine[Any, Any, T]) -> Signal[T]:
         """Run `work` at the next `run`; the signal is its result. An exception in it comes out of `run`."""
@@ -49,7 +49,7 @@ class Tasks:
             done.set(await work)
 
         task = whole()
-        self._all.add(task)
+        self._all[task] = work
         self.ready.append(task)
         return done
 
@@ -60,9 +60,9 @@ class Tasks:
             try:
                 signal = task.send(None)
             except StopIteration:
-                self._all.discard(task)
+                del self._all[task]
             except BaseException:
-                self._all.discard(task)
+                del self._all[task]
                 raise
             else:
                 signal.wake_later(task)
@@ -70,6 +70,7 @@ class Tasks:
     def close(self) -> None:
         """End all coroutines where they are."""
         self.ready.clear()
-        for task in self._all:
+        for task, work in self._all.items():
             task.close()
+            work.close()  # the task may not have begun
         self._all.clear()

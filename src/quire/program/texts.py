@@ -21,38 +21,19 @@ class Texts:
         self.max_model_len, self.caching = max_model_len, caching
         self._load = load
         self._loaded: Future[Tokenizer] | None = None
-        self._held: dict[str, Request] = {}
         self._cuts: Cuts | None = None
         self._threads: ThreadPoolExecutor | None = None
 
-    @property
-    def jobs(self) -> list[Future[Tokenizer]]:
-        """Return the loading of the tokenizer, if requests wait for it."""
-        return [self._loaded] if self._held and self._loaded is not None else []
-
-    def take(self, request: Request) -> bool:
+    def hold(self, request: Request) -> Future[Tokenizer] | None:
         """Hold a program until the tokenizer is loaded, which begins with the first program."""
-        if request.program is None:
-            return False
+        if request.program is None or self._load is None:
+            return None  # without `load`, `tokenizer` raises
         if self._loaded is None:
-            if self._load is None:
-                return False  # `tokenizer` raises
             self._loaded = self.beside(self._load)
-        if self._loaded.done():
-            return False
-        self._held[request.id] = request
-        return True
-
-    def ready(self) -> list[tuple[Request, str | None]]:
-        """Let all programs go once the tokenizer is loaded, or failed to load: `tokenizer` raises why."""
-        if self._loaded is None or not self._loaded.done():
-            return []
-        held, self._held = self._held, {}
-        return [(request, None) for request in held.values()]
+        return None if self._loaded.done() else self._loaded
 
     def remove(self, request_id: str) -> None:
-        """Forget a held request."""
-        del self._held[request_id]
+        """Forget nothing: all programs wait for the same."""
 
     def beside(self, work: Callable[[], T]) -> Future[T]:
         """Run `work` in a thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -11,11 +12,13 @@ import numpy as np
 
 from quire.devices.adapters import Adapter
 from quire.devices.protocol import Executable, KVCache, ModelInput
-from quire.errors import EngineError
+from quire.errors import EngineError, FailedStepError, message_of
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import SlotPart
-from quire.types import ScheduledBatch, StepOutput
+from quire.types import NewSeq, ScheduledBatch, StepOutput
+
+log = logging.getLogger("quire.engine")
 
 Begun = tuple[StepLayout, ModelInput]
 
@@ -31,8 +34,10 @@ class Earlier(Protocol):
 class Runner:
     """Holds the state between steps: the KV cache, the block tables, and each part's state by slot.
 
-    `parts` act in order. The executable holds `max_logit_rows` rows of logits; more are computed and read in pieces.
-    With `earlier` it is the last pipeline stage: a step begins in the earlier stages as soon as it is submitted.
+    `parts` act in order. A sequence that a part cannot take fails alone; if a part fails in a step, FailedStepError is
+    raised, and all its sequences must be set anew. The executable holds `max_logit_rows` rows of logits; more are
+    computed and read in pieces. With `earlier` it is the last pipeline stage: a step begins in the earlier stages as
+    soon as it is submitted.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Runner:
         self._earlier = earlier
         self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample, of submitted batches
         self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
+        self._unclear: set[int] = set()  # slots that a part could not forget
         self._thread = ThreadPoolExecutor(1, "quire-step")
 
     def add_part(self, part: SlotPart, last: bool = False) -> None:
@@ -129,10 +135,7 @@ class Runner:
                 self._inputs.clear(slot)
             self._failed.pop(slot, None)
         for new in batch.new:
-            if self._earlier is None:
-                self._inputs.set(new)
-            for part in self.parts:
-                part.set(new)
+            self._set(new)
         if batch.freed or batch.new:
             self._active = [part for part in self.parts if part.active]
             self._greedy = all(part.greedy for part in self._active)
@@ -143,36 +146,64 @@ class Runner:
             for cache in self.caches:
                 cache.copy_blocks(batch.copies)
         output = StepOutput(batch.step, {})
-        if begun is not None:
-            self._compute(begun[0], output, begun[1])
-        elif batch.seqs:
-            self._compute(self._inputs.lay_out(batch, self._sampled, self._failed), output)
+        if batch.seqs:
+            self._compute(batch, output, begun)
         return output
+
+    def _set(self, new: NewSeq) -> None:
+        """Give a sequence its slot. If that fails, the slot has failed."""
+        try:
+            if new.slot in self._unclear:
+                self._clear(new.slot)
+                if new.slot in self._unclear:
+                    raise EngineError("an earlier request cannot be forgotten: restart the engine")
+            if self._earlier is None:
+                self._inputs.set(new)
+            for part in self.parts:
+                part.set(new)
+        except Exception as error:
+            log.exception("request %s cannot take its slot", new.request.id)
+            self._clear(new.slot)
+            self._failed[new.slot] = message_of(error)
 
     def _clear(self, slot: int) -> None:
         """Forget a slot's sequence."""
         self._sampled.pop(slot, None)
+        self._unclear.discard(slot)
         for part in self.parts:
-            part.clear(slot)
+            try:
+                part.clear(slot)
+            except Exception:
+                log.exception("%s cannot forget a slot", type(part).__name__)
+                self._unclear.add(slot)
 
-    def _compute(self, step: StepLayout, output: StepOutput, begun: ModelInput | None = None) -> None:
-        rows: list[int] = []
-        firsts = []
-        for part in self._active:
-            firsts.append(len(rows))
-            rows += part.rows(step)
+    def _compute(self, batch: ScheduledBatch, output: StepOutput, begun: Begun | None) -> None:
         executable = self._executable
         if executable is None:
             raise EngineError("the engine sleeps: wake it up before it computes")
-        if begun is None:
-            inputs = self._inputs.build(step, rows, self._greedy)
-        else:
-            wanted = np.array(rows, np.int32)
-            inputs = msgspec.structs.replace(begun, logit_rows_L=wanted, greedy=self._greedy)
+        rows: list[int] = []
+        firsts = []
+        try:
+            step = begun[0] if begun else self._inputs.lay_out(batch, self._sampled, self._failed)
+            for part in self._active:
+                firsts.append(len(rows))
+                rows += part.rows(step)
+            if begun is None:
+                inputs = self._inputs.build(step, rows, self._greedy)
+            else:
+                wanted = np.array(rows, np.int32)
+                inputs = msgspec.structs.replace(begun[1], logit_rows_L=wanted, greedy=self._greedy)
+        except Exception as error:
+            if begun is not None:
+                executable.run(begun[1])  # the earlier stages have begun it
+            raise FailedStepError(message_of(error)) from error
         logits = executable.run(inputs)
         result = StepRows(executable, logits, len(rows), self._max_logit_rows)
-        for part, first in zip(self._active, firsts, strict=True):
-            part.take(result, first, output)
+        try:
+            for part, first in zip(self._active, firsts, strict=True):
+                part.take(result, first, output)
+        except Exception as error:
+            raise FailedStepError(message_of(error)) from error
         if output.errors or self._failed:
             self._fail(step, output)
 

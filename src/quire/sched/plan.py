@@ -121,17 +121,26 @@ class Planner:
         self.running: list[Sequence] = []  # sorted by key
         self.in_flight: deque[StepPlan] = deque()
 
-    def plan(self) -> StepPlan | None:
-        """Plan the next step; None if there is nothing to compute now. Takes slots and blocks."""
+    def plan(self, alone: Sequence | None = None) -> StepPlan | None:
+        """Plan the next step; None if there is nothing to compute now. Takes slots and blocks.
+
+        With `alone` nothing else runs, and nothing else joins it.
+        """
         if not self.running and not self._queue.seqs:
             return None
         plan = StepPlan(self._stats.num_steps + 1, self._budget)
-        if self._by_priority and self._queue.seqs:
-            self._make_way()
-        if self._queue.seqs and self._turns.pressing:
-            self._take_turns()
+        if alone is None and self._queue.seqs:
+            if self._by_priority:
+                self._make_way()
+            if self._turns.pressing:
+                self._take_turns()
         partial = self._continue_running(plan)
-        if partial or (self._queue.seqs and not plan.short):
+        if alone is not None:
+            if alone.status is not RUNNING:
+                self._admit(alone, plan, [])
+            elif partial:
+                self._continue_prompt(alone, plan)
+        elif partial or (self._queue.seqs and not plan.short):
             self._serve_prompts(plan, partial)
         self._tables.unpin(plan.copies)
         if not plan.seqs:
@@ -229,7 +238,7 @@ class Planner:
                 count = min(count, (have + tables.num_available) * tables.block_size - start)
                 need = tables.count(start + count) - have
                 break
-            self._preempt(victim)
+            self.preempt(victim)
         seq.blocks += tables.allocate(need)
         return count
 
@@ -250,9 +259,9 @@ class Planner:
                     best, best_rank = seq, rank
         return best
 
-    def _preempt(self, seq: Sequence) -> None:
+    def preempt(self, seq: Sequence, failed_from: int | None = None) -> None:
         self.running.remove(seq)
-        self.release(seq)
+        self.release(seq, failed_from)
         seq.num_preemptions += 1
         self._stats.num_preemptions += 1
         self._queue.push(seq)
@@ -260,7 +269,7 @@ class Planner:
     def preempt_all(self) -> None:
         """Send all running sequences back to the queue, and give up the blocks that waiting ones hold."""
         for seq in list(self.running):
-            self._preempt(seq)
+            self.preempt(seq)
         while self._queue.drop_bases():
             pass
 
@@ -278,7 +287,7 @@ class Planner:
             else:
                 if not self._tables.can_gain(sum(map(self._tables.gain, lower)), head, found[0]):
                     return
-            self._preempt(lower.pop())
+            self.preempt(lower.pop())
 
     def _take_turns(self) -> None:
         """Displace further samples of others if that makes room for a request that has none running."""
@@ -293,7 +302,7 @@ class Planner:
                     return
             elif not tables.can_gain(self._turns.gain(self.running, tables.gain), seq, PrefixMatch()):
                 return
-            self._preempt(other)
+            self.preempt(other)
 
     def _is_in_flight(self, seq: Sequence) -> bool:
         """Whether a preempted sequence still awaits results; until they come, its tokens are not all known."""

@@ -160,22 +160,13 @@ class PrefixIndex:
         self._pool.forget(block)
         self._tree.remove(node)
 
-    def forget(self, cursor: Node, blocks: frozenset[int]) -> Node:
-        """Forget the topmost of `blocks` on the path to `cursor` and everything below; returns the node above."""
-        top, node = None, cursor
-        while node.parent is not None:
-            if node.value in blocks:
-                top = node
-            node = node.parent
-        if top is None:
-            return cursor
-        above = top.parent
-        while above is not None and above.value is None:
-            above = above.parent
-        for below in reversed(list(self._tree.walk(top))):
-            if below.value is not None:
-                self._drop(below)
-        return above or self.root
+    def forget(self, blocks: list[int]) -> None:
+        """Forget `blocks` and everything below them."""
+        for block in blocks:
+            node = self._nodes[block]
+            for below in reversed(list(self._tree.walk(node))) if node is not None else ():
+                if below.value is not None:
+                    self._drop(below)
 
     def clear(self) -> None:
         """Forget everything. Blocks in use stay in use; cursors start again from the root."""

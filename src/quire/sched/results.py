@@ -35,6 +35,8 @@ class Results:
                 continue
             if errors and item.slot in errors:
                 delta: Delta | None = seq.delta(FinishReason.ERROR, errors[item.slot])
+                assert delta is not None
+                delta.refused = item.slot in output.refused
             elif item.wants_logits:
                 delta = self._sampled(seq, item, output)
                 if seq.num_computed >= seq.index_at and seq.status is RUNNING:
@@ -47,13 +49,14 @@ class Results:
                 deltas.append(delta)
                 if delta.finish_reason is not None:
                     ended = ended or seq.status is RUNNING
-                    self._end(seq, item.start if delta.finish_reason is FinishReason.ERROR else None)
+                    self.end(seq, item.start if delta.finish_reason is FinishReason.ERROR else None)
         if ended:
             planner = self._planner
             planner.running = [seq for seq in planner.running if seq.status is RUNNING]
         return deltas
 
-    def _end(self, seq: Sequence, failed_from: int | None) -> None:
+    def end(self, seq: Sequence, failed_from: int | None) -> None:
+        """End a sequence, whose KV from position `failed_from` on is not to be trusted."""
         if seq.status is RUNNING:
             self._planner.release(seq, failed_from)
         else:

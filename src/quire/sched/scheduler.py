@@ -25,6 +25,7 @@ from quire.sched.sequence import (
     refusal,
     report_interval,
 )
+from quire.sched.suspects import Suspects
 from quire.sched.tables import BlockTables
 from quire.sched.times import StepRates
 from quire.types import (
@@ -85,6 +86,7 @@ class Scheduler:
             config, self._tables, self._queue, self._stats, self.pace, whole_prompts, max_adapters, stages
         )
         self.prompt_seconds = 0.0  # that prompts took of the step updated last
+        self._suspects = Suspects(self._planner, self._tables, self._queue)
         self._results = Results(self._planner, self._tables, self._queue, self._stats)
 
     @property
@@ -208,7 +210,10 @@ class Scheduler:
 
         Free slots that no batch has announced yet are announced in the next one.
         """
-        plan = self._planner.plan()
+        suspect = self._suspects.first()
+        plan = None
+        if suspect is None or not self._planner.in_flight:
+            plan = self._planner.plan(suspect)
         if plan is None:
             return None
         slabs = self._tables.slabs
@@ -228,7 +233,23 @@ class Scheduler:
             )
         plan = in_flight.popleft()
         self.prompt_seconds = self.pace.took(plan, seconds)
-        return self._results.take(plan, output)
+        deltas = self._results.take(plan, output)
+        self._suspects.clear(plan, output)
+        return deltas
+
+    def undo(self, error: str) -> list[Delta]:
+        """Take back all steps in flight, of which the oldest failed with `error`: as if they had not been planned.
+
+        Their sequences go on as after a preemption, each alone up to its next token. One that fails alone ends.
+        """
+        blamed = self._suspects.undo()
+        if blamed is None:
+            return []
+        seq, start = blamed
+        delta = seq.delta(FinishReason.ERROR, error)
+        self._planner.running.remove(seq)
+        self._results.end(seq, start)
+        return [delta]
 
     # --- inspection ----------------------------------------------------------------------------------
 

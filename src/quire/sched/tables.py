@@ -293,8 +293,8 @@ class BlockTables:
             space, settled = seq.group.namespace, seq.num_settled
             seq.cursor = self.prefix.extend_tail(seq.cursor, seq.tokens, seq.blocks, settled, space)
         elif self.caching and failed_from is not None:
-            full = failed_from // self.block_size
-            seq.cursor = self.prefix.forget(seq.cursor, frozenset(seq.blocks[full:]))
+            self.prefix.forget(seq.blocks[failed_from // self.block_size :])
+            seq.cursor = self.prefix.root
         if self.slabs is not None:
             self._lose(seq.blocks[seq.num_passed :][::-1], ended=True)
         for block in reversed(seq.blocks):

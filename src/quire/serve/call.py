@@ -176,7 +176,7 @@ class Call(EngineCall):
             if chunk is None:
                 return
             if chunk.error is not None or chunk.finish_reason == "error":
-                raise EngineError(chunk.error or "the engine failed on this request")
+                raise chunk.error or EngineError("the engine failed on this request")
             if chunk.abort:
                 self.generation.end_sample(delta.request_id, delta.index)
             found.append(Piece(position, chunk))

@@ -7,7 +7,15 @@ from typing import Protocol
 
 import msgspec
 
-from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, TokenMask, takes_largest
+from quire.devices.sampling import (
+    NOT_DRAWN,
+    NOTHING_ALLOWED,
+    Logits,
+    Sampler,
+    Samples,
+    TokenMask,
+    takes_largest,
+)
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.state import slot_sampling
@@ -200,7 +208,7 @@ def _add(samples: Samples, slots: list[int], output: StepOutput) -> None:
         output.tokens[slot] = [token]
     for row, error in samples.errors.items():
         del output.tokens[slots[row]]
-        output.errors[slots[row]] = error
+        _fail(slots[row], error, output)
     for row, scores in samples.logprobs.items():
         output.logprobs[slots[row]] = [scores]
 
@@ -212,6 +220,12 @@ def _add_accepted(samples: Samples, slots: list[int], output: StepOutput) -> Non
             output.tokens.setdefault(slot, []).append(token)
     for row, error in samples.errors.items():
         if slots[row] not in output.tokens:
-            output.errors[slots[row]] = error
+            _fail(slots[row], error, output)
     for row, scores in samples.logprobs.items():
         output.logprobs.setdefault(slots[row], []).append(scores)
+
+
+def _fail(slot: int, error: str, output: StepOutput) -> None:
+    output.errors[slot] = error
+    if error == NOTHING_ALLOWED:
+        output.refused.add(slot)

@@ -166,7 +166,7 @@ async def _vectors(generation: Generation) -> dict[str, list[float]]:
     while deltas := await generation.take():
         for delta in deltas:
             if delta.finish_reason is FinishReason.ERROR:
-                raise EngineError(delta.error or "the engine failed on this text")
+                raise delta.failure or EngineError("the engine failed on this text")
             if delta.embedding is not None:
                 vectors[delta.request_id] = delta.embedding
     if missing := {request.id for request in generation.requests} - set(vectors):
