@@ -264,6 +264,31 @@ def test_added_tokens_equal_a_checkpoint_that_has_them(tmp_path: Path, family: s
     assert table_rows(folder) == vocab + added
 
 
+def test_a_tied_head_that_is_saved_along_is_compared_with_the_embedding(tmp_path: Path) -> None:
+    """PEFT saves lm_head.base_layer.weight beside a change of a tied head."""
+    path = write_checkpoint(tmp_path / "model", "qwen3", "float32", tie_word_embeddings=True)
+    table = load_file(Path(path) / "model.safetensors")["model.embed_tokens.weight"]
+    rng, found = np.random.default_rng(0), []
+    low = {f"lm_head.lora_{k}.weight": rng.standard_normal(s).astype(np.float32)
+           for k, s in (("A", (2, table.shape[1])), ("B", (table.shape[0], 2)))}  # fmt: skip
+    copies = ({}, {"lm_head.base_layer.weight": table}, {"lm_head.base_layer.weight": 2 * table})
+    for number, copied in enumerate(copies):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        save_file(
+            {f"base_model.model.{k}": v for k, v in (low | copied).items()},
+            folder / "adapter_model.safetensors",
+        )
+        about = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["lm_head"]}
+        (folder / "adapter_config.json").write_text(json.dumps(about))
+        model = Model(path, make_backend("reference", 1, "auto"))
+        model.adapt(folder)
+        found.append(model.logits([1, 5, 9]))
+        embedded = model.logits([1, 5, 9], slot=-1)
+    assert np.array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[2] - found[0], embedded, rtol=1e-3, atol=1e-4)
+
+
 def test_a_rank_above_the_limit_is_refused(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model", "llama", "float32")
     folder = Path(write_adapter(tmp_path / "adapter", model, 0, rank=9))

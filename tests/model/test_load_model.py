@@ -156,8 +156,6 @@ def test_shards_must_match_their_index(sharded: Path) -> None:
     refuse("name files beside it", weight_map=weight_map | {"model.norm.weight": 3})
     refuse("has no weight_map", weight_map={})
     refuse("cannot be read: No such file", weight_map=weight_map | {"model.norm.weight": "absent"})
-    shutil.copy(sharded / norm, sharded / "copy.safetensors")
-    refuse("is also in", weight_map=weight_map | {"model.norm.weight": "copy.safetensors"})
     index.write_text("{")
     with pytest.raises(ModelError, match="cannot be read as JSON"):
         load(sharded)
@@ -165,6 +163,51 @@ def test_shards_must_match_their_index(sharded: Path) -> None:
     (sharded / files[1]).unlink()
     with pytest.raises(ModelError, match=files[1]):
         load(sharded)
+
+
+def test_the_index_decides_which_copy_of_a_tensor_counts(sharded: Path) -> None:
+    tokens, index = [1, 5, 9], sharded / "model.safetensors.index.json"
+    before = Session(load(sharded), ReferenceBackend()).feed(tokens)
+    weight_map = json.loads(index.read_text())["weight_map"]
+    norm = "model.norm.weight"
+    other = sharded / next(file for file in weight_map.values() if file != weight_map[norm])
+    safetensors.torch.save_file(safetensors.torch.load_file(other) | {norm: torch.full((48,), 7.0)}, other)
+    np.testing.assert_array_equal(Session(load(sharded), ReferenceBackend()).feed(tokens), before)
+    index.unlink()
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is also in"):
+        load(sharded)
+
+
+def test_shards_without_an_index_are_found_by_their_numbers(sharded: Path) -> None:
+    before = Session(load(sharded), ReferenceBackend()).feed([1, 5, 9])
+    (sharded / "model.safetensors.index.json").unlink()
+    np.testing.assert_array_equal(Session(load(sharded), ReferenceBackend()).feed([1, 5, 9]), before)
+    sorted(sharded.glob("*.safetensors"))[1].unlink()
+    with pytest.raises(ModelError, match="and number 2 is not"):
+        load(sharded)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.up_proj.bias", "lm_head.bias", "model.unused"])
+def test_tensors_that_hold_nothing_are_no_surplus(directory: Path, name: str) -> None:
+    """Biases of zeros, as GPTQ's tools wrote them for all modules, and empty tensors."""
+    before = Session(load(directory), ReferenceBackend()).feed([1, 5, 9])
+    edit_tensors(directory, lambda s: s.update({name: torch.zeros(3 if name.endswith("bias") else 0)}))
+    np.testing.assert_array_equal(Session(load(directory), ReferenceBackend()).feed([1, 5, 9]), before)
+
+
+def test_numbers_of_64_bits_and_a_tied_head_of_another_type_are_read(directory: Path) -> None:
+    edit_tensors(directory, lambda s: s.update({k: v.bfloat16().float() for k, v in s.items()}))
+    before = Session(load(directory), ReferenceBackend()).feed([1, 5, 9])
+
+    def widen(state: State) -> None:
+        state.update({name: tensor.double() for name, tensor in state.items()})
+        state["lm_head.weight"] = state["model.embed_tokens.weight"].bfloat16()
+
+    edit_tensors(directory, widen)
+    np.testing.assert_array_equal(Session(load(directory), ReferenceBackend()).feed([1, 5, 9]), before)
+    edit_tensors(directory, lambda s: s["lm_head.weight"].__setitem__((5, 5), 9))
+    with pytest.raises(ModelError, match="tie_word_embeddings is true but lm_head"):
+        load(directory)
 
 
 def test_a_greedy_step_reads_the_screen_of_a_tied_head(original: Path) -> None:

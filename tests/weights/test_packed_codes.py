@@ -451,3 +451,31 @@ def test_squeezellm_s_outliers_stay_beside_the_table(bits: int, tmp_path: Path) 
         aligned[start : start + len(data)] = data
         again = backend.restore(about, aligned[start : start + len(data)])
         np.testing.assert_array_equal(again.dequantize(), values)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, np.int8])
+@pytest.mark.parametrize(
+    ("rows", "columns", "scales"),
+    [(4, 512, (1, 4)), (2, 32, (1, 2)), (1, 192, (1, 2)), (4, 64, (4, 1)), (4, 64, (4,)), (4, 64, (1,)),
+     (3, 512, (1, 1, 4, 1)), (200, 300, (2, 3)), (3, 256, (3, 2))],
+)  # fmt: skip
+def test_axes_of_scales_tell_blocks_from_rows(
+    rows: int, columns: int, scales: tuple[int, ...], dtype: Any, tmp_path: Path
+) -> None:
+    """A projection of few rows may have as many of them as blocks in a row."""
+    rng = np.random.default_rng(rows)
+    codes = rng.integers(-8, 8, (rows, columns)).astype(dtype)
+    factors = rng.uniform(1, 2, scales).astype(np.float32)
+    size = [128, 16] if columns == 32 else [128, 128]
+    tensors = {"a.weight": codes, "a.weight_scale_inv": factors}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    checkpoint = load_reader("fp8")(open_checkpoint(tmp_path), {"weight_block_size": size})
+    pairs = factors.reshape([n for i, n in enumerate(scales) if len(scales) < 4 or i % 2 == 0])
+    pairs = pairs.reshape(len(pairs), -1)
+    tall, wide = 1 if len(pairs) == rows else size[0], size[1] if pairs.shape[1] > 1 else columns
+    spread = pairs.repeat(tall, 0)[:rows].repeat(wide, 1)[:, :columns]
+    right = codes.astype(np.float32) * np.broadcast_to(spread, (rows, columns))
+    np.testing.assert_allclose(checkpoint.get("a.weight"), right, rtol=1e-6)
+    if checkpoint.layout("a.weight") is not None:
+        found = checkpoint.quantized("a.weight", np.arange(rows)).dequantize()
+        np.testing.assert_allclose(found, right, rtol=1e-6)

@@ -201,11 +201,44 @@ def test_state_dict_attributes_cannot_hide_entries(tmp_path: Path) -> None:
     assert list(TorchFile(forge(tmp_path / "m.bin", pickled)).names()) == ["a"]
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_reads_the_format_before_archives(tmp_path: Path, protocol: int) -> None:
+    base = torch.arange(60.0).reshape(3, 4, 5)
+    state = {"base": base, "view": base[1:, ::2, 3], "half": torch.ones(3).half(), "none": base[:0]}
+    state["wide"] = torch.randn(5, 2, dtype=torch.float64)
+    old = {"_use_new_zipfile_serialization": False, "pickle_protocol": protocol}
+    file = save(tmp_path / "m.bin", collections.OrderedDict(state), **old)
+    assert set(file.names()) == set(state)
+    for name, expected in state.items():
+        np.testing.assert_array_equal(file.get(name), expected.float().numpy())
+
+
+def test_damage_of_the_format_before_archives_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    torch.save({"a": torch.ones(200), "b": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
+    data = path.read_bytes()
+    for end in range(10, len(data), 7):
+        path.write_bytes(data[:end])
+        with pytest.raises(ModelError):
+            TorchFile(path)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        changed = bytearray(data)
+        changed[rng.integers(len(data))] ^= 1 << rng.integers(8)
+        path.write_bytes(changed)
+        try:
+            file = TorchFile(path)
+            for name in file.names():
+                file.get(name)
+        except ModelError:
+            pass
+    path.write_bytes(pickle.dumps(os.system, 2) + data)
+    with pytest.raises(ModelError, match="refused, it may be hostile"):
+        TorchFile(path)
+
+
 def test_archives_that_are_not_checkpoints_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.bin"
-    torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
-    with pytest.raises(ModelError, match=r"old format \(before 1.6\)"):
-        TorchFile(path)
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(ModelError, match="not a PyTorch checkpoint"):
         TorchFile(path)

@@ -263,6 +263,8 @@ class AdapterNames:
                     "serve the checkpoint, or convert the adapter"
                 )
             self._checkpoint = self._open()
+        if name == f"{self._names.head}.weight" and self._spec.tied:
+            name = f"{self._names.embedding}.weight"
         if name not in set(self._checkpoint.names()):
             raise ModelError(f"{self._files.path}: the base has no {name}")
         return np.array(self._checkpoint.get(name), np.float32)

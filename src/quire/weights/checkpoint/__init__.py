@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +31,19 @@ FORMATS: tuple[tuple[str, Callable[[Path], Checkpoint]], ...] = (
     ("pytorch_model.bin", lambda path: torch_pickle.TorchFile(path)),
 )
 MAX_INDEX = 64 << 20  # bytes
+SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.safetensors|\.bin)")
 
 
 class ShardedCheckpoint:
-    """Several files as one. A name in two of them is an error."""
+    """Several files as one. A name in two of them is an error, unless an index says which has it."""
 
-    def __init__(self, shards: Sequence[Checkpoint]) -> None:
-        self._owner: dict[str, Checkpoint] = {}
+    def __init__(self, shards: Iterable[Checkpoint], index: Mapping[str, Checkpoint] | None = None) -> None:
+        listed = index or {}
+        self._owner: dict[str, Checkpoint] = {**listed}
         for shard in shards:
             for name in shard.names():
+                if name in listed:
+                    continue
                 if name in self._owner:
                     first = self._owner[name].path(name)
                     raise ModelError(f"{shard.path(name)}: tensor {name} is also in {first.name}")
@@ -96,6 +101,8 @@ def open_checkpoint(directory: Path) -> Checkpoint:
             return opener(single)
         if index.exists():
             return _open_shards(index, opener)
+        if (numbered := _numbered(directory, opener, single.suffix)) is not None:
+            return numbered
     # Older quantized models have names of their own, such as gptq_model-4bit-128g.safetensors or sq-llama-7b-w3-s0.pt.
     for pattern, opener in (("*.safetensors", SafetensorsFile), ("*.pt", FORMATS[1][1])):
         index_files, other = sorted(directory.glob(f"{pattern}.index.json")), sorted(directory.glob(pattern))
@@ -115,7 +122,21 @@ def _open_shards(index: Path, opener: Callable[[Path], Checkpoint]) -> ShardedCh
             raise ModelError(
                 f"{index}: tensor {tensor} should be in {file} and is not; fetch the model again"
             )
-    return ShardedCheckpoint(list(shards.values()))
+    return ShardedCheckpoint(shards.values(), {tensor: shards[file] for tensor, file in weight_map.items()})
+
+
+def _numbered(directory: Path, opener: Callable[[Path], Checkpoint], suffix: str) -> Checkpoint | None:
+    """Open shards that lie there without an index, as their names number them. ModelError if one is missing."""
+    found = [match for path in sorted(directory.iterdir()) if (match := SHARD.fullmatch(path.name))]
+    found = [match for match in found if match["suffix"] == suffix]
+    if len({(match["stem"], match["count"]) for match in found}) != 1:
+        return None
+    names = {int(match["number"]): match[0] for match in found}
+    if missing := set(range(1, int(found[0]["count"]) + 1)) - names.keys():
+        raise ModelError(
+            f"{directory}: {found[0][0]} is there and number {min(missing)} is not; fetch it again"
+        )
+    return ShardedCheckpoint(opener(directory / name) for name in names.values())
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -74,7 +75,7 @@ def is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def read_pickle(data: bytes) -> Any:
+def read_pickle(data: bytes | BytesIO) -> Any:
     """The value that the pickle builds: dictionaries, lists, tuples, numbers, text, `Storage` and `Tensor`.
 
     Raises ModelError for a pickle that needs more, and anything else where it is corrupt.
@@ -87,7 +88,7 @@ def read_pickle(data: bytes) -> Any:
     return machine.pop()
 
 
-def _operations(data: bytes) -> Iterator[tuple[str, Any]]:
+def _operations(data: bytes | BytesIO) -> Iterator[tuple[str, Any]]:
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if count == MAX_OPERATIONS:
             raise ModelError(f"the pickle has more than {MAX_OPERATIONS} operations; it may be hostile")
@@ -238,8 +239,8 @@ class _Machine:
     def find_storage(self, _: Any) -> None:
         found = self.pop()
         match found:
-            case ["storage", Global("torch", dtype), str(key), _, count] if dtype in STORAGES and is_size(
-                count
+            case ["storage", Global("torch", dtype), str(key), _, count, *view] if (
+                dtype in STORAGES and is_size(count) and view in ([], [None])
             ):
                 self._stack.append(Storage(dtype, key, count))
             case _:

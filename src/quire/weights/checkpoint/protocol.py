@@ -15,6 +15,7 @@ from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import Array, QuantTensor, Rows
 
 MAX_NAME = 256  # characters
+FLOAT64, FLOAT32 = np.dtype(np.float64), np.dtype(np.float32)
 MAX_SIZE = 1 << 48  # of a tensor, if empty axes count as one
 
 
@@ -24,6 +25,11 @@ def check_entry(path: Path, name: str, shape: Sequence[int]) -> None:
         raise ModelError(f"{path}: the name of tensor {name[:80]}... is longer than {MAX_NAME} characters")
     if math.prod(max(size, 1) for size in shape) > MAX_SIZE:
         raise ModelError(f"{path}: tensor {name}: sizes {list(shape)} are too large")
+
+
+def held(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type in which a file's numbers are held: float64 is read as float32."""
+    return FLOAT32 if dtype == FLOAT64 else dtype
 
 
 class Checkpoint(Protocol):

@@ -21,7 +21,7 @@ import numpy as np
 
 from quire.errors import ModelError
 from quire.files import map_file, replaced
-from quire.weights.checkpoint.protocol import Unquantized, check_entry
+from quire.weights.checkpoint.protocol import Unquantized, check_entry, held
 from quire.weights.tensor import Array
 
 MAX_HEADER = 16 << 20  # bytes: more than 100,000 tensors take; the format allows 100 MB
@@ -73,7 +73,7 @@ class SafetensorsFile(Unquantized):
         return self._entries[name].shape
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        return self._entries[name].dtype
+        return held(self._entries[name].dtype)
 
     def path(self, name: str) -> Path:
         return self._path
@@ -81,7 +81,7 @@ class SafetensorsFile(Unquantized):
     def get(self, name: str) -> Array:
         entry = self._entries[name]
         array: Array = np.ndarray(entry.shape, entry.dtype, self._map, entry.begin)
-        return np.require(array, requirements=["C", "A"])
+        return np.require(array, held(entry.dtype), requirements=["C", "A"])
 
 
 def read_header(path: Path, data: mmap.mmap, size: int) -> dict[str, Entry]:

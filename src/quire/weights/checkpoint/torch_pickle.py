@@ -1,10 +1,11 @@
-"""A PyTorch zip checkpoint (pytorch_model.bin) read without torch and without running anything in it.
+"""A PyTorch checkpoint (pytorch_model.bin) read without torch and without running anything in it.
 
 The pickle inside is read by pickles.py, which runs nothing. Storages are mapped, never copied.
 """
 
 from __future__ import annotations
 
+import io
 import mmap
 import struct
 import zipfile
@@ -17,10 +18,11 @@ import numpy as np
 from quire.errors import ModelError
 from quire.files import map_file, open_regular
 from quire.weights.checkpoint.pickles import STORAGES, Storage, Tensor, is_size, read_pickle
-from quire.weights.checkpoint.protocol import Unquantized, check_entry
+from quire.weights.checkpoint.protocol import Unquantized, check_entry, held
 from quire.weights.tensor import Array
 
 MAX_PICKLE = 64 << 20  # bytes; the pickle holds names and shapes only
+MAGIC = 0x1950A86A20F9469CFC6C  # begins a file of the format before archives
 MAX_DIRECTORY = 16 << 20  # bytes of the archive's list of members
 
 
@@ -31,10 +33,16 @@ class TorchFile(Unquantized):
         self._path = path
         try:
             self._map, _ = map_file(path)
-            _check_zip(path, self._map[:8])
-            _check_directory(path, self._map)
-            with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-                self._records = _records(path, archive, self._map)
+            if self._map[:1] == b"\x80":
+                state, self._records = _before_archives(path, self._map)
+            else:
+                _check_zip(path, self._map[:8])
+                _check_directory(path, self._map)
+                with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+                    self._records = _records(path, archive, self._map)
+                if self._record("byteorder", b"little") != b"little":
+                    raise ModelError(f"{path}: big-endian checkpoints are not supported; save it again")
+                state = _unpickled(path, self._record("data.pkl"))
         except ModelError:
             raise
         except OSError as error:
@@ -43,9 +51,7 @@ class TorchFile(Unquantized):
             raise ModelError(
                 f"{path}: the archive is truncated or corrupt: {error}; fetch it again"
             ) from error
-        if self._record("byteorder", b"little") != b"little":
-            raise ModelError(f"{path}: big-endian checkpoints are not supported; save it again")
-        self._tensors = _load_tensors(path, self._record("data.pkl"))
+        self._tensors = _tensors(path, state)
         for name, tensor in self._tensors.items():
             self._check_tensor(name, tensor)
 
@@ -56,20 +62,21 @@ class TorchFile(Unquantized):
         return tuple(self._tensors[name].shape)
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        return STORAGES[self._tensors[name].storage.dtype]
+        return held(STORAGES[self._tensors[name].storage.dtype])
 
     def path(self, name: str) -> Path:
         return self._path
 
     def get(self, name: str) -> Array:
-        tensor, dtype = self._tensors[name], self.dtype(name)
+        tensor = self._tensors[name]
+        dtype = STORAGES[tensor.storage.dtype]
         begin, _ = self._records[f"data/{tensor.storage.key}"]
         strides = tuple(s * dtype.itemsize for s in tensor.strides)
         if 0 in tensor.shape:
-            return np.empty(tensor.shape, dtype)
+            return np.empty(tensor.shape, held(dtype))
         offset = begin + tensor.offset * dtype.itemsize
         array: Array = np.ndarray(tensor.shape, dtype, self._map, offset, strides)
-        return np.require(array, requirements=["C", "A"])
+        return np.require(array, held(dtype), requirements=["C", "A"])
 
     def _record(self, name: str, default: bytes | None = None) -> bytes:
         if name not in self._records:
@@ -102,11 +109,6 @@ class TorchFile(Unquantized):
 def _check_zip(path: Path, head: bytes) -> None:
     if head[:4] == b"PK\x03\x04":
         return
-    if head[:1] == b"\x80":
-        raise ModelError(
-            f"{path}: PyTorch's old format (before 1.6) is not supported; load it with torch and save it "
-            "again, best as safetensors"
-        )
     raise ModelError(
         f"{path}: not a PyTorch checkpoint (no zip archive); it may be truncated or a pointer to a file"
     )
@@ -150,13 +152,41 @@ def _records(path: Path, archive: zipfile.ZipFile, data: mmap.mmap) -> dict[str,
     return records
 
 
-def _load_tensors(path: Path, data: bytes) -> dict[str, Tensor]:
+def _before_archives(path: Path, data: mmap.mmap) -> tuple[Any, dict[str, tuple[int, int]]]:
+    """Read the format before PyTorch 1.6: pickles of a number, a version, the system, the state and the storages' keys.
+
+    The storages follow in the order of the keys, each after its size.
+    """
+    pickles = io.BytesIO(data[:MAX_PICKLE])
+    number, _, system, state, keys = (_unpickled(path, pickles) for _ in range(5))
+    if number != MAGIC or not isinstance(system, dict) or system.get("little_endian") is not True:
+        raise ModelError(f"{path}: not a PyTorch checkpoint, or a big-endian one")
+    sizes = {t.storage.key: STORAGES[t.storage.dtype].itemsize for t in _tensors(path, state).values()
+             if isinstance(t.storage, Storage)}  # fmt: skip
+    at, records = pickles.tell(), {}
+    for key in keys if isinstance(keys, list) else ():
+        if not isinstance(key, str) or key not in sizes:
+            raise ModelError(f"{path}: the list of storages has {key!r:.80}, which no tensor uses")
+        end = at + 8 + int.from_bytes(data[at : at + 8], "little") * sizes[key]
+        if end > len(data):
+            raise ModelError(
+                f"{path}: storage {key} ends at byte {end} of {len(data)}; the file is truncated"
+            )
+        records[f"data/{key}"] = at + 8, end
+        at = end
+    return state, records
+
+
+def _unpickled(path: Path, data: bytes | io.BytesIO) -> Any:
     try:
-        state = read_pickle(data)
+        return read_pickle(data)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     except Exception as error:  # a corrupt pickle can fail in any way; nothing in it has run
         raise ModelError(f"{path}: the pickle is corrupt: {error}") from error
+
+
+def _tensors(path: Path, state: Any) -> dict[str, Tensor]:
     if not isinstance(state, dict):
         raise ModelError(f"{path}: holds a {type(state).__name__}, not a state dict of tensors")
     for name, value in state.items():

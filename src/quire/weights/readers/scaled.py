@@ -206,33 +206,37 @@ def _whole(fields: Fields, scale: str, blocks: tuple[int, int]) -> Packed:
     """Read int8 or float8 codes of the weight's own shape; a scale for all, rows, groups of columns, or blocks."""
     shape = fields.shape("weight")
     fields.check(scale, (*FLOATS, E8M0, U8))
-    if len(shape) != 2:
-        raise fields.wrong("weight", "a matrix")
+    if len(shape) != 2 or 0 in shape or 0 in fields.shape(scale):
+        raise fields.wrong("weight", "a matrix beside its scales")
     rows, columns = shape
-    found = tuple(size for size in fields.shape(scale) if size != 1)
+    given = fields.shape(scale)
+    found = tuple(size for size in given if size != 1)
     tiles = (-(-rows // blocks[0]), -(-columns // blocks[1]))
-    known = (), (rows,), tuple(size for size in tiles if size != 1)
-    by_group = (
-        len(fields.shape(scale)) == 2
-        and fields.shape(scale)[0] == rows
-        and columns % fields.shape(scale)[1] == 0
+    # A few rows may be as many as the blocks of a row: the axes tell what the scales are for.
+    by_block = given in (tiles, (tiles[0], 1, tiles[1], 1)) and found != ()
+    by_block = by_block and not (
+        tiles[0] == rows and columns % blocks[1] == 0
+    )  # then they are groups of rows
+    by_group = not by_block and len(given) == 2 and given[0] == rows and columns % given[1] == 0
+    by_row = not by_block and found == (rows,)
+    by_block = by_block or (
+        not by_row and not by_group and found == tuple(size for size in tiles if size != 1) != ()
     )
-    if found not in known and not by_group:
+    if found and not by_block and not by_group and not by_row:
         raise fields.wrong(
             scale, f"one in all, one for each row, group or block of {list(blocks)} of {list(shape)}"
         )
-    by_block = found not in ((), (rows,)) and not by_group
     if "weight_zero_point" in fields:
         fields.check("weight_zero_point", (I8,))
     tiled = blocks if by_block else None
     decode = partial(_whole_values, fields, scale, tiled)
     if _has_zeros(fields):
         return multiplied(fields, Packed((rows, columns), decode))
-    if fields.is_of("weight", I8) and found in ((), (rows,)):
+    if fields.is_of("weight", I8) and (by_row or not found):
         tensor = partial(_int8_tensor, fields, scale)
         return multiplied(fields, Packed((rows, columns), decode, Int8(), tensor))
     prefix = "int8" if fields.is_of("weight", I8) else "e4m3" if fields.is_of("weight", E4M3) else "e5m2"
-    group = blocks[1] if by_block else columns if found in ((), (rows,)) else columns // found[-1]
+    group = blocks[1] if by_block else columns if by_row or not found else columns // given[-1]
     kind = byte_kind(prefix, columns, group)
     if prefix == "e4m3" and group == 32 and by_group and fields.is_of(scale, U8, E8M0) and columns % 32 == 0:
         kind = "mxfp8"
@@ -291,7 +295,8 @@ def _whole_values(fields: Fields, scale: str, blocks: tuple[int, int] | None) ->
     values = (fields.get("weight") if signed else finite_fp8(fields, "weight")).astype(np.float32)
     scales = fields.floats(scale)
     if "weight_zero_point" in fields:
-        values = values - _spread(fields.get("weight_zero_point").astype(np.float32), values.shape, None)
+        zeros = fields.get("weight_zero_point").astype(np.float32)
+        values = values - _spread(zeros, values.shape, blocks if zeros.size == scales.size else None)
     product: FloatArray = values * _spread(scales, values.shape, blocks)
     return product
 
