@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from quire.devices.adapters import StepAdapters
-from quire.devices.protocol import IntArray, KVDtype, KVSpec, ModelInput
+from quire.devices.kv import FP8_MOST
+from quire.devices.protocol import Activation, Array, IntArray, KVDtype, KVSpec, Matrix, ModelInput
+from quire.devices.torch.weights import own_matrix, round_int8
 from quire.errors import EngineError
 
 # int8 values are kept in float32, rounded.
@@ -72,6 +75,22 @@ class SequenceStep:
         return self.length - (self.end - self.begin)
 
 
+def activate(kind: Activation, x: Any) -> Any:
+    if kind == "silu":
+        return functional.silu(x)
+    if kind == "relu":
+        return torch.relu(x)
+    if kind == "relu2":
+        return torch.relu(x).square()
+    if kind == "sigmoid":
+        return torch.sigmoid(x)
+    if kind == "softplus":
+        return functional.softplus(x)
+    if kind in ("gelu", "gelu_tanh"):
+        return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+    raise EngineError(f"the torch backend has no activation {kind!r}")
+
+
 class TorchStep:
     """A `ModelInput` on the device, and the cache that it reads and writes. A place is block * block_size + offset.
 
@@ -94,3 +113,51 @@ class TorchStep:
             places = (blocks[:, None] * cache.block_size + offsets).reshape(-1)[: kv_len[b]]
             self.sequences.append(SequenceStep(cu_q[b], cu_q[b + 1], kv_len[b], tensor(places)))
         self.places_T = torch.cat([s.places[s.start :] for s in self.sequences])
+
+    xp: Any = torch
+
+    @property
+    def kv_spec(self) -> KVSpec:
+        return self.cache.spec
+
+    def wide(self, x: Any) -> Any:
+        return x.float()
+
+    def single(self, x: Any) -> Any:
+        return x.float()
+
+    def double(self, x: Any) -> Any:
+        return x.double()
+
+    def own(self, values: Array) -> Any:
+        return torch.from_numpy(np.array(values, np.float32)).to(self.cache.device)
+
+    def host(self, x: Any) -> Array:
+        return np.asarray(x.cpu().numpy())
+
+    def row(self, x: Any, i: int) -> Any:
+        return x[i].float().clone()
+
+    def order(self, x: Any) -> Any:
+        return torch.argsort(x, stable=True)
+
+    def activate(self, kind: Activation, x: Any) -> Any:
+        return activate(kind, x)
+
+    def times(self, weight: Matrix, x: Any, i: int) -> Any:
+        return own_matrix(weight).times(x[i].clone())
+
+    def embedded(self, table: Matrix, ids: Any) -> Any:
+        return own_matrix(table).values[torch.as_tensor(ids).long().to(self.cache.device)]
+
+    def store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
+        place, cache = self.places_T[t], self.cache
+        sides = (cache.keys, keys_GH, cache.key_scales), (cache.values, values_GH, cache.value_scales)
+        for side, new, scales in sides:
+            if new is None:
+                continue
+            new = new / scales[layer]
+            if (most := FP8_MOST.get(cache.spec.dtype)) is not None:
+                new = new.clamp(-most, most)
+            kept = round_int8(new) if cache.spec.dtype == "int8" else new
+            side[layer][place] = kept.to(side[layer].dtype)

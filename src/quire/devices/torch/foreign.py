@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
+from quire.devices.formulas import Formulas
 from quire.devices.graph import Graph, record
 from quire.devices.ops import Op, Value
 from quire.devices.protocol import (
@@ -35,7 +36,6 @@ from quire.devices.protocol import (
 from quire.devices.torch.attention import attend
 from quire.devices.torch.backend import TorchBackend, own_cache
 from quire.devices.torch.cache import DTYPES, TorchKVCache, TorchStep
-from quire.devices.torch.ops import Formulas
 from quire.devices.torch.run import TorchExecutable
 from quire.errors import ConfigError, ModelError, QuireError
 

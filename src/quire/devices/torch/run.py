@@ -11,12 +11,12 @@ import torch
 
 from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
 from quire.devices.cpu.sampler import NativeSampler
+from quire.devices.formulas import Formulas
 from quire.devices.graph import Interpreter
 from quire.devices.host import HostLogits, check_input
 from quire.devices.protocol import FloatArray, Graph, IntArray, Limits, ModelInput
 from quire.devices.sampling import Logits, Samples, SlotSampling, TokenMask
 from quire.devices.torch.cache import TorchKVCache, TorchStep
-from quire.devices.torch.ops import Formulas
 from quire.errors import EngineError
 from quire.types import TokenLogprobs
 
