@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ModelError, RequestError
-from quire.text.template.messages import MAX_BROKEN, answer_turn, parse_messages
+from quire.text.template.messages import MAX_BROKEN, parse_messages
 from quire.text.template.process import TemplateProcess
 from quire.text.template.render import ChatTemplate
 from quire.text.tokenizer import Tokenizer, TokenizerOptions
@@ -551,21 +551,3 @@ def test_arguments_are_given_as_text_to_a_template_that_needs_it(make: Callable[
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     source = "{% for c in messages[1].tool_calls %}{{ '>' + c.function.arguments }}{% endfor %}"
     assert make(source).render(chat) == '>{"a": 1}'
-
-
-@pytest.mark.parametrize(
-    ("prompt", "messages", "continued", "turn"),
-    [
-        ("<|u|>Hi<|a|><think>\n", ["Hi"], False, "<|a|><think>\n"),
-        ("<|u|>What is <think>?<|a|>", ["What is <think>?"], False, "<|a|>"),
-        ("<|u|>think<|a|><think>", ["think"], False, "<|a|><think>"),
-        ("<|u|>Hi<|a|><think>Hi there", ["Hi", "<think>Hi there"], True, "<|a|><think>Hi there"),
-        ("<|u|>Hi<|a|>Hi", ["Hi", "Hi"], True, "<|a|>Hi"),
-        ("<|u|>changed<|a|>", ["original"], False, "<|u|>changed<|a|>"),
-    ],
-)
-def test_the_turn_of_the_answer(prompt: str, messages: list[str], continued: bool, turn: str) -> None:
-    chat = [{"role": "user", "content": text} for text in messages]
-    assert answer_turn(prompt, chat, continued) == turn
-    parts = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in messages]
-    assert answer_turn(prompt, parts, continued) == turn

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quire.program.frames import Frames
     from quire.text.formats import registry
     from quire.text.formats.shapes import Place, ReasoningFormat
-    from quire.text.template.render import ChatTemplate
+    from quire.text.template.render import ChatTemplate, Rendered
 else:
     frames, plain = Lazy("quire.client.frames"), Lazy("quire.program.frames")
     registry, thinking = Lazy("quire.text.formats.registry"), Lazy("quire.client.thinking")
@@ -83,7 +83,7 @@ class Front:
         if self.template is None or self.tokenizer is None:
             return plain.PLAIN
         return frames.frames_of(
-            lambda messages: self.render(messages, add_generation_prompt=False), self.tokenizer
+            lambda messages: self.render(messages, add_generation_prompt=False).text, self.tokenizer
         )
 
     @property
@@ -117,20 +117,20 @@ class Front:
         chat_template: str | None = None,
         template: ChatTemplate | None = None,
         **options: Any,
-    ) -> str:
-        """Render a conversation by `template` or the model's own; options as in `ChatTemplate.render`.
+    ) -> Rendered:
+        """Render a conversation by `template` or the model's own; options as in `ChatTemplate.render_prompt`.
 
         `chat_template` is one that came with the request.
         """
         options = {**self.template_defaults, **options}
         if template is not None:
-            return template.render(messages, **options)
+            return template.render_prompt(messages, **options)
         if self.template is None:
             raise RequestError(
                 f"{self.info.name} has no chat template: pass --chat-template, or use completions", "messages"
             )
         template = self.template if chat_template is None else self.template.of_request(chat_template)
-        return template.render(messages, **options)
+        return template.render_prompt(messages, **options)
 
     def request(
         self,
@@ -144,11 +144,13 @@ class Front:
         add_special_tokens: bool = True,
         clamp: bool = False,
         place: Place | None = None,
+        rendered: Rendered | None = None,
     ) -> Request:
         """Check a prompt and its parameters against the model. Raises RequestError naming the field at fault.
 
         max_tokens is lowered to what fits after the prompt; more than the model's length is refused, unless `clamp`.
-        `place` is where the prompt leaves the answer; None reads it from the prompt.
+        `place` is where the prompt leaves the answer; None reads it from the turn of the `rendered` conversation, else
+        from the end of the prompt.
         """
         if not self.info.generates:
             raise RequestError(f"{self.info.name} makes vectors, not text: use embeddings, classes or scores")
@@ -184,7 +186,7 @@ class Front:
             arrival=time.time(),
             grammar=grammar,
             choices=choices,
-            thinking=self._thinking(params, tokens, place),
+            thinking=self._thinking(params, tokens, place, rendered),
             prediction=self._prediction(params),
             scored_from=scored_from(params, len(tokens)),
         )
@@ -212,11 +214,13 @@ class Front:
         return registry.reasoning_format(name, source, self.reasoning_plugins)
 
     def _thinking(
-        self, params: SamplingParams, tokens: list[int], place: Place | None
+        self, params: SamplingParams, tokens: list[int], place: Place | None, rendered: Rendered | None
     ) -> ThinkingBudget | None:
         limit = params.thinking_token_budget
         if limit is None or place == "answer" or self.tokenizer is None or self.reasoning is None:
             return None
+        if rendered is not None:
+            place = self.reasoning.place(rendered.turn, rendered.continued)
         return thinking.thinking_budget(limit, self.reasoning, self.tokenizer, tokens, place)
 
     def pooled(

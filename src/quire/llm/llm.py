@@ -18,7 +18,7 @@ from quire.llm.arrays import TokenArrays, token_arrays
 from quire.llm.options import EngineOptions, engine_config
 from quire.llm.pooling import PoolingMethods
 from quire.llm.programs import ProgramRunner
-from quire.llm.prompts import Message, Prompt, as_list, no_media, salt_of, tokens_of
+from quire.llm.prompts import Message, Prompt, as_list, no_media, rendered_of, salt_of, tokens_of
 from quire.llm.running import Tqdm, push, raise_error
 from quire.params import OutputKind, SamplingParams
 
@@ -265,11 +265,11 @@ class LLM(PoolingMethods, ProgramRunner):
             template = render.ChatTemplate.load(self._front.tokenizer, chat_template)
         prompts = []
         for conversation in conversations:
-            text = self._front.render(
+            rendered = self._front.render(
                 list(conversation), template=template, content_format=chat_template_content_format, **options
             )
-            tokens = self._front.encode(text, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": tokens})
+            tokens = self._front.encode(rendered.text, add_special_tokens=False)
+            prompts.append({"prompt": rendered.text, "prompt_token_ids": tokens, "rendered": rendered})
         return prompts
 
     def stream(
@@ -360,6 +360,7 @@ class LLM(PoolingMethods, ProgramRunner):
                 each[i],
                 priority=priority[i] if priority else 0,
                 salt=salt_of(prompt),
+                rendered=rendered_of(prompt),
                 clamp=True,
             )
             adapter = adapters[i]

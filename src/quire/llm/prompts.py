@@ -46,7 +46,7 @@ def read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
         return prompt, None
     if isinstance(prompt, Mapping):
         given = {name for name, value in prompt.items() if value not in (None, {})}
-        unknown = given - {"prompt", "prompt_token_ids", "cache_salt"}
+        unknown = given - {"prompt", "prompt_token_ids", "cache_salt", "rendered"}
         if unknown or not given:
             raise RequestError(
                 f"a prompt may contain prompt or prompt_token_ids, got {sorted(prompt)}", "prompt"
@@ -59,6 +59,11 @@ def read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
 def salt_of(prompt: Prompt) -> str:
     """Read the salt that separates the prompt's prefix cache from others."""
     return str(prompt.get("cache_salt") or "") if isinstance(prompt, Mapping) else ""
+
+
+def rendered_of(prompt: Prompt) -> Any:
+    """Return the rendered conversation that the prompt is, if it is one."""
+    return prompt.get("rendered") if isinstance(prompt, Mapping) else None
 
 
 def tokens_of(front: Front, prompt: Prompt, kwargs: Mapping[str, Any] | None) -> tuple[str | None, list[int]]:

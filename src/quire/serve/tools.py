@@ -7,7 +7,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,7 +22,9 @@ from quire.text.output import constraint
 from quire.text.output.arguments import Form
 from quire.text.output.events import Event
 from quire.text.output.parser import OutputParser
-from quire.text.template.messages import answer_turn
+
+if TYPE_CHECKING:
+    from quire.text.template.render import Rendered
 
 log = logging.getLogger("quire.serve")
 
@@ -216,16 +218,10 @@ class OutputReader:
         return events if self._parallel else [e for e in events if not getattr(e, "index", 0)]
 
 
-def reading_of(
-    formats: Formats,
-    offer: Offer,
-    prompt: str,
-    messages: Sequence[Mapping[str, Any]] = (),
-    continued: bool = False,
-) -> Reading | None:
-    """Decide how to read an answer to `prompt`, which renders `messages`; None if it is plain text.
+def reading_of(formats: Formats, offer: Offer, prompt: Rendered) -> Reading | None:
+    """Decide how to read an answer to `prompt`; None if it is plain text.
 
-    `continued`: the answer goes on with the last message. 400 for a call that cannot be forced.
+    400 for a call that cannot be forced.
     """
     tools = None if offer.choice == "none" else formats.tools
     forced = offer.choice in ("required", "named")
@@ -237,7 +233,7 @@ def reading_of(
         return None
     place: Place = "start"
     if reasoning is not None:
-        place = reasoning.place(answer_turn(prompt, messages, continued), continued)
+        place = reasoning.place(prompt.turn, prompt.continued)
     functions = offer.functions
     if forced and offer.forced:
         functions = {name: functions[name] for name in offer.forced}

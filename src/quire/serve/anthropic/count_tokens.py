@@ -33,5 +33,5 @@ async def count(service: Service, http: HttpRequest) -> bytes:
 
 def _count(service: Service, body: CountRequest, tools: Tools) -> int:
     chat = conversation(body, tools)
-    text = render(service, chat, service.offer(chat))
+    text = render(service, chat, service.offer(chat)).text
     return len(service.front.encode(text, add_special_tokens=False))

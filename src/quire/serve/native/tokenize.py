@@ -49,7 +49,7 @@ def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
             chat_template_kwargs=body.chat_template_kwargs,
             tools=body.tools,
         )
-        text = render(service, conversation, service.offer(conversation))
+        text = render(service, conversation, service.offer(conversation)).text
         special = bool(body.add_special_tokens)
     tokens, names, offsets = front.encode(text, special), None, None
     if body.return_token_offsets and front.tokenizer is not None:

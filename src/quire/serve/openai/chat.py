@@ -59,7 +59,7 @@ async def count_input(service: Service, http: HttpRequest) -> bytes:
     service.check_model(body.model)
 
     def job() -> int:
-        text = render(service, body, service.offer(body))
+        text = render(service, body, service.offer(body)).text
         return len(service.front.encode(text, add_special_tokens=bool(body.add_special_tokens)))
 
     return _encode(

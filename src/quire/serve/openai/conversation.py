@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire.params import SamplingParams
 from quire.serve.errors import invalid, unsupported
@@ -11,11 +11,14 @@ from quire.serve.openai.structured import constrained_by
 from quire.serve.service import Service
 from quire.serve.tools import Offer, Reading, reading_of, with_tools
 
+if TYPE_CHECKING:
+    from quire.text.template.render import Rendered
+
 # Arguments of the template that the body sets by fields of its own.
 _OWN_FIELDS = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 
 
-def render(service: Service, body: ChatRequest, offer: Offer) -> str:
+def render(service: Service, body: ChatRequest, offer: Offer) -> Rendered:
     """The conversation as the model's text, with the tools that may be called."""
     variables = dict(body.chat_template_kwargs or {})
     for name in ("reasoning_effort", "verbosity", "enable_thinking"):
@@ -59,7 +62,7 @@ class Prepared(NamedTuple):
 def prepare(service: Service, body: ChatRequest, params: SamplingParams) -> Prepared:
     """Apply the tools, the constraint and the reasoning format of a chat. Raises HttpError or RequestError."""
     offer = service.offer(body)
-    text = render(service, body, offer)
-    reading = reading_of(service.formats, offer, text, body.messages, body.continue_final_message)
+    rendered = render(service, body, offer)
+    reading = reading_of(service.formats, offer, rendered)
     params, field = with_tools(params, service.formats, offer, reading)
-    return Prepared(text, params, field or constrained_by(body), reading)
+    return Prepared(rendered.text, params, field or constrained_by(body), reading)

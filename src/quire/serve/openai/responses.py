@@ -65,7 +65,7 @@ async def count_input(service: Service, http: HttpRequest) -> bytes:
 
     def job() -> int:
         chat = _conversation(body, tools)
-        text = render(service, chat, service.offer(chat))
+        text = render(service, chat, service.offer(chat)).text
         return len(service.front.encode(text, add_special_tokens=False))
 
     return _encode(InputTokens(await service.work(http, job, renders=True)))

@@ -135,7 +135,7 @@ def _rendered(service: Service, body: TextsRequest) -> str:
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return render(service, conversation, Offer())
+    return render(service, conversation, Offer()).text
 
 
 def usage_of(requests: Sequence[Request]) -> TextUsage:

@@ -36,7 +36,8 @@ class Render(msgspec.Struct, frozen=True, tag=True):
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
     """The rendered text, or `error`. `unknown`: no template has the key. `raised` names the
-    exception that the template ended with.
+    exception that the template ended with. `begins` is where in the text the template last asked for
+    add_generation_prompt.
 
     For a compiled template: whether it reads content as parts, and only as parts.
     """
@@ -45,6 +46,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
     unknown: bool = False
     raised: str = ""
+    begins: int | None = None
     reads_parts: bool = False
     needs_parts: bool = False
 

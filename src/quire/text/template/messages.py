@@ -212,30 +212,3 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
-
-
-def answer_turn(prompt: str, messages: Sequence[Mapping[str, Any]], continued: bool) -> str:
-    """Find the part of a rendered prompt that belongs to the answer: what follows the text of the last message.
-
-    `continued`: the answer goes on with the last message, so the turn starts after the one before it. A message that
-    the template changed is not found; then the turn is the end of the prompt.
-    """
-    earlier = list(messages[:-1] if continued else messages)
-    limit = len(prompt)
-    if continued and messages and (own := _text(messages[-1]).strip()):
-        at = prompt.rfind(own)
-        limit = at if at >= 0 else limit
-    last = _text(earlier[-1]).strip() if earlier else ""
-    at = prompt.rfind(last, 0, limit) if last else -1
-    while at > 0 and prompt[at - 1] in "<[|/":  # inside a marker, as "think" is in "<think>"
-        at = prompt.rfind(last, 0, at)
-    return prompt[at + len(last) :] if at >= 0 else prompt[max(0, limit - 256) :]
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    """Return the last text of a message's content."""
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        content = next((text for text in reversed(texts) if isinstance(text, str)), None)
-    return content if isinstance(content, str) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ REQUEST_MEMORY_MIB = 128
 # A render that takes longer than QUICK_SECONDS does not run on an event loop.
 QUICK_SECONDS = 0.02
 # Marks the place where a final message that is to be continued ends in the rendered text.
+MAX_TURNS = 64  # beginnings of answers that are remembered
 _END_MARK = "QUIRE_CONTINUES_HERE_7f3a "
 
 
@@ -37,6 +39,23 @@ _END_MARK = "QUIRE_CONTINUES_HERE_7f3a "
 _CHANGES = (("messages", with_text_arguments), ("tools", completed), ("messages", in_turns))
 
 CONTENT_FORMATS = ("auto", "string", "openai")
+
+
+class Rendered:
+    """A rendered conversation: its `text`, and the `turn` at its end in which the answer begins.
+
+    The turn is what the template writes after the messages, so that nothing in a message is taken for it. With
+    continue_final_message it is the part of the last message. It is found when it is asked for.
+    """
+
+    def __init__(self, text: str, find_turn: Callable[[], str], continued: bool = False) -> None:
+        self.text = text
+        self.continued = continued
+        self._find_turn = find_turn
+
+    @cached_property
+    def turn(self) -> str:
+        return self._find_turn()
 
 
 class ChatTemplate:
@@ -70,6 +89,7 @@ class ChatTemplate:
         # Whether the last render took so short that another one may run on an event loop.
         self.quick = False
         self.content_format = "auto"
+        self._turns: set[str] = set()
 
     @classmethod
     def load(cls, tokenizer: Tokenizer, chosen: str | None = None) -> ChatTemplate:
@@ -110,6 +130,27 @@ class ChatTemplate:
         content_format: str | None = None,
         **variables: Any,
     ) -> str:
+        """Render the prompt's text alone; options as in `render_prompt`."""
+        return self.render_prompt(
+            messages,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+            documents,
+            content_format,
+            **variables,
+        ).text
+
+    def render_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        content_format: str | None = None,
+        **variables: Any,
+    ) -> Rendered:
         """Render the prompt's text, special tokens included: encode it without adding any.
 
         With `continue_final_message` the text ends inside the last message; that excludes `add_generation_prompt`.
@@ -141,10 +182,48 @@ class ChatTemplate:
             "documents": objects(documents, "documents"),
             "add_generation_prompt": bool(add_generation_prompt),
         }
-        text = self._render(source, seen)
-        return text if final is None else _cut_at_mark(text, final)
+        seen, answer = self._render(source, seen)
+        if final is not None:
+            text = _cut_at_mark(answer.text, final)
+            return Rendered(text, lambda: self._continued_turn(source, seen, text, final), True)
+        if not add_generation_prompt:
+            return Rendered(answer.text, lambda: "")
+        return Rendered(answer.text, lambda: self._new_turn(source, seen, answer))
 
-    def _render(self, source: str, seen: dict[str, Any]) -> str:
+    def _new_turn(self, source: str, seen: dict[str, Any], answer: Answer) -> str:
+        """Find what a prompt ends with after its messages.
+
+        That is what follows the place where the template last asked for add_generation_prompt, once a second render,
+        without it, has shown that nothing else does. A template that never asks is rendered with a mark.
+        """
+        text, begins = answer.text, answer.begins
+        if begins is None:
+            chat = [*seen["messages"][:-1], dict(seen["messages"][-1])]
+            _append(chat[-1], _END_MARK.strip())
+            marked = self._process.render(source, {**seen, "messages": chat}, self._now()).text
+            after = marked.rpartition(_END_MARK.strip())[2]
+            return after if len(after) < len(marked) and text.endswith(after) else ""
+        turn = text[begins:]
+        if turn in self._turns:
+            return turn
+        other = self._process.render(source, {**seen, "add_generation_prompt": False}, self._now())
+        shared = 0 if other.error else _common(text, other.text)
+        if shared == begins and len(self._turns) < MAX_TURNS:
+            self._turns.add(turn)
+        shared = max(begins, shared)
+        # What the template writes instead may begin with the same bracket.
+        opened = next((mark for mark in ("<|", "<", "[") if text.endswith(mark, begins, shared)), "")
+        return text[shared - len(opened) :]
+
+    def _continued_turn(self, source: str, seen: dict[str, Any], text: str, final: str) -> str:
+        """Find what follows the other messages in a prompt that ends inside the last one; at least that one's text."""
+        earlier = self._process.render(source, {**seen, "messages": seen["messages"][:-1]}, self._now())
+        if earlier.text and text.startswith(earlier.text):
+            return text[len(earlier.text) :]
+        return final.strip()
+
+    def _render(self, source: str, seen: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
+        """Render; returns also the variables as the template took them."""
         began = time.monotonic()
         answer = self._process.render(source, seen, self._now())
         for name, change in _CHANGES:
@@ -157,7 +236,7 @@ class ChatTemplate:
         self.quick = time.monotonic() - began < QUICK_SECONDS
         if answer.error is not None:
             raise refusal(answer)
-        return answer.text
+        return seen, answer
 
     def _choose(self, tools: object) -> tuple[str, Answer]:
         if tools and "tool_use" in self._templates:
@@ -179,17 +258,34 @@ def _read_chosen(chosen: str) -> str:
 
 def _mark_end(chat: list[dict[str, Any]], given: Mapping[str, Any]) -> str:
     """Put the mark at the end of the last message, which was `given`; returns that message's text."""
-    content = chat[-1].get("content")
-    if isinstance(content, list) and content:
-        final: str = content[-1]["text"]
-        content[-1]["text"] = final + _END_MARK
-        return final
-    if not isinstance(content, str) or given.get("content") is None:
+    if given.get("content") is None or chat[-1]["content"] == []:
         raise RequestError(
             "continue_final_message needs a last message with text content", "continue_final_message"
         )
-    chat[-1]["content"] = content + _END_MARK
-    return content
+    return _append(chat[-1], _END_MARK)
+
+
+def _append(message: dict[str, Any], mark: str) -> str:
+    """Put `mark` at the end of a message's text; returns the text before it."""
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content + mark
+        return content
+    text = content[-1]["text"] if content else ""
+    message["content"] = [*content[:-1], {"type": "text", "text": text + mark}]
+    return str(text)
+
+
+def _common(first: str, second: str) -> int:
+    """Count the characters with which both texts begin."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first.startswith(second[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _cut_at_mark(text: str, final: str) -> str:

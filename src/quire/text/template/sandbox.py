@@ -39,11 +39,29 @@ class SandboxedTemplates(SandboxedEnvironment):
         self.globals["namespace"] = _PlainNamespace
         self.filters["tojson"] = _tojson
         self.filters["from_json"] = json.loads
+        self.tests["true"] = lambda value: (
+            value is True or (isinstance(value, GenerationPrompt) and bool(value))
+        )
 
     def _strftime_now(self, format: object) -> str:
         if not isinstance(format, str) or len(format) > MAX_DATE_FORMAT or re.search(r"\d{3,}", format):
             raise jinja2.TemplateError("the template asks for a date in an unusual format")
         return self.now.strftime(format)
+
+
+class GenerationPrompt(int):
+    """True, as add_generation_prompt; remembers how much was `written` when a template last asked for it."""
+
+    def __init__(self, value: int) -> None:
+        self.written = 0
+        self.asked: int | None = None
+
+    def __bool__(self) -> bool:
+        self.asked = self.written
+        return True
+
+    def __str__(self) -> str:
+        return "True"
 
 
 class _GenerationBlock(Extension):

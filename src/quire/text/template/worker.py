@@ -18,7 +18,7 @@ import jinja2
 
 from quire.text.template.content import needs_parts, reads_parts
 from quire.text.template.frames import Answer, Compile, Render, Setup, receive_request, send
-from quire.text.template.sandbox import SandboxedTemplates
+from quire.text.template.sandbox import GenerationPrompt, SandboxedTemplates
 
 if sys.platform != "win32":
     import resource
@@ -58,7 +58,15 @@ class Templates:
         self._known.move_to_end(request.key)
         self._environment.now = datetime.fromisoformat(request.now)
         try:
-            text = template.render(request.variables)
+            begins = GenerationPrompt(1)
+            variables = request.variables
+            if variables.get("add_generation_prompt") is True:
+                variables = {**variables, "add_generation_prompt": begins}
+            pieces = []
+            for piece in template.generate(variables):
+                pieces.append(piece)
+                begins.written += len(piece)
+            text = "".join(pieces)
             text.encode()  # surrogates cannot be sent
         except jinja2.TemplateError as error:
             return Answer(
@@ -68,7 +76,7 @@ class Templates:
             return Answer(error=f"fails on these messages: {_named(error)}", raised=type(error).__name__)
         if len(text) > MAX_OUTPUT:
             return Answer(error=f"makes more than {MAX_OUTPUT} characters of these messages")
-        return Answer(text)
+        return Answer(text, begins=begins.asked)
 
 
 def _named(error: Exception) -> str:
