@@ -200,6 +200,7 @@ def test_reasoning_comes_first(compiler: GrammarCompiler, opened: bool) -> None:
     thoughts = "I {think} so.\n</think>\n\n"
     assert may_be(("" if opened else "<think>\n") + thoughts + CALLS["hermes"])
     assert may_be(CALLS["hermes"]) is not opened
+    assert not may_be("\n" + CALLS["hermes"])  # white space belongs to the reasoning's end
     assert not may_be(("" if opened else "<think>\n") + thoughts + "words")
 
 

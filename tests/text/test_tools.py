@@ -248,6 +248,70 @@ def test_hostile_text_costs_linear_time() -> None:
             assert len(said(parsed)) >= len(text) // 4
 
 
+LONDON = ("get_weather", {"location": "London"})
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "calls"),
+    [
+        ("gemma4", '<|tool_call>:get_weather{location:<|"|>London<|"|>}<tool_call|>', [LONDON]),
+        ("gemma4", '<|tool_call>get_weather{location:<|"|>London<|"|>}<tool_call|>', [LONDON]),
+        ("gemma4", '<|tool_call>call: get_weather {location:<|"|>London<|"|>}<tool_call|>', [LONDON]),
+        ("gemma4", '<|tool_call>call:get_weather{location:<|"|>London<tool_call|>', [LONDON]),
+        ("gemma4", "<|tool_call>call:f{b:[1,2}<tool_call|>", [("f", {"b": [1, 2]})]),
+        ("gemma4", "<|tool_call>call:f{b:{c:[1]<tool_call|>", [("f", {"b": {"c": [1]}})]),
+        ("pythonic", "[f(a='python -c 'print(1)' x')]", [("f", {"a": "python -c 'print(1)' x"})]),
+        ("pythonic", "[f(a='it's', b=\"x\"), g()]", [("f", {"a": "it's", "b": "x"}), ("g", {})]),
+        ("pythonic", "[f(a='echo 'a', b')]", [("f", {"a": "echo 'a', b"})]),
+        ("pythonic", '[f(a="""x "y" z""", b=1)]', [("f", {"a": 'x "y" z', "b": 1})]),
+        ("pythonic", "[f(a={'x','y'}, b=('z',))]", [("f", {"a": ["x", "y"], "b": ["z"]})]),
+        ("pythonic", "[f(a={'x': {1}, 2: {}})]", [("f", {"a": {"x": [1], "2": {}}})]),
+        ("lfm2", '<|tool_call_start|>[f(a="say "hi" now")]<|tool_call_end|>', [("f", {"a": 'say "hi" now'})]),
+        (
+            "olmo3",
+            "<function_calls>f(a='x')\ng(b='it's')</function_calls>",
+            [("f", {"a": "x"}), ("g", {"b": "it's"})],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {"a": True, "b": None}}</tool_call>',
+            [("f", {"a": True, "b": None})],
+        ),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1, 2}}</tool_call>', [("f", {"a": [1, 2]})]),
+        ("hermes", '<tool_call>```json\n{"name": "f", "arguments": {}}\n```</tool_call>', [("f", {})]),
+        (
+            "hermes",
+            '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {}}}</tool_call>',
+            [("f", {})],
+        ),
+        ("pythonic", "[f(a=1 2)] ", []),
+        ("pythonic", "[f(a={'x': 1, 2})] ", []),
+        ("lfm2", "<|tool_call_start|>[f(a={'x', 2: 3})]<|tool_call_end|>", []),
+    ],
+)
+def test_near_misses_are_calls_or_text_but_never_half_a_call(
+    form: str, text: str, calls: list[tuple[str, Any]]
+) -> None:
+    found = parse(text, form)
+    assert [(call.name, json.loads(call.arguments), call.complete) for call in found.calls] == [
+        (name, arguments, True) for name, arguments in calls
+    ]
+    assert found.content == ("" if calls else text)
+    for cut in range(len(text)):
+        parser, split = OutputParser(tool_format(form)), Parsed()
+        for part in (text[:cut], text[cut:]):
+            split.add(parser.feed(part))
+        split.add(parser.finish())
+        assert split == found, cut
+
+
+def test_arguments_without_a_key_have_the_names_of_the_schema() -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+    offered = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    found = parse('[f("London", days=2)]', "pythonic", None, offered).calls[0]
+    assert found.arguments == '{"city": "London", "days": 2}'
+
+
 def test_deep_values_are_no_call() -> None:
     text = "[f(a=" + "[" * 500 + "]" * 500 + ")]"
     assert not any(call.complete for call in parse(text, "pythonic").calls)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.text.formats.shapes import LiteralCall, NestedCall, ParameterCall, TypeMark
-from quire.text.output.schemas import kind_of, kind_of_value, properties_of
+from quire.text.output.schemas import kind_of, kind_of_value, properties_of, resolved
 
 Form = dict[str, Any]
 
@@ -89,8 +89,8 @@ def parameter_arguments(body: ParameterCall, schema: Mapping[str, Any]) -> Form:
         begin = f"{body.key_begin}{name}{body.key_end[0]}"
         begin += "".join(f"\n{text}" for text in body.key_end[1:])
         if body.types:
-            begin += _type_mark(body.types, kind, part).text
-        content = text_value(part) if kind == "string" else json_value(part)
+            begin += _type_mark(body.types, kind, resolved(part, schema)).text
+        content = text_value(resolved(part, schema)) if kind == "text" else json_value(part)
         form = tag(begin + body.pad, content, f"{body.pad}{body.value_end}{body.gap}")
         elements.append(form if required else optional(form))
     return sequence(elements) if elements else _EMPTY
@@ -99,12 +99,12 @@ def parameter_arguments(body: ParameterCall, schema: Mapping[str, Any]) -> Form:
 def _type_mark(types: tuple[TypeMark, ...], kind: str, schema: Any) -> TypeMark:
     """Choose the mark of a value's type: plain text, or JSON of the schema's type."""
     wanted = schema.get("type") if isinstance(schema, Mapping) else None
-    fitting = [mark for mark in types if mark.raw is (kind == "string")]
+    fitting = [mark for mark in types if mark.raw is (kind == "text")]
     return next((mark for mark in fitting if mark.type == wanted), fitting[-1])
 
 
 def text_value(schema: Mapping[str, Any]) -> Form:
-    """Allow plain text (`kind_of` says "string", so there are no other keywords than these)."""
+    """Allow plain text (`kind_of` says "text", so there are no other keywords than these)."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if values is not None:
         return one_of([literal(value) for value in values])
@@ -126,8 +126,8 @@ def literal_arguments(body: LiteralCall, schema: Mapping[str, Any], depth: int =
 def _literal_value(body: LiteralCall, schema: Any, depth: int) -> Form:
     if not isinstance(schema, Mapping):
         return json_value(schema)
-    if kind_of_value(schema) == "string":
-        content = text_value(schema)
+    if kind_of_value(schema, schema) == "text":
+        content = text_value(resolved(schema, schema))
         if content == _TEXT:
             return tag(body.quote, _TEXT, body.quote)
         return sequence([literal(body.quote), content, literal(body.quote)])
@@ -159,8 +159,8 @@ def nested_arguments(body: NestedCall, schema: Mapping[str, Any], depth: int = 0
 def _nested_value(body: NestedCall, schema: Any, depth: int) -> Form:
     if not isinstance(schema, Mapping):
         return json_value(schema)
-    if kind_of_value(schema) == "string":
-        return text_value(schema)
+    if kind_of_value(schema, schema) == "text":
+        return text_value(resolved(schema, schema))
     if _is_nested_object(schema, depth) and any(required for _, _, required in properties_of(schema)):
         return nested_arguments(body, schema, depth + 1)
     if _is_nested_list(schema, depth):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from quire.text.formats.shapes import (
     Body,
@@ -28,8 +29,9 @@ from quire.text.output.literals import (
 )
 from quire.text.output.reader import Emit, Reader, Steps, Unreadable
 from quire.text.output.schemas import Functions
-from quire.text.output.tagged import NAME, TaggedReader
+from quire.text.output.tagged import DIGITS, NAME, TaggedReader
 
+_FENCES = ("```json", "```python", "```")
 _NUMBERED_NAME = re.compile(r"[\w.\-/:]+")
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
@@ -98,6 +100,8 @@ class CallReader:
         """Read one call, or a list of them."""
         reader = self._reader
         yield from reader.skip_space()
+        if not bare and (yield from reader.match(_FENCES)):
+            yield from reader.skip_space()
         c = yield from reader.peek()
         body = _choose(form.bodies, c)
         if isinstance(body, NamedCall):
@@ -107,7 +111,7 @@ class CallReader:
         elif isinstance(body, NestedCall):
             yield from self._tagged.nested(body)
         elif isinstance(body, LiteralCall):
-            yield from self._literal(body)
+            yield from self._literal(body, form.end)
         elif isinstance(body, PythonCall) and not body.bracketed:
             yield from self._python_lines()
         elif c == "[":
@@ -163,6 +167,9 @@ class CallReader:
                     yield from self._arguments(name, self.argue)
                     self.end()
                     done = True
+            elif key == "function" and not done and (yield from reader.peek()) == "{":
+                yield from self._object(bare)
+                done = True
             elif key in _OTHER_KEYS:
                 yield from skip_value(reader)
             else:
@@ -236,7 +243,7 @@ class CallReader:
             yield from reader.match((body.before,))
         name = yield from reader.whole_run(_NUMBERED_NAME if body.numbered else NAME)
         call_id = ""
-        if body.numbered and name.rpartition(":")[2].isdecimal():
+        if body.numbered and DIGITS.fullmatch(name.rpartition(":")[2]):
             call_id, name = name, name.rpartition(":")[0]
         name = name.removeprefix(body.prefix)
         if "\n" not in body.between:
@@ -263,46 +270,66 @@ class CallReader:
                 break
 
     def _python(self) -> Steps[None]:
-        """Read `NAME(key=value, ...)`."""
+        """Read `NAME(key=value, ...)`. The call is known when it is whole, or when the text ends in it."""
         reader = self._reader
         name = yield from reader.whole_run(NAME)
         yield from reader.expect("(")
-        yield from reader.skip_space()
-        if (yield from reader.match((")",))):
-            self._whole_call(name, "{}")
-            return
-        first = True
-        while True:
-            key = yield from reader.whole_run(NAME)
-            yield from reader.skip_space()
-            yield from reader.expect("=")
-            if not key:
-                raise Unreadable
-            if first:
+        self._check_name(name)
+        parts: list[str] = []
+        try:
+            yield from self._python_arguments(name, parts)
+        except Unreadable:
+            if reader.ended and parts:
                 self.start(name)
-            self.argue(("{" if first else ", ") + f'"{escaped(key)}": ')
-            first = False
-            yield from reader.skip_space()
-            yield from python_value(reader, self.argue)
-            yield from reader.skip_space()
-            comma = yield from reader.match((",",))
+                self.argue("".join(parts))
+            raise
+        self._whole_call(name, "".join(parts))
+
+    def _python_arguments(self, name: str, parts: list[str]) -> Steps[None]:
+        """Read arguments up to the closing bracket; those without a key have the names of the schema, in order."""
+        reader = self._reader
+        properties = (self._functions or {}).get(name, {}).get("properties")
+        keys = list(properties) if isinstance(properties, Mapping) else []
+        opening = "{"
+        while True:
             yield from reader.skip_space()
             if (yield from reader.match((")",))):
-                break
-            if comma is None:
+                parts.append("{}" if opening == "{" else "}")
+                return
+            assert reader.mark is not None
+            here = reader.at - reader.mark
+            key = yield from reader.whole_run(NAME)
+            yield from reader.skip_space()
+            if not key or not (yield from reader.match(("=",))):
+                reader.at = reader.mark + here
+                key = keys[0] if keys else ""
+            if not key:
                 raise Unreadable
-        self.argue("}")
-        self.end()
+            if self.only_looking:
+                self.start(name)
+            keys = [one for one in keys if one != key]
+            parts.append(f'{opening}"{escaped(key)}": ')
+            opening = ", "
+            yield from reader.skip_space()
+            yield from python_value(reader, parts.append)
+            yield from reader.skip_space()
+            found = yield from reader.match((",", ")"))
+            if found is None:
+                raise Unreadable
+            if found == ")":
+                parts.append("}")
+                return
 
-    def _literal(self, body: LiteralCall) -> Steps[None]:
-        """Read `call:NAME{key:value,...}`."""
+    def _literal(self, body: LiteralCall, end: str) -> Steps[None]:
+        """Read `call:NAME{key:value,...}`, of which models leave out the beginning."""
         reader = self._reader
-        yield from reader.expect(body.before)
+        yield from reader.match((body.before, ":"))
+        yield from reader.skip_space()
         name = yield from reader.whole_run(NAME)
         yield from reader.skip_space()
         yield from reader.expect("{")
         self.start(name)
-        yield from literal_object(reader, self.argue, body.quote)
+        yield from literal_object(reader, self.argue, body.quote, end)
         self.end()
 
 

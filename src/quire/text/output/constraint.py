@@ -112,7 +112,8 @@ def after_reasoning(form: Form, reasoning: ReasoningFormat | None, opened: bool)
         begin = channels.channel + channels.reasoning + channels.message
         return sequence([optional(tag(begin, _TEXT, ends)), form])
     thoughts = tag("" if opened else reasoning.begin[0], _TEXT, list(reasoning.end))
-    return sequence([thoughts if opened else optional(thoughts), _SPACE, form])
+    before = sequence([thoughts, _SPACE])
+    return sequence([before if opened else optional(before), form])
 
 
 def as_answer(form: Form, around: ToolFormat | ReasoningFormat | None) -> Form:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 from quire.text.output.reader import MAX_NAME, Emit, Reader, Steps, Unreadable, starts_of
 
 MAX_DEPTH = 64
 CLOSING = {"{": "}", "[": "]", "(": ")"}
-_NO_STRING = re.compile(r"[ \t\r\n0-9A-Za-z_+\-.,:]+")
+_NO_STRING = re.compile(r"[ \t\r\n0-9_+\-.,:]+")
+_LETTERS = re.compile("[A-Za-z]+")
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]+')
 _WORD = re.compile(r"[0-9A-Za-z_+\-.]+")
 _BARE_KEY = re.compile(r"[^\s:{}\[\],]+")
 _BARE_VALUE = re.compile(r"[^,}\]]+")
 _HEX = re.compile(r"[0-9A-Fa-f]")
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
-_PYTHON_NUMBER = re.compile(r"([+-]?)(\d*)(?:(\.)(\d*))?([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_PYTHON_NUMBER = re.compile(r"([+-]?)([0-9]*)(?:(\.)([0-9]*))?([eE][+-]?[0-9]+)?")
 _SIMPLE_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "a": "\a", "v": "\v"}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 
@@ -48,12 +50,15 @@ def raw_string(reader: Reader, emit: Emit) -> Steps[None]:
 def balanced(reader: Reader, emit: Emit, opened: str) -> Steps[None]:
     """Read the rest of a JSON object or list and emit it as written, up to the bracket that closes `opened`.
 
-    Brackets are matched and strings skipped; commas and words are not checked.
+    Brackets are matched, and missing ones added; Python's words become JSON's. Commas and words are not checked.
     """
     stack = [opened]
     while True:
         if part := (yield from reader.run(_NO_STRING)):
             emit(part)
+            continue
+        if letters := (yield from reader.whole_run(_LETTERS)):
+            emit(_WORDS.get(letters, letters))
             continue
         c = yield from reader.peek()
         if c == '"':
@@ -61,16 +66,21 @@ def balanced(reader: Reader, emit: Emit, opened: str) -> Steps[None]:
             continue
         if c in CLOSING and c != "(":
             stack.append(c)
-        elif not c or c != CLOSING[stack.pop()]:
+        elif not c or all(c != CLOSING[one] for one in stack):
             raise Unreadable
+        else:
+            while (closing := CLOSING[stack.pop()]) != c:
+                emit(closing)
         reader.at += 1
         emit(c)
         if not stack:
             return
 
 
-def decoded_string(reader: Reader, emit: Emit, quote: str = '"') -> Steps[None]:
-    """Read a JSON or Python string and emit the text it stands for."""
+def decoded_string(
+    reader: Reader, emit: Emit, quote: str = '"', closes: Callable[[], Steps[bool]] | None = None
+) -> Steps[None]:
+    """Read a JSON or Python string and emit the text it stands for. `closes` says whether a quote just read does."""
     yield from reader.expect(quote)
     plain = re.compile(r"[^\\" + quote + "]+")
     while True:
@@ -79,7 +89,10 @@ def decoded_string(reader: Reader, emit: Emit, quote: str = '"') -> Steps[None]:
             continue
         c = yield from reader.take()
         if c == quote:
-            return
+            if closes is None or (yield from closes()):
+                return
+            emit(c)
+            continue
         c = yield from reader.take()
         if c in "ux":
             code = yield from _code(reader, 4 if c == "u" else 2)
@@ -154,7 +167,7 @@ def python_value(reader: Reader, emit: Emit, depth: int = 0) -> Steps[None]:
     c = yield from reader.peek()
     if c in ("'", '"'):
         emit('"')
-        yield from decoded_string(reader, lambda text: emit(escaped(text)), c)
+        yield from _python_string(reader, lambda text: emit(escaped(text)), c, depth > 0)
         emit('"')
     elif c in CLOSING:
         yield from _python_group(reader, emit, c, depth)
@@ -162,31 +175,75 @@ def python_value(reader: Reader, emit: Emit, depth: int = 0) -> Steps[None]:
         emit(as_json((yield from word(reader))))
 
 
+def _python_string(reader: Reader, emit: Emit, quote: str, nested: bool) -> Steps[None]:
+    """Read a Python string and emit the text it stands for.
+
+    A quote that nothing follows which may follow a value belongs to the text: models forget to escape. The reader's
+    mark must be before the string.
+    """
+    triple = yield from reader.match((quote * 3,))
+    if triple:
+        reader.at -= 1
+
+    def closes() -> Steps[bool]:
+        if triple:
+            return (yield from reader.match((quote * 2,))) is not None
+        return (yield from _value_ends(reader, nested))
+
+    yield from decoded_string(reader, emit, quote, closes)
+
+
+def _value_ends(reader: Reader, nested: bool) -> Steps[bool]:
+    """Whether the next text may follow a value: of a list, set or dict if `nested`, else of an argument."""
+    assert reader.mark is not None
+    here = reader.at - reader.mark
+    yield from reader.skip_space()
+    c = yield from reader.peek()
+    ends = not c or c in (",]}):" if nested else ",)")
+    if c and ends and not nested:
+        reader.at += 1
+        begin = reader.at - reader.mark
+        yield from reader.skip_space()
+        if c == ",":
+            name = yield from reader.whole_run(_WORD)
+            yield from reader.skip_space()
+            ends = (yield from reader.peek()) == ("=" if name else ")")
+        else:
+            after = yield from reader.peek()
+            ends = after in "],;<" or "\n" in reader.text[reader.mark + begin : reader.at]
+    reader.at = reader.mark + here
+    return ends
+
+
 def _python_group(reader: Reader, emit: Emit, opening: str, depth: int) -> Steps[None]:
+    """Read the rest of a list, tuple, set or dict."""
     reader.at += 1
-    emit("{" if opening == "{" else "[")
-    first = True
+    items: list[str] = []
+    mapping = opening == "{"
     while True:
         yield from reader.skip_space()
         if (yield from reader.match((CLOSING[opening],))):
             break
-        if not first:
+        if items:
             yield from reader.expect(",")
             yield from reader.skip_space()
             if (yield from reader.match((CLOSING[opening],))):
                 break
-            emit(", ")
-        first = False
+        parts: list[str] = []
+        yield from python_value(reader, parts.append, depth + 1)
+        yield from reader.skip_space()
         if opening == "{":
-            if (yield from reader.peek()) not in ("'", '"'):
+            named = bool((yield from reader.match((":",))))
+            mapping = named if not items else mapping
+            if named is not mapping:
                 raise Unreadable
-            yield from python_value(reader, emit, depth + 1)
-            yield from reader.skip_space()
-            yield from reader.expect(":")
-            emit(": ")
-            yield from reader.skip_space()
-        yield from python_value(reader, emit, depth + 1)
-    emit("}" if opening == "{" else "]")
+            if named:
+                key = "".join(parts)
+                parts = [key if key.startswith('"') else f'"{escaped(key)}"', ": "]
+                yield from reader.skip_space()
+                yield from python_value(reader, parts.append, depth + 1)
+        items.append("".join(parts))
+    emit(("{%s}" if mapping else "[%s]") % ", ".join(items))
 
 
 def as_json(text: str) -> str:
@@ -203,8 +260,11 @@ def as_json(text: str) -> str:
     return f"{sign.strip('+')}{whole.lstrip('0') or 0}{fraction}{power}"
 
 
-def literal_object(reader: Reader, emit: Emit, quote: str, depth: int = 0) -> Steps[None]:
-    """Read the rest of an object with unquoted keys, whose brace is read, and emit it as JSON."""
+def literal_object(reader: Reader, emit: Emit, quote: str, end: str, depth: int = 0) -> Steps[None]:
+    """Read the rest of an object with unquoted keys, whose brace is read, and emit it as JSON.
+
+    `end` ends the call: quotes and brackets that are open there are closed.
+    """
     emit("{")
     first = True
     while True:
@@ -217,12 +277,21 @@ def literal_object(reader: Reader, emit: Emit, quote: str, depth: int = 0) -> St
         yield from reader.skip_space()
         yield from reader.expect(":")
         first = False
-        yield from literal_value(reader, emit, quote, depth + 1)
+        yield from literal_value(reader, emit, quote, end, depth + 1)
         yield from reader.skip_space()
         if not (yield from reader.match((",",))):
-            yield from reader.expect("}")
+            yield from _close(reader, "}", end)
             break
     emit("}")
+
+
+def _close(reader: Reader, bracket: str, end: str) -> Steps[None]:
+    """Read `bracket`, or nothing where an outer one or the end of the call follows."""
+    found = yield from reader.match((bracket, "}", "]", end))
+    if not found:
+        raise Unreadable
+    if found != bracket:
+        reader.at -= len(found)
 
 
 def _literal_key(reader: Reader, emit: Emit, quote: str) -> Steps[None]:
@@ -238,21 +307,25 @@ def _literal_key(reader: Reader, emit: Emit, quote: str) -> Steps[None]:
         emit(escaped(key))
 
 
-def _quoted(reader: Reader, emit: Emit, quote: str) -> Steps[None]:
-    """Read text up to `quote`."""
-    if not (yield from reader.scan((quote,), starts_of((quote,)), emit)):
+def _quoted(reader: Reader, emit: Emit, quote: str, end: str = "") -> Steps[None]:
+    """Read text up to `quote`, or up to `end`, which stays."""
+    markers = (quote, end) if end else (quote,)
+    found = yield from reader.scan(markers, starts_of(markers), emit)
+    if not found:
         raise Unreadable
+    if found == end:
+        reader.at -= len(end)
     reader.mark = reader.at
 
 
-def literal_value(reader: Reader, emit: Emit, quote: str, depth: int = 0) -> Steps[None]:
+def literal_value(reader: Reader, emit: Emit, quote: str, end: str, depth: int = 0) -> Steps[None]:
     """Read a value whose strings stand between two `quote`, or any JSON value, and emit it as JSON."""
     if depth > MAX_DEPTH:
         raise Unreadable
     yield from reader.skip_space()
     if (yield from reader.match((quote,))):
         emit('"')
-        yield from _quoted(reader, lambda text: emit(escaped(text)), quote)
+        yield from _quoted(reader, lambda text: emit(escaped(text)), quote, end)
         emit('"')
         return
     c = yield from reader.peek()
@@ -260,10 +333,10 @@ def literal_value(reader: Reader, emit: Emit, quote: str, depth: int = 0) -> Ste
         yield from raw_string(reader, emit)
     elif c == "{":
         reader.at += 1
-        yield from literal_object(reader, emit, quote, depth)
+        yield from literal_object(reader, emit, quote, end, depth)
     elif c == "[":
         reader.at += 1
-        yield from _literal_list(reader, emit, quote, depth)
+        yield from _literal_list(reader, emit, quote, end, depth)
     else:
         text = (yield from reader.whole_run(_BARE_VALUE, 1 << 16)).strip()
         if not text:
@@ -274,7 +347,7 @@ def literal_value(reader: Reader, emit: Emit, quote: str, depth: int = 0) -> Ste
             emit(f'"{escaped(text)}"')
 
 
-def _literal_list(reader: Reader, emit: Emit, quote: str, depth: int) -> Steps[None]:
+def _literal_list(reader: Reader, emit: Emit, quote: str, end: str, depth: int) -> Steps[None]:
     emit("[")
     first = True
     while True:
@@ -284,9 +357,9 @@ def _literal_list(reader: Reader, emit: Emit, quote: str, depth: int) -> Steps[N
         if not first:
             emit(", ")
         first = False
-        yield from literal_value(reader, emit, quote, depth + 1)
+        yield from literal_value(reader, emit, quote, end, depth + 1)
         yield from reader.skip_space()
         if not (yield from reader.match((",",))):
-            yield from reader.expect("]")
+            yield from _close(reader, "]", end)
             break
     emit("]")

@@ -13,8 +13,9 @@ Text that does not keep to its format is never lost and never raises:
   content, and so is that text.
 - From then on, arguments are emitted as they come. Where they break off (the text ends, or an impossible character
   comes), the call ends with `complete` False, and what follows is content.
-- JSON arguments are bounded by brackets, not checked: `{"a": 1,, }` is passed on as it is. Raw control characters and
-  unknown escapes in strings are made valid JSON. Python, tagged and other arguments are written as JSON.
+- JSON arguments are bounded by brackets, not checked: `{"a": 1,, }` is passed on as it is. Raw control characters,
+  unknown escapes and Python's words are made valid JSON. Python, tagged and other arguments are written as JSON.
+- A call in Python's syntax starts when it is whole, or when the text ends in it: one that is malformed is content.
 - Missing brackets and end markers after whole arguments, and surplus brackets before an end marker, are forgiven.
   Text between calls is content.
 - Reasoning that never ends is reasoning, unless a call of an offered function begins: that ends it. A call in
@@ -282,7 +283,8 @@ class OutputParser:
                     raise Unreadable
             while True:
                 yield from self._call.read(form, bare)
-                while form.end and (yield from reader.run(_SURPLUS)):
+                fences = () if "`" in form.end else ("```",)
+                while form.end and ((yield from reader.run(_SURPLUS)) or (yield from reader.match(fences))):
                     pass
                 if form.end and (yield from reader.match((form.end,))):
                     reader.mark = reader.at

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from quire.text.formats.shapes import NestedCall, ParameterCall
 from quire.text.output.literals import MAX_DEPTH, as_json, escaped
 from quire.text.output.reader import Reader, Steps, Unreadable, starts_of
-from quire.text.output.schemas import kind_of, kind_of_value, property_of
+from quire.text.output.schemas import admits, kind_of, kind_of_value, property_of, resolved
 
 NAME = re.compile(r"[\w.\-/]+")
 _KEY = re.compile(r"[^<>\n]+")
 _QUOTED_KEY = re.compile(r'[^"<>\n]+')
-_DIGITS = re.compile(r"\d+")
+DIGITS = re.compile("[0-9]+")
+Convert = Callable[[str], str]
 _CDATA = ("<![CDATA[", "]]>")
 
 
@@ -34,6 +36,7 @@ class TaggedReader:
     def __init__(self, reader: Reader, sink: Sink) -> None:
         self._reader = reader
         self._sink = sink
+        self._root: Any = None  # the schema of a nested call's arguments
 
     def parameters(self, body: ParameterCall, end: str) -> Steps[None]:
         """Read a name, then one pair of tags per argument."""
@@ -47,7 +50,7 @@ class TaggedReader:
         elif (yield from reader.peek()) != body.key_begin[0]:
             raise Unreadable
         if body.number_end:
-            yield from reader.whole_run(_DIGITS)
+            yield from reader.whole_run(DIGITS)
             yield from reader.expect(body.number_end)
         sink.start(name)
         schema = sink.schema(name)
@@ -60,10 +63,10 @@ class TaggedReader:
             for tag in body.key_end:
                 yield from reader.skip_space()
                 yield from reader.expect(tag)
-            kind = yield from self._kind(body, kind_of(schema, key.strip()))
+            convert = yield from self._conversion(body, schema, key.strip())
             sink.argue(f'{opening}"{escaped(key.strip())}": ')
             opening = ", "
-            yield from self._parameter(body, kind)
+            yield from self._parameter(body, convert)
         found = yield from reader.match(tuple(text for text in (body.after, end) if text))
         if found is None:
             raise Unreadable
@@ -72,18 +75,25 @@ class TaggedReader:
         sink.argue("{}" if opening == "{" else "}")
         sink.end()
 
-    def _kind(self, body: ParameterCall, kind: str) -> Steps[str]:
-        """Read the mark of the value's type, if the format has such marks."""
-        if not body.types:
-            return kind
-        found = yield from self._reader.match(tuple(mark.text for mark in body.types))
-        marks = [mark for mark in body.types if mark.text == found]
-        if not marks:
-            raise Unreadable
-        raw = marks[0].raw
-        return kind if raw is None else ("string" if raw else "json")
+    def _conversion(self, body: ParameterCall, schema: Any, key: str) -> Steps[Convert | None]:
+        """Decide how a value becomes JSON; None if it is a text as it stands.
 
-    def _parameter(self, body: ParameterCall, kind: str) -> Steps[None]:
+        The schema decides. A mark of the value's type, if the format has such marks, counts where the schema admits
+        both a text and what it stands for.
+        """
+        raw = None
+        if body.types:
+            found = yield from self._reader.match(tuple(mark.text for mark in body.types))
+            marks = [mark for mark in body.types if mark.text == found]
+            if not marks:
+                raise Unreadable
+            raw = marks[0].raw
+        part = property_of(schema, key)
+        if raw if part is None and raw is not None else (kind_of(schema, key) == "text" and raw is not False):
+            return None
+        return partial(_json_of, schema=part, root=schema, text_first=bool(raw))
+
+    def _parameter(self, body: ParameterCall, convert: Convert | None) -> Steps[None]:
         """Read a value up to its end tag."""
         reader = self._reader
         if body.pad:
@@ -93,30 +103,30 @@ class TaggedReader:
             markers = (_CDATA[1] + body.value_end,)
         elif body.pad:  # a value without its end tag
             markers += (body.pad + body.key_begin, body.pad + body.after)
-        marker = yield from self._value(markers, kind)
+        marker = yield from self._value(markers, convert)
         if not marker.endswith(body.value_end):
             reader.at -= len(marker)
 
-    def _value(self, markers: tuple[str, ...], kind: str) -> Steps[str]:
-        """Read text up to one of `markers`, and emit it as a value of this kind."""
+    def _value(self, markers: tuple[str, ...], convert: Convert | None) -> Steps[str]:
+        """Read text up to one of `markers`, and emit it as JSON: as a string, or as `convert` makes it."""
         reader, sink = self._reader, self._sink
         collected: list[str] = []
 
         def write(text: str) -> None:
             reader.mark = None
-            if kind == "string":
+            if convert is None:
                 sink.argue(escaped(text))
             else:
                 collected.append(text)
 
-        if kind == "string":
+        if convert is None:
             sink.argue('"')
         marker = yield from reader.scan(markers, starts_of(markers), write)
         text = "".join(collected)
         if not marker:
             sink.argue(text)
             raise Unreadable
-        sink.argue('"' if kind == "string" else _json_of(text, kind))
+        sink.argue('"' if convert is None else convert(text))
         return marker
 
     def nested(self, body: NestedCall) -> Steps[None]:
@@ -125,7 +135,8 @@ class TaggedReader:
         name = yield from reader.whole_run(NAME)
         yield from reader.expect(body.name_end)
         sink.start(name)
-        yield from self._nested_object(body, body.after, sink.schema(name), 0)
+        self._root = sink.schema(name)
+        yield from self._nested_object(body, body.after, self._root, 0)
         sink.end()
 
     def _nested_object(self, body: NestedCall, end: str, schema: Any, depth: int) -> Steps[None]:
@@ -137,24 +148,25 @@ class TaggedReader:
             yield from reader.expect(">")
             sink.argue(f'{opening}"{escaped(key)}": ')
             opening = ", "
-            part = property_of(schema, key)
-            kind = "string" if part is None and schema is not None else None
-            yield from self._nested_value(body, f"{body.prefix}</{key}>", part, kind, depth)
+            part = resolved(property_of(schema, key), self._root)
+            text = part is None and schema is not None
+            yield from self._nested_value(body, f"{body.prefix}</{key}>", part, text, depth)
         sink.argue("{}" if opening == "{" else "}")
 
     def _nested_list(self, body: NestedCall, end: str, schema: Any, depth: int) -> Steps[None]:
         """Read `<item>value</item>` until `end`, as a list."""
         reader, sink = self._reader, self._sink
         schema = schema if isinstance(schema, Mapping) else {}
-        items = schema.get("items")
-        # A list where the schema wants a string: its elements are strings.
-        kind = "string" if schema.get("type") == "string" else None
+        items = resolved(schema.get("items"), self._root)
+        text = (
+            schema.get("type") == "string"
+        )  # a list where the schema wants a string: its elements are strings
         opening = "["
         while (yield from self._tag(body, end)):
             yield from reader.expect(f"{body.item}>")
             sink.argue(opening)
             opening = ", "
-            yield from self._nested_value(body, f"{body.prefix}</{body.item}>", items, kind, depth)
+            yield from self._nested_value(body, f"{body.prefix}</{body.item}>", items, text, depth)
         sink.argue("[]" if opening == "[" else "]")
 
     def _tag(self, body: NestedCall, end: str) -> Steps[bool]:
@@ -165,10 +177,8 @@ class TaggedReader:
             raise Unreadable
         return found != end
 
-    def _nested_value(
-        self, body: NestedCall, end: str, schema: Any, kind: str | None, depth: int
-    ) -> Steps[None]:
-        """Read one value up to `end`: nested tags, or text. The reader's mark is where it starts."""
+    def _nested_value(self, body: NestedCall, end: str, schema: Any, text: bool, depth: int) -> Steps[None]:
+        """Read one value up to `end`: nested tags, or text, as it is if `text`. The mark is where it starts."""
         reader = self._reader
         if depth > MAX_DEPTH:
             raise Unreadable
@@ -185,25 +195,36 @@ class TaggedReader:
             read = self._nested_list if item and wanted != "object" else self._nested_object
             yield from read(body, end, schema, depth + 1)
             return
-        if kind is None:
-            kind = kind_of_value(schema) if isinstance(schema, Mapping) else "json"
-        yield from self._value((end,), kind)
+        if text or (isinstance(schema, Mapping) and kind_of_value(schema, self._root) == "text"):
+            yield from self._value((end,), None)
+        else:
+            yield from self._value(
+                (end,), partial(_json_of, schema=schema, root=self._root, text_first=False)
+            )
 
 
-def _json_of(text: str, kind: str) -> str:
-    """Convert a value that may be more than plain text: JSON and Python literals to JSON, else a string."""
-    stripped = text.strip()
-    try:
-        value = json.loads(stripped, parse_constant=_refuse_constant)
-        found = stripped
-    except (ValueError, RecursionError):
+def _json_of(text: str, schema: Any, root: Any, text_first: bool) -> str:
+    """Convert a value to what the schema admits: the JSON or Python literal that it is, or a string.
+
+    Of two that are admitted the literal counts, unless `text_first` or only Python knows it (02134); so it does if
+    neither is.
+    """
+    stripped, string = text.strip(), f'"{escaped(text)}"'
+    for read in (str, as_json):
         try:
-            value = found = as_json(stripped)
-        except Unreadable:
-            return '"' + escaped(text) + '"'
-    if kind == "quoted" and not (isinstance(value, str) and found.startswith('"')):
-        return '"' + escaped(text) + '"'
-    return found
+            found = read(stripped)
+            value = json.loads(found, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError, Unreadable):
+            continue
+        text_first = text_first or (read is as_json and stripped[-1:].isdecimal())
+        for exactly in (True, False):
+            fits = admits(schema, root, value, exactly)
+            if (text_first or not fits) and admits(schema, root, text, exactly):
+                return string
+            if fits:
+                return found
+        return found
+    return string
 
 
 def _refuse_constant(name: str) -> None:
