@@ -150,6 +150,12 @@ class EngineCore:
             raise EngineError(f"{type(verb).__name__}: the engine was started without this feature")
         return handler(verb)
 
+    def end(self) -> None:
+        """Let go what refers back to this object: its memory is freed now, not when the collector comes by."""
+        self.handlers.clear()
+        self.gates.clear()
+        self.host = None
+
     def step(self) -> list[Delta]:
         """Fill the flight and take in the oldest result; returns the deltas of all its sequences."""
         if self.host is not None:

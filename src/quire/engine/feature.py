@@ -93,6 +93,11 @@ class Features:
         for name in self._planned:
             self.join(name)
 
+    def end(self) -> None:
+        """Let the engine go."""
+        self._engine = None
+        self._joined.clear()
+
     def join(self, name: str) -> Any:
         """Join a feature, unless it has joined, and return it."""
         assert self._engine is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from quire.config import EngineConfig
 from quire.engine.directory import load_tokenizer
 from quire.engine.feature import Joined
@@ -18,10 +20,13 @@ class GrammarFeature:
 
     def join(self, engine: Joined) -> None:
         """Add the slot part and the gate."""
-        plan = engine.plan
+        plan, shared_tokenizer = (
+            engine.plan,
+            engine.tokenizer,
+        )  # not the engine, which would refer to itself
 
         def vocabulary() -> Vocabulary:
-            tokenizer = load_tokenizer(plan.config.model) if engine.tokenizer is None else engine.tokenizer()
+            tokenizer = (shared_tokenizer or partial(load_tokenizer, plan.config.model))()
             return vocabulary_of(tokenizer, plan.model.spec.vocab_size, plan.model.eos_token_ids)
 
         self.compiler = GrammarCompiler(vocabulary)

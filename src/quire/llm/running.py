@@ -20,7 +20,7 @@ from quire.config import EngineConfig
 from quire.engine import registry
 from quire.engine.feature import Features
 from quire.engine.local import LocalCall, LocalEngine, News
-from quire.engine.start import begin_start, finish_start
+from quire.engine.start import Started, begin_start, finish_start
 from quire.engine.verbs import (
     LoadAdapter,
     ResetPrefixCache,
@@ -76,7 +76,7 @@ class RunningEngine:
         counts.name_model(started.info.name, config.cache, started.info.max_model_len)
         self._observer = LocalObserver(counts)
         self._engine = LocalEngine(started.core, self._observer)
-        self._close = weakref.finalize(self, _close, self._engine, started.close)
+        self._close = weakref.finalize(self, _close, self._engine, started)
         # Bound to the engine alone: its thread would keep alive an object that it can reach.
         self._front.compile_grammar = partial(_compile_grammar, self._engine, started.features)
         if processors:
@@ -295,9 +295,11 @@ def _compile_grammar(engine: LocalEngine, features: Features, params: Structured
     return str(compiler.check(params))
 
 
-def _close(engine: LocalEngine, end_ranks: Callable[[], None]) -> None:
+def _close(engine: LocalEngine, started: Started) -> None:
     engine.close()
-    end_ranks()
+    started.core.end()
+    started.features.end()
+    started.close()
 
 
 def push(call: LocalCall, stream: OutputStream, delta: Delta) -> bool:
