@@ -25,6 +25,7 @@ FEATURES = {"lora", "grammar", "spec_decode", "pooling", "processors", "program"
 LEVELS = [
     {"errors", "lazy"},
     {"files", "fields", "hooks"},
+    {"pretrained"},
     {"params", "steps", "types", "radix", "logits_processor"},
     {"weights.types"},
     {"devices"},
@@ -290,6 +291,21 @@ def test_expressions_of_files_and_requests_are_matched_in_linear_time() -> None:
             if called.startswith("re.") and called != "re.escape" and not literal:
                 made.add(path.relative_to(ROOT).as_posix())
     assert made == set(MADE_EXPRESSIONS)
+
+
+def test_no_call_of_transformers_may_run_a_directory_s_code() -> None:
+    """Each says so itself: what is left out becomes a question, which a "y" on standard input answers."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called = ast.unparse(node.func)
+                if node.func.attr == "from_pretrained" or (
+                    node.func.attr == "from_config" and "Auto" in called
+                ):
+                    given = [ast.unparse(k.value) for k in node.keywords if k.arg == "trust_remote_code"]
+                    assert given == ["False"], (
+                        f"{path}:{node.lineno}: {called} without trust_remote_code=False"
+                    )
 
 
 RIDDLE = re.compile(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from quire import LLM, SamplingParams
 from quire.config import ModelConfig
+from quire.devices.torch.foreign import TransformersBackend
 from quire.engine.source import find_files
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model.families import SUPPORTED
@@ -122,7 +128,11 @@ def test_the_choice_of_implementation(
 @pytest.mark.parametrize(
     ("name", "fields", "said"),
     [
-        ("Mamba", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 300}, "0 of 2 layers"),
+        (
+            "Mamba",
+            {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 300},
+            "linear_attention keep what",
+        ),
         ("Jamba", {**SHAPE, "num_experts": 2}, "layers"),
     ],
 )
@@ -160,3 +170,96 @@ def test_what_the_library_does_not_know_is_refused(tmp_path: Path) -> None:
         ModelError, match=r"NobodysModel is not supported.*transformers cannot run this model"
     ):
         find_files(ModelConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_missing_tensor_is_an_error_by_its_name(name: str, tmp_path: Path) -> None:
+    """The library would draw it at random."""
+    save(name, tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    for missing in whole:
+        save_file({k: v for k, v in whole.items() if k != missing}, path, {"format": "pt"})
+        with pytest.raises(ModelError) as error:
+            find_files(ModelConfig(model=str(tmp_path), model_impl="transformers")).load(
+                TransformersBackend(1)
+            )
+        assert "missing" in str(error.value), (missing, error.value)
+        if name != "GptOss":  # whose experts the library names anew
+            assert missing.removeprefix("model.") in str(error.value)
+
+
+def test_surplus_and_misshapen_tensors_are_errors(tmp_path: Path) -> None:
+    save("Helium", tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    files = find_files(ModelConfig(model=str(tmp_path), model_impl="transformers"))
+    save_file({**whole, "model.other.weight": torch.ones(3)}, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"unexpected .*model\.other\.weight"):
+        files.load(TransformersBackend(1))
+    save_file({**whole, "model.norm.weight": torch.ones(3)}, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"model\.norm\.weight"):
+        files.load(TransformersBackend(1))
+
+
+EVIL = """
+from pathlib import Path
+from transformers import {base} as Known
+Path({mark!r}).touch()
+class Evil(Known):
+    pass
+"""
+AUTO = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+
+
+CODE: list[tuple[str, dict[str, Any]]] = [
+    ("config.json", {"model_type": "vit", "architectures": ["Evil"], "auto_map": AUTO}),
+    ("config.json", {"model_type": "clip_text_model", "architectures": ["Evil"], "auto_map": AUTO}),
+    ("config.json", {"model_type": "evil", "architectures": ["Evil"], "auto_map": AUTO}),
+    ("config.json", {"model_type": "llava", "text_config": {"model_type": "evil", "auto_map": AUTO}}),
+    (
+        "config.json",
+        {"model_type": "helium", "architectures": ["X"], "_attn_implementation": "evil/kernel"},
+    ),
+    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}}),
+    ("processor_config.json", {"auto_map": {"AutoProcessor": "evil.Evil"}}),
+    ("adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "BASE", "auto_map": AUTO}),
+]
+TRIES = """
+import sys
+from quire import LLM
+from quire.errors import ModelError
+for directory in sys.argv[1:]:
+    try:
+        LLM(directory, model_impl="transformers", skip_tokenizer_init=True)
+    except ModelError as error:
+        print("refused", error)
+"""
+
+
+def test_no_directory_runs_code_whatever_is_answered(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    save("Helium", tmp_path / "model")
+    directories = []
+    for number, (file, content) in enumerate(CODE):
+        directory = tmp_path / str(number)
+        directories.append(str(shutil.copytree(tmp_path / "model", directory)))
+        (directory / "evil.py").write_text(EVIL.format(base="PretrainedConfig", mark=str(mark)))
+        (directory / file).write_text(json.dumps(content).replace("BASE", str(directory)))
+    run = [sys.executable, "-c", TRIES, *directories]
+    result = subprocess.run(run, input="y\n" * 100, capture_output=True, text=True)
+    refused = [line for line in result.stdout.splitlines() if line.startswith("refused")]
+    assert len(refused) == len(CODE), result.stderr[-2000:]
+    assert "[y/N]" not in result.stdout + result.stderr
+    assert not mark.exists()
+
+
+def test_layers_that_choose_blocks_of_keys_are_refused(tmp_path: Path) -> None:
+    config = getattr(transformers, "MiniMaxM3VLTextConfig", None)
+    if config is None:
+        pytest.skip("this transformers has no MiniMax-M3")
+    made = config(**SHAPE, layer_types=["full_attention", "minimax_m3_sparse", "full_attention"])
+    made.architectures = ["MiniMaxM3VLForCausalLM"]
+    made.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="minimax_m3_sparse keep what a paged cache"):
+        find_files(ModelConfig(model=str(tmp_path), model_impl="transformers"))

@@ -10,6 +10,7 @@ import numpy as np
 from quire.devices.protocol import FloatArray, IntArray
 from quire.errors import ConfigError
 from quire.lazy import Lazy
+from quire.pretrained import load_pretrained
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ def fisher_information(directory: Path, tokens: IntArray, cache: Path) -> None:
     The whole model is in memory, with its gradients. ConfigError if torch or transformers is missing.
     """
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        model = load_pretrained(transformers.AutoModelForCausalLM, directory, dtype=torch.float32)
     except ImportError as error:
         raise ConfigError(f"--fisher needs the transformers extra: {error}") from error
     named = {name: weight for name, weight in model.named_parameters() if weight.ndim >= 2}

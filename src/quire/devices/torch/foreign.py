@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,10 +37,16 @@ from quire.devices.torch.backend import TorchBackend, own_cache
 from quire.devices.torch.cache import DTYPES, TorchKVCache, TorchStep
 from quire.devices.torch.run import TorchExecutable
 from quire.errors import ConfigError, ModelError, QuireError
+from quire.files import read_json
+from quire.pretrained import check_directory, load_pretrained
 
 # Two prompts of different lengths: if one sees the other's tokens or positions, its logits differ. Then they go on.
 CHECKED = ((3, 1, 4, 1, 5, 9, 2), (6, 5, 3, 5))
 CHECKED_STEPS = 4
+PAGED = {
+    "full_attention",
+    "sliding_attention",
+}  # kinds of layers whose states are keys and values by position
 TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}  # of logits, if the largest is about 10
 _names = itertools.count()
 T = TypeVar("T")
@@ -113,7 +118,9 @@ class TransformersModel:
             "attn_implementation": paged.name,
             "experts_implementation": "eager",  # handles every dtype
         }
-        model = _made(partial(_from_pretrained, self.directory, **settings), self.directory)
+        model = _made(
+            partial(load_pretrained, AutoModelForCausalLM, self.directory, **settings), self.directory
+        )
         split = _SplitModel(model, paged)
         graph = record(
             lambda g: g(RunLayers(split)),
@@ -147,7 +154,7 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
             )
     seen = _probe(model, paged, directory)
     generation = directory / "generation_config.json"
-    settings: dict[str, Any] = json.loads(generation.read_text()) if generation.exists() else {}
+    settings: dict[str, Any] = read_json(generation) if generation.exists() else {}
     eos = settings.get("eos_token_id", getattr(config, "eos_token_id", None))
     return TransformersModel(
         directory=directory,
@@ -166,18 +173,19 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
 
 
 def _from_config(config: Any, **options: Any) -> Any:
-    return AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
-
-
-def _from_pretrained(directory: Path, **options: Any) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, **options)
-    return model.eval()
+    return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)  # type: ignore[no-untyped-call]
 
 
 def _config(directory: Path, dtype: str) -> tuple[Any, FloatDtype]:
     """The model's configuration with its dtype set."""
+    check_directory(directory)
     config = _made(lambda: AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
     config = config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - PAGED
+    if kinds:
+        raise ModelError(
+            f"{directory}: layers of kind {min(kinds)} keep what a paged cache of keys and values lacks"
+        )
     own = "bfloat16" if config.dtype == torch.bfloat16 else "float32"
     kept: FloatDtype = "bfloat16" if (own if dtype == "auto" else dtype) == "bfloat16" else "float32"
     config.dtype = DTYPES[kept]
