@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from quire.model.families import read_config
+from quire.model.families import read_model
 
 PREFIX = "base_model.model."
 LINEAR = re.compile(r".*\.(layers|h|blocks)\.\d+\..*")
@@ -33,7 +33,7 @@ def write_adapter(
     `dora` adds magnitudes, `tables` changes embedding, head and first norm too.
     """
     rng, tensors = np.random.default_rng(seed), {}
-    _, names = read_config(json.loads((Path(model) / "config.json").read_text()))
+    _, names = read_model(json.loads((Path(model) / "config.json").read_text()))
     with safe_open(Path(model) / "model.safetensors", "np") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in list(file.keys())}
     for name, shape in shapes.items():

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from quire.model.expand import read_model
+from quire.model.families import read_model
 from quire.model.pack import wanted_tensors
 
 VOCAB_SIZE = 320

@@ -25,7 +25,7 @@ import transformers
 
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ModelError
-from quire.model.families import read_config
+from quire.model.families import read_model
 from quire.model.load import load_model
 from tests.model.tiny_models import FAMILIES, VARIANTS, Session, make_model, randomized, torch_logits
 
@@ -155,7 +155,7 @@ def compare(variant: str, config: Config, directory: Path, what: str) -> tuple[s
     """
     kind = original(variant)[0]
     try:
-        read_config(copy.deepcopy(config))  # most refusals, without a model
+        read_model(copy.deepcopy(config))  # most refusals, without a model
     except ModelError as error:
         return "refused", f"{what}: {str(error)[:160]}"
     try:

@@ -19,8 +19,7 @@ from quire.devices.protocol import FloatArray
 from quire.errors import ModelError
 from quire.model.adapter import AdapterBase, AdapterSource
 from quire.model.adapter_names import Pair
-from quire.model.expand import read_model
-from quire.model.families import DECODERS, load_family
+from quire.model.families import DECODERS, load_family, read_model
 from quire.model.families.names import TensorNames
 from quire.model.pack import wanted_tensors
 from quire.model.parts.decoder import Decoder, DecoderConfig

@@ -12,11 +12,16 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.errors import ModelError
-from quire.model.expand import read_model
-from quire.model.families import read_config
+from quire.model.families import read_model
 from quire.model.pack import wanted_tensors
+from quire.model.parts.attention import AttentionConfig
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.embedding import EmbeddingConfig, HeadConfig
+from quire.model.parts.layer import LayerConfig
+from quire.model.parts.mlp import MLPConfig
+from quire.model.parts.norm import NormConfig
 from quire.model.parts.rope import RopeSpec, make_rope
-from quire.model.spec import ArchSpec
+from quire.model.parts.scores import ScoresConfig
 from tests.model.tiny_models import LLAMA3, SMALL, YARN
 
 
@@ -24,27 +29,44 @@ def config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, 
     return {"architectures": [architecture], **SMALL, **changes}
 
 
-def spec(architecture: str = "LlamaForCausalLM", **changes: Any) -> ArchSpec:
-    return read_config(config(architecture, **changes))[0]
+def spec(architecture: str = "LlamaForCausalLM", **changes: Any) -> DecoderConfig:
+    return read_model(config(architecture, **changes))[0]
+
+
+def attentions(model: DecoderConfig) -> list[AttentionConfig]:
+    found = [layer.mixer for layer in model.layers if isinstance(layer.mixer, AttentionConfig)]
+    assert len(found) == model.num_layers
+    return found
+
+
+def rope_of(model: DecoderConfig) -> RopeSpec:
+    (rope,) = {one.rope for one in attentions(model)}
+    assert rope is not None
+    return rope
+
+
+def windows(model: DecoderConfig) -> list[int | None]:
+    return [one.scores.window for one in attentions(model)]
 
 
 def test_minimal_llama_takes_transformers_defaults() -> None:
-    assert spec(num_key_value_heads=None) == ArchSpec(
-        architecture="LlamaForCausalLM",
-        vocab_size=97,
+    norm = NormConfig("rms", 1e-6)
+    attention = AttentionConfig(
         hidden_size=48,
-        num_layers=3,
         num_heads=4,
         num_kv_heads=4,
         head_dim=12,
-        intermediate_size=80,
-        max_position=128,
-        norm="rms",
-        norm_eps=1e-6,
-        activation="silu",
+        scores=ScoresConfig(4, 12**-0.5),
+        positions=128,
         rope=RopeSpec("default", 10000.0, 12),
-        attention_scale=12**-0.5,
-        windows=(None, None, None),
+    )
+    assert spec(num_key_value_heads=None) == DecoderConfig(
+        architecture="LlamaForCausalLM",
+        max_position=128,
+        embedding=EmbeddingConfig(97, 48, 48),
+        layers=(LayerConfig(48, norm, attention, MLPConfig(48, 80, "silu")),) * 3,
+        norm=norm,
+        head=HeadConfig(),
     )
 
 
@@ -57,19 +79,19 @@ def test_family_defaults_for_absent_keys() -> None:
         ("Qwen2ForCausalLM", 32, 32768, 32, None),
         ("Qwen3ForCausalLM", 32, 32768, 128, None),
     ]:
-        got, _ = read_config({"architectures": [architecture], **bare})
+        got, _ = read_model({"architectures": [architecture], **bare})
         assert (got.num_kv_heads, got.max_position, got.head_dim) == (kv_heads, positions, head_dim)
-        assert got.windows == (window,) * 3
+        assert windows(got) == [window] * 3
 
 
 def test_model_type_stands_in_for_architectures() -> None:
     values = config()
     values["architectures"] = None
     values["model_type"] = "qwen2"
-    assert read_config(values)[0].qkv_bias
+    assert all(one.qkv_bias for one in attentions(read_model(values)[0]))
     values["model_type"] = "mamba"
     with pytest.raises(ModelError, match=r"mamba.*docs/models.md"):
-        read_config(values)
+        read_model(values)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +103,7 @@ def test_old_and_new_rope_spelling_give_one_spec(parameters: dict[str, Any], typ
     older[type_key] = parameters["rope_type"]
     new = spec(rope_parameters=parameters)
     assert new == spec(rope_theta=parameters["rope_theta"], rope_scaling=older)
-    assert (new.rope.theta, new.rope.kind) == (parameters["rope_theta"], parameters["rope_type"])
+    assert (rope_of(new).theta, rope_of(new).kind) == (parameters["rope_theta"], parameters["rope_type"])
 
 
 def test_yarn_extends_the_context() -> None:
@@ -118,7 +140,7 @@ def test_frequencies_equal_transformers_at_full_size(parameters: dict[str, Any])
     theirs = LlamaConfig(
         hidden_size=4096, num_attention_heads=32, max_position_embeddings=131072, rope_parameters=parameters
     )
-    rope = make_rope(spec(head_dim=128, max_position_embeddings=131072, rope_parameters=parameters).rope)
+    rope = make_rope(rope_of(spec(head_dim=128, max_position_embeddings=131072, rope_parameters=parameters)))
     if parameters["rope_type"] == "default":
         inv_freq, scale = 1e6 ** (-np.arange(0, 128, 2) / 128), 1.0
     else:
@@ -129,11 +151,11 @@ def test_frequencies_equal_transformers_at_full_size(parameters: dict[str, Any])
 
 def test_windows_of_qwen() -> None:
     sliding = {"use_sliding_window": True, "sliding_window": 6}
-    assert spec("Qwen2ForCausalLM", sliding_window=6, max_window_layers=1).windows == (None,) * 3
-    assert spec("Qwen2ForCausalLM", max_window_layers=1, **sliding).windows == (None, 6, 6)
-    assert spec("Qwen3ForCausalLM", max_window_layers=3, **sliding).windows == (None,) * 3
+    assert windows(spec("Qwen2ForCausalLM", sliding_window=6, max_window_layers=1)) == [None] * 3
+    assert windows(spec("Qwen2ForCausalLM", max_window_layers=1, **sliding)) == [None, 6, 6]
+    assert windows(spec("Qwen3ForCausalLM", max_window_layers=3, **sliding)) == [None] * 3
     kinds = ["sliding_attention", "full_attention", "full_attention"]
-    assert spec("Qwen3ForCausalLM", layer_types=kinds, **sliding).windows == (6, None, None)
+    assert windows(spec("Qwen3ForCausalLM", layer_types=kinds, **sliding)) == [6, None, None]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +209,7 @@ def test_windows_of_qwen() -> None:
 )
 def test_what_is_not_understood_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        read_config(config(**changes), "dir/config.json")
+        read_model(config(**changes), "dir/config.json")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +225,7 @@ def test_what_is_not_understood_is_refused(changes: dict[str, Any], message: str
 )
 def test_what_qwen_does_not_understand_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        read_config(config("Qwen2ForCausalLM", **changes))
+        read_model(config("Qwen2ForCausalLM", **changes))
 
 
 BARE = {
@@ -270,13 +292,13 @@ def test_what_a_family_does_not_understand_is_refused(
     if kind in ("opt", "falcon", "bloom", "gpt_neox"):
         del base["num_key_value_heads"]
     with pytest.raises(ModelError, match=message):
-        read_config({**base, **changes}, "dir/config.json")
+        read_model({**base, **changes}, "dir/config.json")
 
 
 def test_gpt2_refuses_what_its_attention_does_not_do() -> None:
-    assert read_config(GPT2)[0].intermediate_size == 192
+    assert read_model(GPT2)[0].layers[0].mlp == MLPConfig(48, 192, "gelu_tanh", gated=False, bias=True)
     with pytest.raises(ModelError, match="scale_attn_by_inverse_layer_idx must be False"):
-        read_config({**GPT2, "scale_attn_by_inverse_layer_idx": True})
+        read_model({**GPT2, "scale_attn_by_inverse_layer_idx": True})
 
 
 def test_keys_at_rest_are_accepted() -> None:
@@ -378,5 +400,5 @@ def test_public_configs_resolve_or_are_refused_by_name(data: Path) -> None:
             continue
         named = "architectures and model_type are missing" if architecture is None else architecture
         with pytest.raises(ModelError, match=named):
-            read_config(values, path.name)
+            read_model(values, path.name)
     assert (read, quantized) == (KNOWN.keys(), QUANTIZED.keys())

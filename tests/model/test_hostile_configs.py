@@ -18,9 +18,13 @@ from tests.tiny import CONFIG, FAMILIES, OTHERS, write_checkpoint
 BIG, HUGE = 2**31 - 1, 1e400
 YARN = {"type": "yarn", "original_max_position_embeddings": 64}
 CASES: list[tuple[str, dict[str, Any], str]] = [
-    ("qwen3_moe", {"num_experts": BIG}, "num_experts x"),
+    ("qwen3_moe", {"num_experts": BIG}, "num_experts must be"),
+    ("qwen3_moe", {"num_experts": 2**14, "moe_intermediate_size": 2**12}, "num_experts x their width"),
+    ("qwen3_moe", {"num_experts": 2**16, "decoder_sparse_step": 1}, "experts in all layers"),
+    ("llama", {"num_attention_heads": 2**10, "head_dim": 2**14}, "num_heads x head_dim"),
+    ("llama", {"num_hidden_layers": 1024, "intermediate_size": 2**20}, "1024 layers x their width"),
     ("qwen3_moe", {"num_experts": 2**40}, "num_experts must be"),
-    ("qwen3_moe", {"moe_intermediate_size": BIG}, "num_experts x their width"),
+    ("qwen3_moe", {"moe_intermediate_size": BIG}, "intermediate_size must be"),
     ("llama", {"architectures": [[0]]}, "architectures"),
     ("llama", {"architectures": [{}]}, "architectures"),
     ("llama", {"hidden_act": ["silu"]}, "hidden_act"),

@@ -17,7 +17,7 @@ from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.cost import weight_bytes
-from quire.model.expand import read_model
+from quire.model.families import read_model
 from quire.model.outline import outline_config
 from quire.model.pack import WeightTypes, choose_dtype, outline_weights, own_quantization, wanted_tensors
 from quire.weights.checkpoint.protocol import Unquantized

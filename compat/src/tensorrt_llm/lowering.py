@@ -1,7 +1,7 @@
 """Read a recorded network as a description and a checkpoint, which are packed, divided and built like any other.
 
 The network must be one that the decoder computes: an embedding, layers that each add attention and an MLP to the
-residual stream, a final norm, a head. Knows layers and ArchSpec; knows no device.
+residual stream, a final norm, a head. Knows layers and configs of parts; knows no device.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from quire.config import EngineConfig
 from quire.engine.source import asked_quantization
 from quire.errors import ConfigError
 from quire.model.checkpoint import OpenedFiles, OpenModel, model_info
-from quire.model.expand import decoder_config
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import parse_rope
 from quire.model.pack import check_tensors, choose_dtype, own_quantization
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Placement
 from quire.model.parts.rope import RopeSpec
-from quire.model.spec import ArchSpec, LayerShape
+from quire.model.tree import make_decoder
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.hub import find_model
 from quire.weights.schemes import Quantization
@@ -62,11 +62,10 @@ def open_network(network: Network, dtype: str, quantized: Quantization | None) -
             "model by to_trt(network)"
         )
     read = _read(network.output)
-    described = _spec(network, read)
-    described.check(WHERE)
-    spec = decoder_config(described)
+    spec = _spec(network, read)
+    spec.check(WHERE)
     names = replace(NAMES, interleaved=read.blocks[0].attention.positions is PositionEmbeddingType.rope_gptj)
-    checkpoint = NetworkWeights(_tensors(read, described))
+    checkpoint = NetworkWeights(_tensors(read, spec))
     wanted = check_tensors(spec, names, checkpoint, Path(WHERE))
     kept = choose_dtype(dtype, wanted, checkpoint)
     quantized = own_quantization(dtype, wanted, checkpoint, quantized)
@@ -261,7 +260,7 @@ def _one(what: str, values: Iterable[T]) -> T:
     return kinds[0]
 
 
-def _spec(network: Network, read: _Decoder) -> ArchSpec:
+def _spec(network: Network, read: _Decoder) -> DecoderConfig:
     blocks, (vocab, hidden) = read.blocks, read.embedding.weight.shape
     attentions, mlps = [block.attention for block in blocks], [block.mlp for block in blocks]
     norms = [norm for block in blocks for norm in _norms(block)] + [
@@ -269,48 +268,43 @@ def _spec(network: Network, read: _Decoder) -> ArchSpec:
     ]
     if not norms:
         raise ConfigError(f"{WHERE} has no norm: {SHAPES}")
-    shapes = tuple(
-        LayerShape(a.num_heads, a.num_kv_heads, a.head_size, m.fc.weight.shape[0])
-        for a, m in zip(attentions, mlps, strict=True)
-    )
-    largest = LayerShape(
-        *(max(getattr(shape, name) for shape in shapes) for name in LayerShape.__struct_fields__)
-    )
     positions = _one("their positions", (a.positions for a in attentions))
     longest = _one("max_position_embeddings", (a.max_positions for a in attentions))
-    ropes = tuple(_rope(a, longest) for a in attentions)
-    return ArchSpec(
-        architecture=network.architecture,
+    scale = _one("the scale of scores", (a.head_size**-0.5 / a.q_scaling for a in attentions))
+    fields: dict[str, Any] = {}
+    if positions is PositionEmbeddingType.alibi:
+        fields["scores_alibi"] = 1.0
+    if _one("qk_layernorm", (a.q_layernorm is not None for a in attentions)):
+        fields["qk_norm"] = "head"
+        fields["qk_norm_eps"] = _one("eps of qk_layernorm", (a.q_layernorm.eps for a in attentions))  # type: ignore[union-attr]
+    return make_decoder(
+        network.architecture,
         vocab_size=vocab,
         hidden_size=hidden,
         num_layers=len(blocks),
-        num_heads=largest.num_heads,
-        num_kv_heads=largest.num_kv_heads,
-        head_dim=largest.head_dim,
-        intermediate_size=largest.intermediate_size,
         max_position=longest,
-        norm=_one("the kind of their norms", ("rms" if isinstance(n, RmsNorm) else "layer" for n in norms)),
+        activation=_one("their activation", (mlp.activation for mlp in mlps)),
+        final_norm=read.norm is not None,
+        norm_kind=_one(
+            "the kind of their norms", ("rms" if isinstance(n, RmsNorm) else "layer" for n in norms)
+        ),
         norm_eps=_one("eps", (norm.eps for norm in norms)),
         norm_bias=_one("the bias of their norms", (norm.bias is not None for norm in norms)),
-        activation=_one("their activation", (mlp.activation for mlp in mlps)),
-        gated=_one("the kind of their MLPs", (isinstance(mlp, GatedMLP) for mlp in mlps)),
-        rope=ropes[0],
-        layer_ropes=None if len(set(ropes)) == 1 else ropes,
-        alibi="scores" if positions is PositionEmbeddingType.alibi else None,
-        attention_scale=_one("the scale of scores", (a.head_size**-0.5 / a.q_scaling for a in attentions)),
-        windows=tuple(a.window for a in attentions),
-        qkv_bias=_one("the bias of qkv", (a.qkv.bias is not None for a in attentions)),
-        o_bias=_one("the bias of dense", (a.dense.bias is not None for a in attentions)),
-        mlp_bias=_one("the bias of their MLPs", (m.fc.bias is not None for m in mlps)),
-        qk_norm="head" if _one("qk_layernorm", (a.q_layernorm is not None for a in attentions)) else None,
-        qk_norm_eps=_one(
-            "eps of qk_layernorm", (None if a.q_layernorm is None else a.q_layernorm.eps for a in attentions)
-        ),
-        tie_embeddings=read.head.weight is read.embedding.weight,
         placement=_one("the place of their norms", (block.placement for block in blocks)),
-        final_norm=read.norm is not None,
+        attention_num_heads=[a.num_heads for a in attentions],
+        attention_num_kv_heads=[a.num_kv_heads for a in attentions],
+        attention_head_dim=[a.head_size for a in attentions],
+        attention_rope=[_rope(a, longest) for a in attentions],
+        attention_qkv_bias=_one("the bias of qkv", (a.qkv.bias is not None for a in attentions)),
+        attention_out_bias=_one("the bias of dense", (a.dense.bias is not None for a in attentions)),
+        scores_scale=scale,
+        scores_window=[a.window for a in attentions],
+        mlp_intermediate_size=[mlp.fc.weight.shape[0] for mlp in mlps],
+        mlp_gated=_one("the kind of their MLPs", (isinstance(mlp, GatedMLP) for mlp in mlps)),
+        mlp_bias=_one("the bias of their MLPs", (m.fc.bias is not None for m in mlps)),
+        head_tied=read.head.weight is read.embedding.weight,
         head_bias=read.head.bias is not None,
-        shapes=None if len(set(shapes)) == 1 else shapes,
+        **fields,
     )
 
 
@@ -327,7 +321,7 @@ def _rope(attention: Attention, longest: int) -> RopeSpec | None:
     return parse_rope(config, ConfigReader(attention.rope_scaling, WHERE), rotated, longest)
 
 
-def _tensors(read: _Decoder, spec: ArchSpec) -> dict[str, Array]:
+def _tensors(read: _Decoder, spec: DecoderConfig) -> dict[str, Array]:
     """Name the weights as a Llama checkpoint does."""
     found: dict[str, Array] = {}
 
@@ -339,7 +333,7 @@ def _tensors(read: _Decoder, spec: ArchSpec) -> dict[str, Array]:
 
     take(NAMES.embedding, read.embedding, "the embedding")
     take(NAMES.norm, read.norm, "the final norm")
-    if not spec.tie_embeddings:
+    if not spec.tied:
         take(NAMES.head, read.head, "the head")
     elif read.head.bias is not None:
         found[f"{NAMES.head}.bias"] = _value(read.head.bias, "the head's bias")

@@ -22,7 +22,7 @@ from quire.files import read_json
 from quire.model import engine_dir
 from quire.model.describe import describe
 from quire.model.engine_dir import Manifest
-from quire.model.expand import read_model
+from quire.model.families import read_model
 from quire.model.info import Asked, ModelInfo, Reading
 from quire.model.load import is_built, open_files
 from quire.model.parts.decoder import DecoderConfig

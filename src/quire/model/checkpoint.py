@@ -13,8 +13,7 @@ import msgspec
 from quire.devices.protocol import Backend
 from quire.errors import ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
-from quire.model.expand import read_model
-from quire.model.families import DECODERS, MODEL_TYPES, text_config
+from quire.model.families import DECODERS, MODEL_TYPES, read_model, text_config
 from quire.model.families.composite import disagrees_on_head
 from quire.model.families.names import TensorNames
 from quire.model.info import NOTHING, UNLIMITED, Asked, EngineLimits, ModelInfo

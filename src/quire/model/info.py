@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import msgspec
 
@@ -13,7 +13,6 @@ from quire.devices.protocol import KVDtype, KVScales, KVSpec
 from quire.model.kv_scales import scaled_spec
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import WHOLE, Shard
-from quire.model.spec import ModelShape
 from quire.weights.schemes import Quantization
 from quire.weights.tensor import FloatDtype
 
@@ -23,6 +22,24 @@ if TYPE_CHECKING:
 
 AskedDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Limit = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class ModelShape(Protocol):
+    """The facts about a model that an engine needs, whichever code computes it."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+    @property
+    def bidirectional(self) -> bool: ...
+    @property
+    def segments(self) -> int: ...
+    @property
+    def has_head(self) -> bool: ...
+    def kv_spec(self, dtype: KVDtype) -> KVSpec: ...
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from quire.devices.protocol import Backend
 from quire.errors import ModelError
 from quire.lazy import Lazy
 from quire.model.checkpoint import CheckpointFiles, open_with_experts
-from quire.model.expand import read_model
+from quire.model.families import read_model
 from quire.model.families.names import TensorNames
 from quire.model.info import AS_IT_IS, NOTHING, Asked, AskedDtype, ModelInfo, Reading
 from quire.model.loaded import LoadedModel, ServedModel

@@ -11,8 +11,7 @@ from quire.devices.protocol import Backend
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.checkpoint import eos_ids, model_info
-from quire.model.expand import read_model
-from quire.model.families import text_config
+from quire.model.families import read_model, text_config
 from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
 from quire.model.pack import WeightTypes, outline_weights, own_quantization, wanted_tensors

@@ -10,8 +10,12 @@ import gguf
 import numpy as np
 import torch
 
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.embedding import HeadConfig
+from quire.model.parts.latent import LatentConfig
+from quire.model.parts.layer import LayerConfig
 from quire.model.parts.rope import RopeSpec
-from quire.model.spec import ArchSpec
+from quire.model.parts.scores import ScoresConfig
 from tests.gguf_files import add_tensor, finish, turned
 
 TURNED = ("llama", "granite", "smollm3", "granitemoe", "arcee", "mistral3", "olmo", "deci", "bailingmoe")
@@ -59,10 +63,51 @@ def _stacked_experts(prefix: str, kind: str, data: Any) -> Iterator[tuple[str, A
         yield f"{prefix}{e}.up_proj.{suffix}", up
 
 
+class Facts:
+    """The facts of a model that its keys give: those of the layers that have them, or of each layer."""
+
+    def __init__(self, model: DecoderConfig) -> None:
+        self.architecture, self.num_layers = model.architecture, model.num_layers
+        self.hidden_size, self.max_position = model.hidden_size, model.max_position
+        self.embedding_scale, self.altup = model.embedding.scale, getattr(model.additions, "altup", None)
+        head, first = model.head or HeadConfig(), model.layers[0]
+        self.logit_scale, self.logit_cap = head.scale, head.cap
+        self.norm, self.norm_eps, self.parallel = first.norm.kind, first.norm.eps, first.parallel
+        self.residual_multiplier = first.multiplier
+        mixers: list[Any] = [layer.mixer for layer in model.layers if layer.mixer is not None]
+        self.latent = mixers[0] if isinstance(mixers[0], LatentConfig) else None
+        self.head_dim, self.num_heads, self.num_kv_heads = model.head_dim, model.num_heads, model.num_kv_heads
+        if self.latent is not None:
+            self.head_dim = self.latent.nope_dim + self.latent.rope_dim
+        self.windows = [None if one.mixer is None else _scores(one).window for one in model.layers]
+        self.attention_cap, self.attention_scale = mixers[0].scores.cap, mixers[0].scores.scale
+        self.value_dim, self.value_scale, self.clip_qkv = (
+            getattr(mixers[0], name, None) for name in ("value_dim", "value_scale", "clip")
+        )
+        self.ropes = [None if layer.mixer is None else layer.mixer.rope for layer in model.layers]
+        full = [rope for rope, window in zip(self.ropes, self.windows, strict=True) if rope and not window]
+        self.rope = next(iter([*full, *(rope for rope in self.ropes if rope)]), None)
+        self.mixtures = [layer.mixture for layer in model.layers]
+        self.moe = next((mixture for mixture in self.mixtures if mixture is not None), None)
+        dense = [one.mlp if one.mixture is None else one.mixture.dense for one in model.layers]
+        self.inner = [getattr(mlp, "intermediate_size", 0) for mlp in dense]
+        self.intermediate_size = max(self.inner) or getattr(self.moe, "intermediate_size", 0)
+        self.heads = [(getattr(m, "num_heads", 0), getattr(m, "num_kv_heads", 0), getattr(m, "head_dim", 0))
+                      for m in (layer.mixer for layer in model.layers)]  # fmt: skip
+        sizes = {size for size in self.inner if size} if self.moe is not None else set(self.inner)
+        self.unlike = len(set(self.heads)) > 1 or len(sizes) > 1
+
+
+def _scores(layer: LayerConfig) -> ScoresConfig:
+    assert layer.mixer is not None
+    assert layer.mixer.scores is not None
+    return layer.mixer.scores
+
+
 def write(
     path: Path,
     called: str,
-    spec: ArchSpec,
+    model: DecoderConfig,
     tensors: dict[str, Any],
     config: Any,
     *,
@@ -76,7 +121,7 @@ def write(
 
     `more` are tensors of a block after the last, which predicts a further token.
     """
-    writer = gguf.GGUFWriter(path, called)
+    writer, spec = gguf.GGUFWriter(path, called), Facts(model)
     _add_sizes(writer, spec, 1 if more else 0)
     _add_experts(writer, spec, config)
     _add_own(writer, called, spec, config)
@@ -122,7 +167,7 @@ def _fused(tensors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _converted(
-    called: str, name: str, data: Any, spec: ArchSpec, table: gguf.TensorNameMap
+    called: str, name: str, data: Any, spec: Facts, table: gguf.TensorNameMap
 ) -> Iterator[tuple[str, Any]]:
     """What the file has of one tensor."""
     if called in TURNED and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
@@ -187,7 +232,7 @@ def _name(table: gguf.TensorNameMap, name: str) -> str:
     return str(to)
 
 
-def _separate(name: str, data: Any, spec: ArchSpec, table: gguf.TensorNameMap) -> Iterator[tuple[str, Any]]:
+def _separate(name: str, data: Any, spec: Facts, table: gguf.TensorNameMap) -> Iterator[tuple[str, Any]]:
     """Queries, keys and values that the checkpoint fuses, reordered as Llama's."""
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     parts = turned(data[:q], spec.num_heads), turned(data[q : q + kv], spec.num_kv_heads), data[q + kv :]
@@ -195,7 +240,7 @@ def _separate(name: str, data: Any, spec: ArchSpec, table: gguf.TensorNameMap) -
         yield _name(table, name.replace("attention.query_key_value", f"self_attn.{kind}_proj")), part
 
 
-def _stacked_heads(data: Any, spec: ArchSpec) -> Any:
+def _stacked_heads(data: Any, spec: Facts) -> Any:
     """Each group's queries, key and value as all queries, all keys and all values."""
     groups = data.reshape(spec.num_kv_heads, -1, spec.head_dim, *data.shape[1:])
     rest = data.shape[1:]
@@ -207,22 +252,24 @@ def _number(part: str) -> Any:
     return (0, int(part), "") if part.isdecimal() else (1, 0, part)
 
 
-def _add_sizes(writer: gguf.GGUFWriter, spec: ArchSpec, extra: int) -> None:
+def _add_sizes(writer: gguf.GGUFWriter, spec: Facts, extra: int) -> None:
     writer.add_block_count(spec.num_layers + extra)
     if extra:
         writer.add_nextn_predict_layers(extra)
     writer.add_context_length(spec.max_position)
     writer.add_embedding_length(spec.hidden_size)
-    if spec.shapes is None:
+    if not spec.unlike:
         writer.add_feed_forward_length(spec.intermediate_size)
         writer.add_head_count(spec.num_heads)
         writer.add_head_count_kv(1 if spec.latent else spec.num_kv_heads)
     else:
-        writer.add_feed_forward_length([shape.intermediate_size for shape in spec.shapes])
-        writer.add_head_count([shape.num_heads for shape in spec.shapes])
-        writer.add_head_count_kv([shape.num_kv_heads for shape in spec.shapes])
+        writer.add_feed_forward_length(
+            [size or (spec.intermediate_size if spec.moe else 0) for size in spec.inner]
+        )
+        writer.add_head_count([count for count, _, _ in spec.heads])
+        writer.add_head_count_kv([count for _, count, _ in spec.heads])
     far = spec.head_dim * spec.num_heads != spec.hidden_size
-    if (far or spec.shapes is not None) and spec.latent is None:
+    if (far or spec.unlike) and spec.latent is None:
         writer.add_key_length(spec.head_dim)
         writer.add_value_length(spec.value_dim or spec.head_dim)
     rms = spec.norm == "rms" or spec.architecture == "PhimoeForCausalLM"
@@ -236,7 +283,7 @@ def _add_sizes(writer: gguf.GGUFWriter, spec: ArchSpec, extra: int) -> None:
         writer.add_final_logit_softcapping(spec.logit_cap)
 
 
-def _add_experts(writer: gguf.GGUFWriter, spec: ArchSpec, config: Any) -> None:
+def _add_experts(writer: gguf.GGUFWriter, spec: Facts, config: Any) -> None:
     moe = spec.moe
     if moe is None:
         return
@@ -253,10 +300,11 @@ def _add_experts(writer: gguf.GGUFWriter, spec: ArchSpec, config: Any) -> None:
         writer.add_expert_shared_count(known)
     elif moe.shared_intermediate_size:
         writer.add_expert_shared_feed_forward_length(moe.shared_intermediate_size)
-    dense = moe.layers.index(True)
-    if dense and all(moe.layers[dense:]):
+    layers = [mixture is not None for mixture in spec.mixtures]
+    dense = layers.index(True)
+    if dense and all(layers[dense:]):
         writer.add_leading_dense_block_count(dense)
-    if moe.layers != (True,) * spec.num_layers and not all(moe.layers[dense:]):
+    if not all(layers[dense:]):
         writer.add_interleave_moe_layer_step(dense + 1)
     if routing.scale != 1:
         writer.add_expert_weights_scale(routing.scale)
@@ -268,7 +316,7 @@ def _add_experts(writer: gguf.GGUFWriter, spec: ArchSpec, config: Any) -> None:
         writer.add_expert_gating_func(kinds.SOFTMAX if softmax else kinds.SIGMOID)
 
 
-def _add_own(writer: gguf.GGUFWriter, called: str, spec: ArchSpec, config: Any) -> None:
+def _add_own(writer: gguf.GGUFWriter, called: str, spec: Facts, config: Any) -> None:
     """What only some architectures have."""
     if called in ("granite", "granitemoe"):
         writer.add_attention_scale(spec.attention_scale)
@@ -319,11 +367,10 @@ def _add_own(writer: gguf.GGUFWriter, called: str, spec: ArchSpec, config: Any) 
             writer.add_rope_scaling_yarn_log_mul(0.1 * spec.rope.mscale_all_dim)
 
 
-def _add_unlike(writer: gguf.GGUFWriter, called: str, spec: ArchSpec, config: Any) -> None:
+def _add_unlike(writer: gguf.GGUFWriter, called: str, spec: Facts, config: Any) -> None:
     """What architectures have whose layers differ."""
     slides = [window is not None for window in spec.windows]
-    assert spec.layer_ropes is not None
-    near = next(rope for rope, slide in zip(spec.layer_ropes, slides, strict=True) if slide)
+    near = next(rope for rope, slide in zip(spec.ropes, slides, strict=True) if slide)
     assert near is not None
     writer.add_sliding_window_pattern(slides)
     writer.add_rope_freq_base_swa(near.theta)
@@ -342,7 +389,6 @@ def _add_unlike(writer: gguf.GGUFWriter, called: str, spec: ArchSpec, config: An
                 [float(x) for x in torch.special.ndtri(torch.tensor(shares))]
             )
         return
-    assert spec.shapes is not None
     writer.add_key_length_swa(near.rotary_dim)
     writer.add_value_length_swa(near.rotary_dim)
     writer.add_rope_dimension_count_swa(near.rotary_dim)
@@ -352,7 +398,7 @@ def _add_unlike(writer: gguf.GGUFWriter, called: str, spec: ArchSpec, config: An
     writer.add_tensor("rope_freqs.weight", factors)
 
 
-def _add_rope(writer: gguf.GGUFWriter, spec: ArchSpec, config: Any) -> None:
+def _add_rope(writer: gguf.GGUFWriter, spec: Facts, config: Any) -> None:
     if spec.rope is None:
         return
     rope = spec.rope

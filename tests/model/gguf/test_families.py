@@ -15,15 +15,13 @@ from safetensors.numpy import load_file
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
 from quire.files import read_json
-from quire.model.expand import decoder_config
-from quire.model.families import read_config
+from quire.model.families import read_model
 from quire.model.families.names import TensorNames
 from quire.model.gguf.architectures import ARCHITECTURES
 from quire.model.load import inspect_model, load_model, open_checkpoint_files
 from quire.model.pack import wanted_tensors
 from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.source import Piece, Use
-from quire.model.spec import ArchSpec
 from quire.model.tensors import Tensors
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.protocol import Unquantized
@@ -260,18 +258,18 @@ def test_spec_and_weights_come_back(variant: str, tmp_path: Path, monkeypatch: p
     model.config.architectures = [type(model).__name__.replace("Gemma3Text", "Gemma3")]
     model.save_pretrained(tmp_path / "model")
     expected = open_checkpoint_files(tmp_path / "model").opened()
-    spec, _ = read_config(read_json(tmp_path / "model" / "config.json"))
+    spec, _ = read_model(read_json(tmp_path / "model" / "config.json"))
     original = load_file(tmp_path / "model" / "model.safetensors")
     model.config.xielu = original
     file = write(tmp_path / "m.gguf", CASES[variant], spec, original, model.config)
     check(file, spec, expected.names, expected.checkpoint)
 
 
-def check(file: Path, spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint) -> None:
+def check(file: Path, spec: DecoderConfig, names: TensorNames, checkpoint: Checkpoint) -> None:
     """The file gives the spec and the weights of the checkpoint, and all its tensors are used."""
-    model, config = open_checkpoint_files(file).opened(), decoder_config(spec)
-    assert model.spec == config
-    found, wanted = values(config, model.names, model.checkpoint), values(config, names, checkpoint)
+    model = open_checkpoint_files(file).opened()
+    assert model.spec == spec
+    found, wanted = values(spec, model.names, model.checkpoint), values(spec, names, checkpoint)
     assert found.keys() == wanted.keys()
     for path, theirs in wanted.items():
         assert np.array_equal(found[path], theirs), path
@@ -281,11 +279,11 @@ def check(file: Path, spec: ArchSpec, names: TensorNames, checkpoint: Checkpoint
 def test_spec_and_weights_of_a_config_come_back(called: str, tmp_path: Path) -> None:
     architecture, changes = CONFIGS[called]
     config = {"architectures": [architecture], **SMALL, **changes}
-    spec, names = read_config(config)
+    spec, names = read_model(config)
     rng = np.random.default_rng(4)
     original = {
         name: rng.standard_normal(wanted.shape).astype(np.float32)
-        for name, wanted in wanted_tensors(decoder_config(spec), names).items()
+        for name, wanted in wanted_tensors(spec, names).items()
     }
     file = write(tmp_path / "m.gguf", called, spec, original, SimpleNamespace(**config))
     check(file, spec, names, Memory(original))
@@ -318,7 +316,7 @@ def test_quantized_matrices_keep_their_blocks(
     model = make_model(variant, **WIDE[variant])
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(tmp_path / "model")
-    spec, _ = read_config(read_json(tmp_path / "model" / "config.json"))
+    spec, _ = read_model(read_json(tmp_path / "model" / "config.json"))
     original = load_file(tmp_path / "model" / "model.safetensors")
     file = write(tmp_path / "m.gguf", CASES[variant], spec, original, model.config, kind="Q8_0")
     backend, tokens = NativeBackend(1), [7 * i % 90 + 3 for i in range(30)]
@@ -336,12 +334,12 @@ def test_fused_tensors_are_read_like_separate_ones(tmp_path: Path) -> None:
     model = make_model("qwen3-moe")
     model.config.architectures = ["Qwen3MoeForCausalLM"]
     model.save_pretrained(tmp_path / "model")
-    spec, _ = read_config(read_json(tmp_path / "model" / "config.json"))
+    spec, _ = read_model(read_json(tmp_path / "model" / "config.json"))
     original = load_file(tmp_path / "model" / "model.safetensors")
     apart = write(tmp_path / "apart.gguf", "qwen3moe", spec, original, model.config)
     fused = write(tmp_path / "fused.gguf", "qwen3moe", spec, original, model.config, fuse=True)
     assert len(gguf.GGUFReader(fused).tensors) < len(gguf.GGUFReader(apart).tensors)
-    assert inspect_model(fused).spec == inspect_model(apart).spec == decoder_config(spec)
+    assert inspect_model(fused).spec == inspect_model(apart).spec == spec
     tensors, separate = (open_checkpoint_files(file).opened().checkpoint for file in (fused, apart))
     assert set(tensors.names()) == set(separate.names())
     for name in separate.names():
@@ -352,18 +350,18 @@ def test_blocks_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     model = make_model("glm4_moe")
     model.config.architectures = ["Glm4MoeForCausalLM"]
     model.save_pretrained(tmp_path / "model")
-    spec, _ = read_config(read_json(tmp_path / "model" / "config.json"))
+    spec, _ = read_model(read_json(tmp_path / "model" / "config.json"))
     original = load_file(tmp_path / "model" / "model.safetensors")
     more = {"blk.3.nextn.eh_proj.weight": np.zeros((48, 96), np.float32)}
     file = write(tmp_path / "m.gguf", "glm4moe", spec, original, model.config, more=more)
-    assert inspect_model(file).spec == decoder_config(spec)
+    assert inspect_model(file).spec == spec
 
 
 def test_a_file_of_another_kind_of_expert_is_refused(tmp_path: Path) -> None:
     model = make_model("glm4_moe")
     model.config.architectures = ["Glm4MoeForCausalLM"]
     model.save_pretrained(tmp_path / "model")
-    spec, _ = read_config(read_json(tmp_path / "model" / "config.json"))
+    spec, _ = read_model(read_json(tmp_path / "model" / "config.json"))
     original = load_file(tmp_path / "model" / "model.safetensors")
     model.config.scoring_func = "softmax"
     file = write(tmp_path / "m.gguf", "glm4moe", spec, original, model.config)

@@ -19,12 +19,11 @@ from quire.devices.cpu.pack import describe
 from quire.engine.source import find_files
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.model.cost import matrices
-from quire.model.expand import decoder_config
 from quire.model.gguf import read_gguf
 from quire.model.gguf.adapted import by_family_names, family_names
 from quire.model.info import EngineLimits, Reading
 from quire.model.load import inspect_model, open_checkpoint_files
-from quire.model.spec import RopeSpec
+from quire.model.parts.rope import RopeSpec
 from quire.weights.gguf.kinds import KINDS
 from quire.weights.tokenizer import open_tokenizer
 from tests.adapter_files import write_adapter
@@ -100,7 +99,7 @@ def test_quantized_files_equal_what_their_values_give(kind: str, tmp_path: Path)
     file = write_gguf(directory, tmp_path / "model.gguf", "llama", kind)
     model = read_gguf(file)
     names = family_names(model.spec)
-    tensors = by_family_names(decoder_config(model.spec), names, model.names, model.checkpoint)
+    tensors = by_family_names(model.spec, names, model.names, model.checkpoint)
     original = load_file(directory / "model.safetensors")
     values = {name: tensors.get(name) if data.ndim > 1 else data for name, data in original.items()}
     save_file(values, directory / "model.safetensors")

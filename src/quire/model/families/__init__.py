@@ -1,4 +1,4 @@
-"""The registry of model families. A Hugging Face config becomes an ArchSpec and the names of its tensors."""
+"""The registry of model families. A Hugging Face config becomes a tree of configs and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.model.families.composite import text_names, text_part
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 from quire.weights.readers import KEYS, find_quantization
 
 # By module, the classes of its families and their model_type. A module is imported when one of its families is asked
@@ -122,14 +122,7 @@ MODEL_TYPES: Mapping[str, str] = {
 }
 
 
-# What a decoder without a head is, and the tensors that its spec does not ask for: pooling.py reads them.
-BARE: Mapping[str, Any] = {
-    "has_head": False,
-    "head_bias": False,
-    "tie_embeddings": False,
-    "logit_scale": 1.0,
-    "logit_cap": None,
-}
+# HEADS are tensors of a decoder without a head that the decoder does not ask for: pooling.py reads them.
 HEADS = (r"(score|classifier)\..*", r"lm_head\..*")
 
 
@@ -140,10 +133,12 @@ def load_family(architecture: str) -> Family:
     return families[HEADLESS.get(architecture, architecture)]
 
 
-def read_config(
+def read_model(
     values: Mapping[str, Any], where: str = "config.json", architecture: str | None = None
-) -> tuple[ArchSpec, TensorNames]:
-    """Read the spec and tensor names of a config. Raises ModelError for anything not understood in full.
+) -> tuple[DecoderConfig, TensorNames]:
+    """Read the model that a config.json describes, and the names of its tensors.
+
+    Raises ModelError for anything not understood in full.
 
     `architecture` (a class or a model_type) takes the place of the config's own.
     """
@@ -163,7 +158,7 @@ def read_config(
     names = family.names(spec, config) if callable(family.names) else family.names
     names = names if text is None else text_names(names)
     if decoder != architecture:
-        spec = replace(spec, architecture=architecture, **BARE)
+        spec = replace(spec, architecture=architecture, head=None)
         names = replace(names, ignored=(*names.ignored, *HEADS))
         config.skip("classifier_from_token is_original_qwen3_reranker method token_classification_bias")
     config.finish()

@@ -7,10 +7,10 @@ from quire.model.families.family import Family, head_size, read_decoder, read_mo
 from quire.model.families.mixtures import LIKE_V3, mtp_ignored
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 
-def bailing_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def bailing_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     return TensorNames(
         embedding="model.word_embeddings",
         qkv="attention.query_key_value",
@@ -23,7 +23,7 @@ def bailing_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
     )
 
 
-def read_bailing(config: ConfigReader) -> ArchSpec:
+def read_bailing(config: ConfigReader) -> DecoderConfig:
     """Ling 2.0, arXiv:2510.22115. The first generation chooses by softmax and norms no queries."""
     config.expect("use_rmsnorm", True)
     config.expect("norm_head", False)
@@ -54,8 +54,8 @@ def read_bailing(config: ConfigReader) -> ArchSpec:
     return read_decoder(
         config,
         rotated=rotary_dim(config, size),
-        qkv_bias=config.boolean("use_qkv_bias", False),
-        o_bias=config.boolean("use_bias", False),
+        attention_qkv_bias=config.boolean("use_qkv_bias", False),
+        attention_out_bias=config.boolean("use_bias", False),
         qk_norm="head" if config.boolean("use_qk_norm") else None,
         moe=moe,
     )

@@ -7,22 +7,22 @@ from typing import Any
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import read_decoder
 from quire.model.families.gpt import PLAIN
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 
-def post_norm(config: ConfigReader, offset: int | None, rotated: int | None = 0, **own: Any) -> ArchSpec:
-    """Norms after the sums, and the whole text in view. `own` are further fields of ArchSpec."""
+def post_norm(config: ConfigReader, offset: int | None, rotated: int | None = 0, **own: Any) -> DecoderConfig:
+    """Norms after the sums, and the whole text in view. `own` are further fields of parts."""
     config.skip("tie_word_embeddings")
     return read_decoder(
         config,
         **PLAIN,
         rotated=rotated,
-        position_offset=offset,
+        **({} if offset is None else {"positions_offset": offset}),
         placement="sum",
-        tie_embeddings=False,
+        head_tied=False,
         embedding_norm=True,
         final_norm=False,
         bidirectional=True,
-        has_head=False,
+        headless=True,
         **own,
     )

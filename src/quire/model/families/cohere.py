@@ -18,11 +18,10 @@ from quire.model.families.family import (
     num_layers,
     read_decoder,
     read_moe,
-    rotate_some,
     windows_of,
 )
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 COHERE_NAMES = TensorNames(interleaved=True)
 # FIXED keys stand in configs of the second generation beside the fields that decide.
@@ -36,21 +35,21 @@ FIXED = (
 )
 
 
-def read_cohere(config: ConfigReader, **fields: Any) -> ArchSpec:
+def read_cohere(config: ConfigReader, **fields: Any) -> DecoderConfig:
     qk_norm = "own_head" if config.boolean("use_qk_norm", False) else None
     scale = config.number("logit_scale")
     return read_decoder(
         config,
         **biases(config),
         placement="parallel",
-        norm="layer",
+        norm_kind="layer",
         qk_norm=qk_norm,
-        logit_scale=scale,
+        head_scale=scale,
         **fields,
     )
 
 
-def read_cohere2(config: ConfigReader) -> ArchSpec:
+def read_cohere2(config: ConfigReader) -> DecoderConfig:
     """Three sliding layers, then one without positions."""
     for key, value in FIXED:
         config.expect(key, value)
@@ -63,11 +62,11 @@ def read_cohere2(config: ConfigReader) -> ArchSpec:
     else:
         config.skip("_sliding_window_pattern")
     kinds = layer_kinds(config, alternate(num_layers(config), pattern))
-    spec = read_cohere(config, windows=windows_of(config, kinds))
-    return rotate_some(spec, [kind == SLIDING for kind in kinds])
+    turned = [kind == SLIDING for kind in kinds]
+    return read_cohere(config, scores_window=windows_of(config, kinds), turned=turned)
 
 
-def read_cohere2_moe(config: ConfigReader) -> ArchSpec:
+def read_cohere2_moe(config: ConfigReader) -> DecoderConfig:
     """A mixture in the layers after the first dense ones."""
     for key, value in FIXED:
         config.expect(key, value)
@@ -100,13 +99,13 @@ def read_cohere2_moe(config: ConfigReader) -> ArchSpec:
         config, layers=[k == SPARSE for k in sparse], inner="intermediate_size", shared=shared * inner, **how
     )
     if shared and mean == "average":
-        moe = replace(moe, scale=0.5)
+        moe["scale"] = 0.5
     own = config.optional_integer("prefix_dense_intermediate_size") or inner
-    spec = read_cohere(config, windows=windows_of(config, kinds), moe=moe, intermediate_size=own)
     turned = [
         kind == SLIDING or (mlp == DENSE and prefix == 1) for kind, mlp in zip(kinds, sparse, strict=True)
     ]
-    return rotate_some(spec, turned)
+    windows = windows_of(config, kinds)
+    return read_cohere(config, scores_window=windows, turned=turned, moe=moe, intermediate_size=own)
 
 
 COHERE = {

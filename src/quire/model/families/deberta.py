@@ -11,15 +11,15 @@ from quire.model.families.classifiers import CLASSIFIERS
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import architecture_of
 from quire.model.families.names import TensorNames, bert_names
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.relative import RelativeConfig
-from quire.model.spec import ArchSpec
 
 UNUSED = """hidden_dropout_prob attention_probs_dropout_prob pooler_dropout pooler_hidden_size initializer_range legacy
     cls_dropout padding_idx classifier_dropout"""
 HEADS = (r"(lm_predictions|cls|mask_predictions|classifier)\..*", r"pooler\.dense\..*")
 
 
-def deberta_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def deberta_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """Versions 2 and 3."""
     names = _names(spec)
     return replace(
@@ -32,7 +32,7 @@ def deberta_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
     )
 
 
-def first_deberta_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def first_deberta_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """Version 1: head by head in one projection, whose biases are apart."""
     return replace(
         _names(spec),
@@ -46,9 +46,11 @@ def first_deberta_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
     )
 
 
-def _names(spec: ArchSpec) -> TensorNames:
+def _names(spec: DecoderConfig) -> TensorNames:
     names = bert_names("deberta.", *HEADS)
-    left_out = () if spec.position_offset is not None else (r"deberta\.embeddings\.position_embeddings\..*",)
+    left_out = (
+        () if spec.embedding.positions is not None else (r"deberta\.embeddings\.position_embeddings\..*",)
+    )
     return replace(
         names,
         relative="deberta.encoder.rel_embeddings",
@@ -57,7 +59,7 @@ def _names(spec: ArchSpec) -> TensorNames:
     )
 
 
-def read_deberta(config: ConfigReader) -> ArchSpec:
+def read_deberta(config: ConfigReader) -> DecoderConfig:
     """Versions 2 and 3 (He et al. 2021, arXiv:2111.09543): distances in buckets, often with the layer's projections."""
     config.expect("conv_kernel_size", 0, None)
     norms = config.get("norm_rel_ebd")
@@ -72,13 +74,13 @@ def read_deberta(config: ConfigReader) -> ArchSpec:
     return _read(config, buckets, shared=shared, normed=norms.strip().lower() == "layer_norm")
 
 
-def read_first_deberta(config: ConfigReader) -> ArchSpec:
+def read_first_deberta(config: ConfigReader) -> DecoderConfig:
     """Version 1, arXiv:2006.03654."""
     config.expect("talking_head", False)
     return _read(config, 0, shared=False, normed=False)
 
 
-def _read(config: ConfigReader, buckets: int, **relative: bool) -> ArchSpec:
+def _read(config: ConfigReader, buckets: int, **relative: bool) -> DecoderConfig:
     config.skip(UNUSED)
     config.expect("embedding_size", config.integer("hidden_size"))
     config.expect(
@@ -95,15 +97,15 @@ def _read(config: ConfigReader, buckets: int, **relative: bool) -> ArchSpec:
     if config.boolean("relative_attention") and kinds:
         near = RelativeConfig(buckets or reach, buckets, reach, "c2p" in kinds, "p2c" in kinds, **relative)
     size = config.integer("hidden_size") // config.integer("num_attention_heads")
-    spec = post_norm(
+    return post_norm(
         config,
         0 if config.boolean("position_biased_input") else None,
-        attention_scale=(size * (1 + len(kinds))) ** -0.5,
-        relative=near,
-        segments=pairs,
-        segment_rows=rows,
+        vocab_size=config.integer("vocab_size") * max(pairs, 1),
+        scores_scale=(size * (1 + len(kinds))) ** -0.5,
+        attention_relative=near,
+        embedding_segments=pairs,
+        embedding_segment_rows=rows,
     )
-    return replace(spec, vocab_size=spec.vocab_size * max(pairs, 1))
 
 
 def _kinds(config: ConfigReader) -> frozenset[str]:

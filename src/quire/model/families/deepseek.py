@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,22 +15,25 @@ from quire.model.families.family import Family, num_layers, read_decoder, read_m
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_rope
 from quire.model.parts.bounds import MAX_LAYERS
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.norm import NormConfig
 from quire.model.parts.rope import RopeSpec
-from quire.model.spec import ArchSpec, LatentSpec, MoESpec
+
+NO_SCALES: Mapping[str, float] = {}
 
 
-def deepseek_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def deepseek_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """The layer after the last predicts one token more; the next token does not depend on it."""
     names = TensorNames(interleaved=config.boolean("rope_interleave", True), shared="mlp.shared_experts.")
     extra = re.escape(names.layer.format(i=spec.num_layers)) + ".*"
     return replace(names, ignored=(*names.ignored, extra))
 
 
-def axk1_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def axk1_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     return replace(deepseek_names(spec, config), moe_norm="post_mlp_layernorm")
 
 
-def read_deepseek_v2(config: ConfigReader) -> ArchSpec:
+def read_deepseek_v2(config: ConfigReader) -> DecoderConfig:
     """DeepSeek-AI 2024, arXiv:2405.04434. V2 chooses among the best groups, V2-Lite among all experts."""
     config.expect("scoring_func", "softmax")
     config.expect("norm_topk_prob", False, None)
@@ -43,7 +47,7 @@ def read_deepseek_v2(config: ConfigReader) -> ArchSpec:
     return read_latent(config, moe=_moe(config, **groups))
 
 
-def read_deepseek_v3(config: ConfigReader, first_dense: int = 0) -> ArchSpec:
+def read_deepseek_v3(config: ConfigReader, first_dense: int = 0, **moe: Any) -> DecoderConfig:
     """DeepSeek-AI 2024, arXiv:2412.19437. A bias that balances the experts' load counts for the choice alone."""
     config.expect("scoring_func", "sigmoid")
     config.expect("topk_method", "noaux_tc")
@@ -55,10 +59,11 @@ def read_deepseek_v3(config: ConfigReader, first_dense: int = 0) -> ArchSpec:
         "group_sum": True,
         "renormalize": config.boolean("norm_topk_prob"),
     }
-    return read_latent(config, moe=_moe(config, first_dense, correction=True, **routing))
+    mixture = _moe(config, first_dense, correction=True, **routing)
+    return read_latent(config, moe=None if mixture is None else mixture | moe)
 
 
-def _moe(config: ConfigReader, first_dense: int = 0, **fields: Any) -> MoESpec | None:
+def _moe(config: ConfigReader, first_dense: int = 0, **fields: Any) -> dict[str, Any] | None:
     config.expect("moe_layer_freq", 1)
     config.skip("ep_size")  # how training was spread
     layers = sparse_after(config, default=first_dense)
@@ -79,31 +84,37 @@ def _moe(config: ConfigReader, first_dense: int = 0, **fields: Any) -> MoESpec |
     )
 
 
-def read_latent(config: ConfigReader, value_dim: int | None = None, **fields: Any) -> ArchSpec:
+def read_latent(
+    config: ConfigReader, value_dim: int | None = None, scales: Mapping[str, float] = NO_SCALES, **fields: Any
+) -> DecoderConfig:
     """A decoder with latent attention; head_dim, if the config has it, repeats the size of the rotated part."""
     config.skip("head_dim")
     heads = config.integer("num_attention_heads")
     config.expect("num_key_value_heads", heads, None)
-    latent = LatentSpec(
-        q_rank=config.optional_integer("q_lora_rank"),
-        kv_rank=config.integer("kv_lora_rank"),
-        nope_dim=config.integer("qk_nope_head_dim"),
-        rope_dim=config.integer("qk_rope_head_dim"),
-        value_dim=value_dim or config.integer("v_head_dim"),
-        bias=config.boolean("attention_bias", False),
-    )
-    rope = read_rope(config, latent.rope_dim, config.integer("max_position_embeddings"))
-    head_dim = latent.nope_dim + latent.rope_dim
+    nope, rotated = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    bias = config.boolean("attention_bias", False)
+    latent = {
+        "q_rank": config.optional_integer("q_lora_rank"),
+        "kv_rank": config.integer("kv_lora_rank"),
+        "nope_dim": nope,
+        "rope_dim": rotated,
+        "value_dim": value_dim or config.integer("v_head_dim"),
+        "bias": bias,
+        "norm": NormConfig("rms", 1e-6),
+        **scales,
+    }
+    rope = read_rope(config, rotated, config.integer("max_position_embeddings"))
+    head_dim = nope + rotated
     config.expect("qk_head_dim", head_dim)
     return read_decoder(
         config,
         num_kv_heads=heads,
         head_dim=head_dim,
-        rotated=latent.rope_dim,
+        rotated=rotated,
         rope=rope,
-        attention_scale=head_dim**-0.5 * _temperature(rope),
+        scores_scale=head_dim**-0.5 * _temperature(rope),
         latent=latent,
-        o_bias=latent.bias,
+        attention_out_bias=bias,
         **fields,
     )
 
@@ -115,19 +126,17 @@ def _temperature(rope: RopeSpec) -> float:
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
 
 
-def read_glm4_moe_lite(config: ConfigReader) -> ArchSpec:
+def read_glm4_moe_lite(config: ConfigReader) -> DecoderConfig:
     """By default the first layer is dense."""
     return read_deepseek_v3(config, first_dense=1)
 
 
-def read_axk1(config: ConfigReader) -> ArchSpec:
+def read_axk1(config: ConfigReader) -> DecoderConfig:
     """SK Telecom's A.X K1: a norm after each mixture."""
-    spec = read_deepseek_v3(config, first_dense=1)
-    assert spec.moe is None or spec.latent is not None
-    return spec if spec.moe is None else replace(spec, moe=replace(spec.moe, norm=True))
+    return read_deepseek_v3(config, first_dense=1, norm=True)
 
 
-def read_longcat(config: ConfigReader) -> ArchSpec:
+def read_longcat(config: ConfigReader) -> DecoderConfig:
     """Meituan 2025, arXiv:2509.01322: each module has two layers; the first's mixture joins after the second.
 
     Some experts return their input.
@@ -146,29 +155,25 @@ def read_longcat(config: ConfigReader) -> ArchSpec:
         config.integer("num_experts_per_tok", high=experts + zero),
         scale=config.number("routed_scaling_factor"),
     )
-    moe = MoESpec(
-        routing,
-        config.integer("moe_intermediate_size"),
-        (True, False) * modules,
-        correction=True,
-        zero_experts=zero,
-        shortcut=True,
-    )
-    spec, q_rank = read_latent(twice, moe=moe), config.integer("q_lora_rank")
-    assert spec.latent is not None
-    latent = replace(
-        spec.latent,
-        q_scale=(hidden / q_rank) ** 0.5,
-        kv_scale=(hidden / spec.latent.kv_rank) ** 0.5,
-    )
-    return replace(spec, latent=latent)
+    moe = {
+        "routing": routing,
+        "intermediate_size": config.integer("moe_intermediate_size"),
+        "layers": [True, False] * modules,
+        "correction": True,
+        "zero_experts": zero,
+        "with_mlp": True,
+    }
+    scales = {
+        "q_scale": (hidden / config.integer("q_lora_rank")) ** 0.5,
+        "kv_scale": (hidden / config.integer("kv_lora_rank")) ** 0.5,
+    }
+    return read_latent(twice, scales=scales, moe=moe)
 
 
-def longcat_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def longcat_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """transformers saves a gate for experts that have none."""
-    assert spec.moe is not None
-    moe, first = spec.moe, spec.moe.routing.num_experts - spec.moe.zero_experts
-    unused = "|".join(str(first + i) for i in range(moe.zero_experts))
+    first = config.integer("n_routed_experts")
+    unused = "|".join(str(first + i) for i in range(config.count("zero_expert_num")))
     plain = TensorNames(interleaved=True)
     own = {
         name: getattr(plain, name).replace("self_attn.", "self_attn.{j}.")
@@ -189,13 +194,13 @@ def longcat_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
     )
 
 
-def read_youtu(config: ConfigReader) -> ArchSpec:
+def read_youtu(config: ConfigReader) -> DecoderConfig:
     """Tencent 2025: dense layers with latent attention."""
     config.skip("embedding_initializer_range")
     return read_latent(config)
 
 
-def read_minicpm3(config: ConfigReader) -> ArchSpec:
+def read_minicpm3(config: ConfigReader) -> DecoderConfig:
     """Hu et al. 2024, arXiv:2404.06395: multipliers, and latent attention with halves as rotary pairs."""
     hidden, layers = config.integer("hidden_size"), num_layers(config)
     depth = config.optional_number("scale_depth")
@@ -206,8 +211,8 @@ def read_minicpm3(config: ConfigReader) -> ArchSpec:
         value,
         mlp_bias=config.boolean("mlp_bias", False),
         embedding_scale=config.number("scale_emb"),
-        residual_multiplier=1.0 if depth is None else depth / math.sqrt(layers),
-        logit_scale=1.0 if base is None else base / hidden,
+        multiplier=1.0 if depth is None else depth / math.sqrt(layers),
+        head_scale=1.0 if base is None else base / hidden,
     )
 
 

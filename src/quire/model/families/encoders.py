@@ -26,7 +26,7 @@ from quire.model.families.family import (
 from quire.model.families.llama import read_llama
 from quire.model.families.names import TensorNames, bert_names
 from quire.model.families.rope import read_layer_ropes
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 _TRAINING = """hidden_dropout_prob attention_probs_dropout_prob classifier_dropout pooler_fc_size directionality
     pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type output_past gradient_checkpointing
@@ -95,46 +95,52 @@ MODERNBERT_NAMES = TensorNames(
 )
 
 
-def read_bert(config: ConfigReader) -> ArchSpec:
+def read_bert(config: ConfigReader) -> DecoderConfig:
     """Devlin et al. 2019, arXiv:1810.04805: learned positions, norms after the sums."""
     return _bert_like(config, 0)
 
 
-def read_roberta(config: ConfigReader) -> ArchSpec:
+def read_roberta(config: ConfigReader) -> DecoderConfig:
     """Liu et al. 2019, arXiv:1907.11692; Conneau et al. 2020, arXiv:1911.02116: positions count from pad + 1."""
     config.expect("pad_token_id", 1)
     return _bert_like(config, 2)
 
 
-def read_distilbert(config: ConfigReader) -> ArchSpec:
+def read_distilbert(config: ConfigReader) -> DecoderConfig:
     """Sanh et al. 2019, arXiv:1910.01108: BERT without segments. Sinusoidal positions are stored like others."""
     config.skip("dropout qa_dropout seq_classif_dropout sinusoidal_pos_embds")
     return post_norm(config, 0)
 
 
-def _bert_like(config: ConfigReader, offset: int) -> ArchSpec:
+def _bert_like(config: ConfigReader, offset: int) -> DecoderConfig:
     config.expect("position_embedding_type", "absolute")
     config.expect("is_decoder", False)
     config.skip(_TRAINING)
     rows = config.integer("type_vocab_size", 2)
     # only classifiers read pairs of texts
     pairs = min(rows, 2) if architecture_of(config) in CLASSIFIERS else 1
-    spec = post_norm(config, offset, segments=pairs, segment_rows=rows)
-    return replace(spec, max_position=spec.max_position - offset, vocab_size=spec.vocab_size * pairs)
+    return post_norm(
+        config,
+        offset,
+        max_position=config.integer("max_position_embeddings") - offset,
+        vocab_size=config.integer("vocab_size") * pairs,
+        embedding_segments=pairs,
+        embedding_segment_rows=rows,
+    )
 
 
-def read_mpnet(config: ConfigReader) -> ArchSpec:
+def read_mpnet(config: ConfigReader) -> DecoderConfig:
     """Song et al. 2020, arXiv:2004.09297: BERT whose scores depend on the distance."""
     config.expect("pad_token_id", 1)
     config.skip(_TRAINING)
     buckets = config.integer("relative_attention_num_buckets")
     if buckets != 32:  # whatever the size of the table, the class computes the buckets of 32
         raise config.wrong("relative_attention_num_buckets", buckets, "32")
-    spec = post_norm(config, 2, position_buckets=buckets)
-    return replace(spec, max_position=spec.max_position - 2)
+    positions = config.integer("max_position_embeddings") - 2
+    return post_norm(config, 2, max_position=positions, scores_position_buckets=buckets)
 
 
-def read_jina(config: ConfigReader) -> ArchSpec:
+def read_jina(config: ConfigReader) -> DecoderConfig:
     """Sturua et al. 2024, arXiv:2409.10173: XLM-R with rotary positions. The changes for tasks are in its weights."""
     config.expect("position_embedding_type", "rotary", "absolute", None)
     config.expect("emb_pooler", "mean", None)  # as modules.json says
@@ -142,17 +148,18 @@ def read_jina(config: ConfigReader) -> ArchSpec:
     rows = config.integer("type_vocab_size")
     pairs = min(rows, 2) if architecture_of(config) in CLASSIFIERS else 1
     config.skip(_TRAINING)
-    spec = post_norm(config, None, rotated=None, segments=pairs, segment_rows=rows)
-    return replace(spec, vocab_size=spec.vocab_size * pairs)
+    size = config.integer("vocab_size") * pairs
+    segments = {"embedding_segments": pairs, "embedding_segment_rows": rows}
+    return post_norm(config, None, rotated=None, vocab_size=size, **segments)
 
 
-def read_eurobert(config: ConfigReader) -> ArchSpec:
+def read_eurobert(config: ConfigReader) -> DecoderConfig:
     """Boizard et al. 2025, arXiv:2503.05500: Llama's decoder that sees both sides."""
     config.skip("mask_token_id classifier_pooling classifier_dropout clf_pooling tie_word_embeddings")
-    return replace(read_llama(config), bidirectional=True, has_head=False, tie_embeddings=False)
+    return read_llama(config, bidirectional=True, headless=True, head_tied=False)
 
 
-def read_modernbert(config: ConfigReader) -> ArchSpec:
+def read_modernbert(config: ConfigReader) -> DecoderConfig:
     """Warner et al. 2024, arXiv:2412.13663: rotary positions; two layers of three see their neighbourhood alone."""
     for key in ("attention_bias", "mlp_bias", "norm_bias"):
         config.expect(key, False)
@@ -172,13 +179,13 @@ def read_modernbert(config: ConfigReader) -> ArchSpec:
         config,
         rope=ropes[0],
         layer_ropes=ropes,
-        windows=tuple(None if kind == FULL else near + 1 for kind in kinds),
-        norm="layer",
-        tie_embeddings=False,
+        scores_window=[None if kind == FULL else near + 1 for kind in kinds],
+        norm_kind="layer",
+        head_tied=False,
         embedding_norm=True,
         bidirectional=True,
-        bare_first=True,
-        has_head=False,
+        bare=[i == 0 for i in range(len(kinds))],
+        headless=True,
     )
 
 

@@ -7,15 +7,15 @@ from typing import Any
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, num_layers, read_decoder, read_moe
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 
-def read_ernie(config: ConfigReader, **fields: Any) -> ArchSpec:
+def read_ernie(config: ConfigReader, **fields: Any) -> DecoderConfig:
     bias = config.boolean("use_bias")
-    return read_decoder(config, qkv_bias=bias, o_bias=bias, mlp_bias=bias, **fields)
+    return read_decoder(config, attention_qkv_bias=bias, attention_out_bias=bias, mlp_bias=bias, **fields)
 
 
-def read_ernie_moe(config: ConfigReader) -> ArchSpec:
+def read_ernie_moe(config: ConfigReader) -> DecoderConfig:
     """Experts are chosen by a softmax and a correction; some layers, by their number, are mixtures."""
     config.expect("use_bias", False)  # its experts' biases would be refused with it
     config.expect("moe_norm_min", 1e-12)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import Family, read_decoder
+from quire.model.families.family import Family, head_size, read_decoder
 from quire.model.families.gpt import PLAIN
 from quire.model.families.names import TensorNames
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Placement
-from quire.model.spec import ArchSpec
 
 BLOOM_NAMES = TensorNames(
     base="transformer.",
@@ -29,14 +29,14 @@ BLOOM_TRAINING = """attention_softmax_in_fp32 bias_dropout_fusion masked_softmax
     skip_bias_add_qkv"""
 
 
-def falcon_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def falcon_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """Attention and MLP with a norm each have other names for them."""
-    if spec.placement != "parallel_two":
+    if spec.layers[0].placement != "parallel_two":
         return BLOOM_NAMES
     return replace(BLOOM_NAMES, attention_norm="ln_attn", mlp_norm="ln_mlp")
 
 
-def read_falcon(config: ConfigReader) -> ArchSpec:
+def read_falcon(config: ConfigReader) -> DecoderConfig:
     """Almazrouei et al. 2023, arXiv:2311.16867: 7B, 40B and 180B, and the RW models with ALiBi."""
     config.expect("apply_residual_connection_post_layernorm", False)
     bias, newer = config.boolean("bias"), config.boolean("new_decoder_architecture")
@@ -48,10 +48,10 @@ def read_falcon(config: ConfigReader) -> ArchSpec:
     inner = config.optional_integer("intermediate_size") or 4 * config.integer("hidden_size")
     return read_decoder(
         config,
-        **{**PLAIN, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias},
+        **{**PLAIN, "attention_qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": bias},
         num_kv_heads=1 if one and not newer else kv_heads,
         intermediate_size=inner,
-        **({"rotated": 0, "alibi": "scaled"} if alibi else {}),
+        **({"rotated": 0, "scores_alibi": head_size(config) ** -0.5} if alibi else {}),
         placement=_placement(config, newer),
     )
 
@@ -68,7 +68,7 @@ def _placement(config: ConfigReader, newer: bool) -> Placement:
     return "parallel_two" if norms == 2 else "parallel"
 
 
-def read_bloom(config: ConfigReader) -> ArchSpec:
+def read_bloom(config: ConfigReader) -> DecoderConfig:
     """BigScience 2022, arXiv:2211.05100. There is no longest position; seq_length is what it was trained for."""
     config.expect("apply_residual_connection_post_layernorm", False)
     config.skip(BLOOM_TRAINING)
@@ -78,7 +78,7 @@ def read_bloom(config: ConfigReader) -> ArchSpec:
         intermediate_size=4 * config.integer("hidden_size"),
         activation="gelu_tanh",
         rotated=0,
-        alibi="scores",
+        scores_alibi=1.0,
         embedding_norm=True,
     )
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.devices.protocol import Activation, Routing
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import PARTIAL, context_length, read_rope, rotary_dim
 from quire.model.parts.bounds import MAX_LAYERS
-from quire.model.spec import ArchSpec, MoESpec
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.tree import make_decoder
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -33,7 +32,7 @@ DENSE, SPARSE = "dense", "sparse"
 class Family:
     """One architecture: how its config is read, where its tensors are, and which models have it.
 
-    `read` turns a config into a spec. `names` may depend on that spec. `defaults` are the values that transformers'
+    `read` turns a config into a model's. `names` may depend on that. `defaults` are the values that transformers'
     config class gives to absent keys; a key without one is required, or means what llama's means. `spellings` are the
     names that a key has in the file if not its own. `unused` are keys that the class has and the model does not use.
     `quantized` maps methods of quantization that only change where tensors are, and how, to that change. `inside` is
@@ -42,63 +41,62 @@ class Family:
 
     model_type: str
     models: str
-    read: Callable[[ConfigReader], ArchSpec]
-    names: TensorNames | Callable[[ArchSpec, ConfigReader], TensorNames] = field(default_factory=TensorNames)
+    read: Callable[[ConfigReader], DecoderConfig]
+    names: TensorNames | Callable[[DecoderConfig, ConfigReader], TensorNames] = field(
+        default_factory=TensorNames
+    )
     defaults: Mapping[str, Any] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
     unused: str = ""
     quantized: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def read_decoder(config: ConfigReader, **fields: Any) -> ArchSpec:
-    """Read a decoder's spec from the keys that all have; the family sets `fields` itself.
+def read_decoder(config: ConfigReader, **fields: Any) -> DecoderConfig:
+    """Read a decoder from the keys that all have; the family sets other `fields` of its parts (make_decoder).
 
-    `rotated` is how many elements of a head are rotated (0: none, and there is no rope).
+    Sizes may be lists, one for each layer. `rotated` is how many elements of a head are rotated (0: none, and there is
+    no rope). `layer_ropes` has the rope of each layer in place of `rope`, which only the layers that are `turned` have.
     """
-    layers = num_layers(config)
+    layers, hidden = num_layers(config), config.integer("hidden_size")
     heads = fields.pop("num_heads", None) or config.integer("num_attention_heads")
-    hidden = config.integer("hidden_size")
     kv_heads = fields.pop("num_kv_heads", None) or config.optional_integer("num_key_value_heads") or heads
-    if heads % kv_heads:
+    if not isinstance(heads, list) and not isinstance(kv_heads, list) and heads % kv_heads:
         raise config.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     head_dim = fields.pop("head_dim", None) or head_size(config)
+    longest = max(head_dim) if isinstance(head_dim, list) else head_dim
     rotated = fields.pop("rotated", None)
-    if rotated is None and head_dim % 2:
-        raise config.wrong("head_dim", head_dim, "even, for rotary embedding")
-    if rotated is None and "rope" not in fields and rotary_dim(config, head_dim) != head_dim:
+    if rotated is None and longest % 2:
+        raise config.wrong("head_dim", longest, "even, for rotary embedding")
+    if rotated is None and "rope" not in fields and rotary_dim(config, longest) != longest:
         raise config.wrong(PARTIAL, config.get(PARTIAL), "1.0")
-    rotated = head_dim if rotated is None else rotated
+    rotated = longest if rotated is None else rotated
     max_position = fields.pop("max_position", None) or config.integer("max_position_embeddings")
     rope = fields.pop("rope", None)
     if rotated and rope is None:
         rope = read_rope(config, rotated, max_position)
-    if "activation" not in fields:
-        fields["activation"] = read_activation(config)
-    if "intermediate_size" not in fields:
-        moe = fields.get("moe")
-        absent = (
-            moe.intermediate_size if moe is not None and all(moe.layers) else None
-        )  # no layer would use it
-        fields["intermediate_size"] = config.integer("intermediate_size", absent)
+    turned, ropes = fields.pop("turned", None), fields.pop("layer_ropes", rope)
+    inner, moe = fields.pop("intermediate_size", None), fields.get("moe")
+    if inner is None:  # no layer may use it
+        absent = moe["intermediate_size"] if moe is not None and all(moe["layers"]) else None
+        inner = config.integer("intermediate_size", absent)
+    if "norm_eps" not in fields:
+        fields["norm_eps"] = config.number("rms_norm_eps", 1e-6)
     given = {
-        "norm": "rms",
-        "norm_eps": fields["norm_eps"] if "norm_eps" in fields else config.number("rms_norm_eps", 1e-6),
-        "attention_scale": head_dim**-0.5,
-        "windows": (None,) * layers,
-        "tie_embeddings": config.boolean("tie_word_embeddings", False),
-        "rope": rope,
+        "vocab_size": config.integer("vocab_size"),
+        "activation": fields["activation"] if "activation" in fields else read_activation(config),
+        "norm_kind": "rms",
+        "attention_num_heads": heads,
+        "attention_num_kv_heads": kv_heads,
+        "attention_head_dim": head_dim,
+        "attention_rope": ropes if turned is None else [rope if turn else None for turn in turned],
+        "scores_scale": longest**-0.5,
+        "mlp_intermediate_size": inner,
+        "head_tied": config.boolean("tie_word_embeddings", False),
         **fields,
     }
-    return ArchSpec(
-        architecture=architecture_of(config),
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_position=context_length(rope, max_position),
-        **given,
+    positions = context_length(rope, max_position)
+    return make_decoder(
+        architecture_of(config), hidden_size=hidden, num_layers=layers, max_position=positions, **given
     )
 
 
@@ -128,7 +126,7 @@ def read_activation(config: ConfigReader, key: str = "hidden_act", default: str 
 def biases(config: ConfigReader, key: str = "attention_bias", default: bool = False) -> dict[str, bool]:
     """Read one key for the biases of all four projections of attention."""
     bias = config.boolean(key, default)
-    return {"qkv_bias": bias, "o_bias": bias}
+    return {"attention_qkv_bias": bias, "attention_out_bias": bias}
 
 
 def alternate(layers: int, pattern: int, offset: int = 1) -> list[str]:
@@ -151,22 +149,12 @@ def layer_kinds(
     return found
 
 
-def windows_of(config: ConfigReader, kinds: Sequence[str]) -> tuple[int | None, ...]:
+def windows_of(config: ConfigReader, kinds: Sequence[str]) -> list[int | None]:
     """Read the window of each layer by its kind; the key is required if a layer slides."""
     window = config.optional_integer("sliding_window", low=0)
     if SLIDING in kinds and not window:
         raise config.wrong("sliding_window", window, f"an integer >= 1 where layer_types has {SLIDING}")
-    return tuple(window if kind == SLIDING else None for kind in kinds)
-
-
-def one_window(config: ConfigReader) -> tuple[int | None, ...]:
-    """Read one window for all layers; null or absent is full attention."""
-    return (config.optional_integer("sliding_window"),) * num_layers(config)
-
-
-def rotate_some(spec: ArchSpec, turned: Sequence[bool]) -> ArchSpec:
-    """Keep positions only in the layers where `turned` is true."""
-    return replace(spec, layer_ropes=tuple(spec.rope if turn else None for turn in turned))
+    return [window if kind == SLIDING else None for kind in kinds]
 
 
 def read_moe(
@@ -181,8 +169,8 @@ def read_moe(
     beside: bool = False,
     score_cap: float | None = None,
     **routing: Any,
-) -> MoESpec:
-    """Read the mixture of experts in the layers where `layers` is true (None: in all).
+) -> dict[str, Any]:
+    """Read the fields of a mixture of experts in the layers where `layers` is true (None: in all).
 
     `experts` and `inner` are the keys of their number and size, `shared` is the size of the shared expert. `routing`
     sets fields of Routing; top_k, and groups if the config has them, are read.
@@ -202,17 +190,16 @@ def read_moe(
         raise config.wrong(
             "n_group", number, f"equal groups of {count} experts, {kept} of which hold {chosen.top_k}"
         )
-    return MoESpec(
-        chosen,
-        config.integer(inner),
-        tuple(layers) if layers is not None else (True,) * num_layers(config),
-        shared_intermediate_size=shared or 0,
-        bias=bias,
-        norm=beside,
-        correction=correction,
-        beside=beside,
-        score_cap=score_cap,
-    )
+    return {
+        "routing": chosen,
+        "intermediate_size": config.integer(inner),
+        "layers": [True] * num_layers(config) if layers is None else list(layers),
+        "shared_intermediate_size": shared or 0,
+        "bias": bias,
+        "correction": correction,
+        "score_cap": score_cap,
+        **({"norm": True, "beside": True, "with_mlp": True} if beside else {}),
+    }
 
 
 def sparse_after(

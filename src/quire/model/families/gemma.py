@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     FULL,
@@ -15,12 +13,14 @@ from quire.model.families.family import (
     biases,
     layer_kinds,
     num_layers,
+    read_activation,
     read_decoder,
     windows_of,
 )
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import expect_newer_name, read_layer_ropes
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.layer import Placement
 
 GEMMA_NAMES = TensorNames(norm_offset=1.0)
 SANDWICH_NAMES = TensorNames(
@@ -31,35 +31,35 @@ SANDWICH_NAMES = TensorNames(
 )
 
 
-def read_gemma(config: ConfigReader) -> ArchSpec:
+def read_gemma(config: ConfigReader) -> DecoderConfig:
     """Gemma Team 2024, arXiv:2403.08295. An activation of "gelu" means its tanh form here, as it was trained."""
-    spec = _gemma(config)
     newer = config.get("hidden_activation")
     if newer not in (None, "gelu", "gelu_pytorch_tanh"):
         raise config.wrong("hidden_activation", newer, "gelu_pytorch_tanh")
-    return replace(spec, activation="gelu_tanh") if spec.activation == "gelu" else spec
+    activation = read_activation(config)
+    return _gemma(config, activation="gelu_tanh" if activation == "gelu" else activation)
 
 
-def read_gemma2(config: ConfigReader) -> ArchSpec:
+def read_gemma2(config: ConfigReader, placement: Placement = "sandwich") -> DecoderConfig:
     """Gemma Team 2024, arXiv:2408.00118: norms on both sides, soft-caps, every other layer slides."""
     config.expect("sliding_window_size", config.get("sliding_window"))
     config.skip("hidden_act")  # the older key; hidden_activation prevails
     return _gemma(
         config,
-        placement="sandwich",
-        windows=windows_of(config, layer_kinds(config, alternate(num_layers(config), 2))),
-        attention_scale=config.positive("query_pre_attn_scalar") ** -0.5,
-        attention_cap=cap(config, "attn_logit_softcapping"),
-        logit_cap=cap(config, "final_logit_softcapping"),
+        placement=placement,
+        scores_window=windows_of(config, layer_kinds(config, alternate(num_layers(config), 2))),
+        scores_scale=config.positive("query_pre_attn_scalar") ** -0.5,
+        scores_cap=cap(config, "attn_logit_softcapping"),
+        head_cap=cap(config, "final_logit_softcapping"),
     )
 
 
-def read_vaultgemma(config: ConfigReader) -> ArchSpec:
+def read_vaultgemma(config: ConfigReader) -> DecoderConfig:
     """Gemma 2 with norms before attention and MLP alone."""
-    return replace(read_gemma2(config), placement="pre")
+    return read_gemma2(config, placement="pre")
 
 
-def read_gemma3(config: ConfigReader) -> ArchSpec:
+def read_gemma3(config: ConfigReader) -> DecoderConfig:
     """Gemma Team 2025, arXiv:2503.19786: five layers slide, with a rope of their own, then one does not."""
     kinds = layer_kinds(config, alternate(num_layers(config), config.integer("sliding_window_pattern", 6)))
     config.skip("hidden_act")
@@ -74,21 +74,21 @@ def read_gemma3(config: ConfigReader) -> ArchSpec:
     )
     windows, both = windows_of(config, kinds), config.boolean("use_bidirectional_attention", False)
     if both:  # EmbeddingGemma's window counts both sides
-        windows = tuple(None if window is None else window // 2 + 1 for window in windows)
+        windows = [None if window is None else window // 2 + 1 for window in windows]
     return _gemma(
         config,
         placement="sandwich",
         qk_norm="head",
         rope=ropes[-1],
         layer_ropes=ropes[:-1],
-        windows=windows,
+        scores_window=windows,
         bidirectional=both,
-        attention_scale=config.positive("query_pre_attn_scalar") ** -0.5,
-        logit_cap=cap(config, "final_logit_softcapping"),
+        scores_scale=config.positive("query_pre_attn_scalar") ** -0.5,
+        head_cap=cap(config, "final_logit_softcapping"),
     )
 
 
-def _gemma(config: ConfigReader, **fields: Any) -> ArchSpec:
+def _gemma(config: ConfigReader, **fields: Any) -> DecoderConfig:
     if "bidirectional" not in fields:
         config.expect("use_bidirectional_attention", False, None)
     scale = config.integer("hidden_size") ** 0.5

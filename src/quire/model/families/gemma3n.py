@@ -15,6 +15,7 @@ from quire.model.families.family import (
     biases,
     layer_kinds,
     num_layers,
+    read_activation,
     read_decoder,
     windows_of,
 )
@@ -22,22 +23,18 @@ from quire.model.families.gemma import GEMMA, NEWER, SANDWICH_NAMES, cap
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_layer_ropes
 from quire.model.families.unlike import PER_LAYER_NAMES, last_of_kind, without_shared_keys
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig
-from quire.model.spec import ArchSpec, LayerShape
 
 
-def read_gemma3n(config: ConfigReader) -> ArchSpec:
+def read_gemma3n(config: ConfigReader) -> DecoderConfig:
     """Google 2025: AltUp, LAuReL, per-layer embeddings, statistical top-k in the first MLPs."""
-    layers, heads = num_layers(config), config.integer("num_attention_heads")
+    layers = num_layers(config)
     kinds = layer_kinds(config, alternate(layers, 5))
     reused = config.integer("num_kv_shared_layers", low=0, high=layers)
     first = layers - reused
-    sources = tuple(i if i < first else last_of_kind(config, kinds[:first], kinds[i]) for i in range(layers))
-    size, kv, inner = (
-        config.integer("head_dim"),
-        config.integer("num_key_value_heads"),
-        _inner(config, layers),
-    )
+    back = [0 if i < first else i - last_of_kind(config, kinds[:first], kinds[i]) for i in range(layers)]
+    size, inner = config.integer("head_dim"), _inner(config, layers)
     ropes = read_layer_ropes(
         config,
         size,
@@ -49,31 +46,30 @@ def read_gemma3n(config: ConfigReader) -> ArchSpec:
     config.skip("altup_coef_clip")  # bounds coefficients in training
     streams = config.integer("altup_num_inputs", low=2)
     active = config.integer("altup_active_idx", low=0, high=streams - 1)
-    spec = read_decoder(
+    cutoffs, activation = _cutoffs(config, layers), read_activation(config)
+    if any(cutoffs) and activation != "gelu_tanh":
+        raise config.wrong("hidden_act", activation, "gelu_pytorch_tanh where a layer is sparse")
+    return read_decoder(
         config,
         **biases(config),
-        intermediate_size=max(inner),
-        shapes=tuple(LayerShape(heads, kv, size, width) for width in inner),
-        kv_sources=sources if reused else None,
-        value_norm=True,
+        intermediate_size=inner,
+        attention_back=back,
+        attention_value_norm=True,
         placement="sandwich",
         qk_norm="head",
-        attention_scale=1.0,
+        scores_scale=1.0,
         rope=ropes[-1],
         layer_ropes=ropes[:-1],
-        windows=windows_of(config, kinds),
+        scores_window=windows_of(config, kinds),
         embedding_scale=config.integer("hidden_size") ** 0.5,
-        logit_cap=cap(config, "final_logit_softcapping"),
-        per_layer=LayerInputsConfig(
+        head_cap=cap(config, "final_logit_softcapping"),
+        added_inputs=LayerInputsConfig(
             config.integer("hidden_size_per_layer_input"), config.integer("vocab_size_per_layer_input")
         ),
-        altup=AltUpConfig(streams, active, config.boolean("altup_correct_scale")),
-        laurel_rank=config.integer("laurel_rank"),
-        gate_cutoffs=_cutoffs(config, layers),
+        added_altup=AltUpConfig(streams, active, config.boolean("altup_correct_scale")),
+        added_laurel=config.integer("laurel_rank"),
+        mlp_cutoff=cutoffs,
     )
-    if spec.gate_cutoffs is not None and spec.activation != "gelu_tanh":
-        raise config.wrong("hidden_act", spec.activation, "gelu_pytorch_tanh where a layer is sparse")
-    return spec
 
 
 def _inner(config: ConfigReader, layers: int) -> list[int]:
@@ -86,7 +82,7 @@ def _inner(config: ConfigReader, layers: int) -> list[int]:
     return given
 
 
-def _cutoffs(config: ConfigReader, layers: int) -> tuple[float | None, ...] | None:
+def _cutoffs(config: ConfigReader, layers: int) -> list[float | None]:
     """Compute the standard deviations above the mean that a gate must reach, from the share of gates to leave out."""
     given = config.get("activation_sparsity_pattern")
     if given is None:
@@ -96,11 +92,10 @@ def _cutoffs(config: ConfigReader, layers: int) -> tuple[float | None, ...] | No
         raise config.wrong("activation_sparsity_pattern", given, f"{layers} numbers")
     if any(type(share) not in (int, float) or not 0 <= share < 1 for share in given):
         raise config.wrong("activation_sparsity_pattern", given, "numbers from 0 to below 1")
-    found = tuple(None if share == 0 else round(NormalDist().inv_cdf(share), 6) for share in given)
-    return found if any(cutoff is not None for cutoff in found) else None
+    return [None if share == 0 else round(NormalDist().inv_cdf(share), 6) for share in given]
 
 
-def gemma3n_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def gemma3n_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     names = replace(SANDWICH_NAMES, norm_offset=0.0, **PER_LAYER_NAMES)
     return without_shared_keys(names, spec)
 

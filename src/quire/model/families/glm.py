@@ -8,16 +8,18 @@ from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, read_decoder
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 
-def read_glm(config: ConfigReader, **fields: Any) -> ArchSpec:
+def read_glm(config: ConfigReader, **fields: Any) -> DecoderConfig:
     """arXiv:2406.12793."""
     rotated = rotary_dim(config, head_size(config), 0.5)
-    return read_decoder(config, rotated=rotated, qkv_bias=config.boolean("attention_bias"), **fields)
+    return read_decoder(
+        config, rotated=rotated, attention_qkv_bias=config.boolean("attention_bias"), **fields
+    )
 
 
-def read_glm4(config: ConfigReader) -> ArchSpec:
+def read_glm4(config: ConfigReader) -> DecoderConfig:
     return read_glm(config, placement="sandwich")
 
 

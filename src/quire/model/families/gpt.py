@@ -10,8 +10,8 @@ from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, num_layers, read_decoder
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.rope import RopeSpec
-from quire.model.spec import ArchSpec
 
 GPT2_NAMES = TensorNames(
     base="transformer.",
@@ -75,25 +75,25 @@ OPT_NAMES = TensorNames(
 
 # LayerNorms and biases everywhere, no gate.
 PLAIN: dict[str, Any] = {
-    "norm": "layer",
+    "norm_kind": "layer",
     "norm_bias": True,
-    "qkv_bias": True,
-    "o_bias": True,
+    "attention_qkv_bias": True,
+    "attention_out_bias": True,
     "mlp_bias": True,
-    "gated": False,
+    "mlp_gated": False,
 }
 
 
-def read_gpt2(config: ConfigReader) -> ArchSpec:
+def read_gpt2(config: ConfigReader) -> DecoderConfig:
     """GPT-2 and its many descendants."""
     config.expect("scale_attn_by_inverse_layer_idx", False, None)
     config.skip("n_ctx")  # n_positions by an older name
     inner = config.optional_integer("intermediate_size") or 4 * config.integer("hidden_size")
-    spec = read_decoder(config, **PLAIN, intermediate_size=inner, rotated=0, position_offset=0)
-    return spec if config.boolean("scale_attn_weights") else replace(spec, attention_scale=1.0)
+    unscaled = {} if config.boolean("scale_attn_weights") else {"scores_scale": 1.0}
+    return read_decoder(config, **PLAIN, **unscaled, intermediate_size=inner, rotated=0, positions_offset=0)
 
 
-def read_gptj(config: ConfigReader) -> ArchSpec:
+def read_gptj(config: ConfigReader) -> DecoderConfig:
     """Attention and MLP beside each other; part of each head is rotated, in neighbouring pairs."""
     for key in ("rotary", "scale_attn_weights"):
         config.expect(key, True)
@@ -104,7 +104,7 @@ def read_gptj(config: ConfigReader) -> ArchSpec:
         raise config.wrong("rotary_dim", rotated, "even")
     return read_decoder(
         config,
-        **{**PLAIN, "qkv_bias": False, "o_bias": False},
+        **{**PLAIN, "attention_qkv_bias": False, "attention_out_bias": False},
         intermediate_size=config.optional_integer("intermediate_size") or 4 * hidden,
         rotated=rotated,
         rope=RopeSpec("default", 10000.0, rotated),
@@ -113,32 +113,32 @@ def read_gptj(config: ConfigReader) -> ArchSpec:
     )
 
 
-def read_neox(config: ConfigReader) -> ArchSpec:
+def read_neox(config: ConfigReader) -> DecoderConfig:
     """Black et al. 2022, arXiv:2204.06745."""
     config.expect("unused_theta", config.number("rope_theta", 10000.0))
     config.expect("unused_share", config.number("partial_rotary_factor", 0.25))
     bias = config.boolean("attention_bias")
     return read_decoder(
         config,
-        **{**PLAIN, "qkv_bias": bias, "o_bias": bias},
+        **{**PLAIN, "attention_qkv_bias": bias, "attention_out_bias": bias},
         rotated=rotary_dim(config, head_size(config), 0.25),
         placement="parallel_two" if config.boolean("use_parallel_residual") else "pre",
     )
 
 
-def read_neox_japanese(config: ConfigReader) -> ArchSpec:
+def read_neox_japanese(config: ConfigReader) -> DecoderConfig:
     """ABEJA 2022: one bias, after the attention of the last layer."""
     layers, hidden = num_layers(config), config.integer("hidden_size")
+    last = [i == layers - 1 for i in range(layers)]
     return read_decoder(
         config,
-        **{**PLAIN, "qkv_bias": False, "mlp_bias": False},
-        o_bias_layers=tuple(i == layers - 1 for i in range(layers)),
+        **{**PLAIN, "attention_qkv_bias": False, "mlp_bias": False, "attention_out_bias": last},
         intermediate_size=hidden * config.integer("intermediate_multiple_size"),
         rotated=rotary_dim(config, head_size(config), 1.0),
     )
 
 
-def read_opt(config: ConfigReader) -> ArchSpec:
+def read_opt(config: ConfigReader) -> DecoderConfig:
     """Zhang et al. 2022, arXiv:2205.01068. The 350M model has norms after the sums and a projected embedding."""
     config.expect("layer_norm_elementwise_affine", True)
     hidden, bias = config.integer("hidden_size"), config.boolean("enable_bias")
@@ -147,10 +147,10 @@ def read_opt(config: ConfigReader) -> ArchSpec:
     width = config.optional_integer("word_embed_proj_dim") or hidden
     return read_decoder(
         config,
-        **{**PLAIN, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias},
+        **{**PLAIN, "attention_qkv_bias": bias, "attention_out_bias": bias, "mlp_bias": bias},
         rotated=0,
-        position_offset=2,
-        embedding_size=None if width == hidden else width,
+        positions_offset=2,
+        **({} if width == hidden else {"embedding_width": width, "embedding_projected": True}),
         placement="pre" if before else "sum",
         final_norm=before and not removed,
     )

@@ -14,7 +14,7 @@ from quire.model.families.family import (
     windows_of,
 )
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 GPT_OSS_NAMES = TensorNames(
     router="mlp.router",
@@ -34,7 +34,7 @@ YARN = {
 }
 
 
-def read_gpt_oss(config: ConfigReader) -> ArchSpec:
+def read_gpt_oss(config: ConfigReader) -> DecoderConfig:
     """OpenAI 2025, arXiv:2508.10925."""
     for key, value in (("hidden_act", "silu"), ("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
         config.expect(key, value)
@@ -44,8 +44,8 @@ def read_gpt_oss(config: ConfigReader) -> ArchSpec:
         config,
         activation="clamped_swiglu",
         **biases(config),
-        sinks=True,
-        windows=windows_of(config, kinds),
+        scores_sinks=True,
+        scores_window=windows_of(config, kinds),
         moe=read_moe(config, inner="intermediate_size", bias=True, softmax_after=True),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,27 +21,27 @@ from quire.model.families.family import (
     windows_of,
 )
 from quire.model.families.names import TensorNames
-from quire.model.parts.rope import RopeSpec
-from quire.model.spec import ArchSpec
+from quire.model.families.rope import read_rope
+from quire.model.parts.decoder import DecoderConfig
 
 
-def read_granite(config: ConfigReader, **fields: Any) -> ArchSpec:
+def read_granite(config: ConfigReader, **fields: Any) -> DecoderConfig:
     scaling = config.number("logits_scaling")
     if scaling == 0:
         raise config.wrong("logits_scaling", scaling, "greater than 0")
     bias = config.boolean("mlp_bias", False)
-    if "attention_scale" not in fields:
-        fields["attention_scale"] = config.number("attention_multiplier")
+    if "scores_scale" not in fields:
+        fields["scores_scale"] = config.number("attention_multiplier")
     given = {
         "embedding_scale": config.number("embedding_multiplier"),
-        "residual_multiplier": config.number("residual_multiplier"),
-        "logit_scale": 1.0 / scaling,
+        "multiplier": config.number("residual_multiplier"),
+        "head_scale": 1.0 / scaling,
         **fields,
     }
     return read_decoder(config, **biases(config), mlp_bias=bias, **given)
 
 
-def read_granite_moe(config: ConfigReader, **fields: Any) -> ArchSpec:
+def read_granite_moe(config: ConfigReader, **fields: Any) -> DecoderConfig:
     moe = read_moe(
         config,
         inner="intermediate_size",
@@ -51,38 +52,38 @@ def read_granite_moe(config: ConfigReader, **fields: Any) -> ArchSpec:
     return read_granite(config, moe=moe, **fields)
 
 
-def read_granite_swa(config: ConfigReader, read: Any = read_granite) -> ArchSpec:
+def read_granite_swa(
+    config: ConfigReader, read: Callable[..., DecoderConfig] = read_granite
+) -> DecoderConfig:
     """Every layer has sinks and a rope base of its own; base 0 is a layer without positions."""
     layers = num_layers(config)
     kinds = layer_kinds(config, [FULL if i % 4 == 0 else SLIDING for i in range(layers)])
     thetas = config.get("layer_rope_theta")
-    spec: ArchSpec = read(config, windows=windows_of(config, kinds), sinks=True)
+    fields = {"scores_window": windows_of(config, kinds), "scores_sinks": True}
     if thetas is None:
-        return spec
+        return read(config, **fields)
     if not isinstance(thetas, list) or len(thetas) != layers or any(not _is_theta(t) for t in thetas):
         raise config.wrong("layer_rope_theta", thetas, f"{layers} numbers above 1, or 0")
-    ropes: list[RopeSpec | None] = [
-        replace(spec.rope, theta=float(theta)) if theta and spec.rope is not None else None
-        for theta in thetas
-    ]
-    return replace(spec, layer_ropes=tuple(ropes))
+    rope = read_rope(config, head_size(config), config.integer("max_position_embeddings"))
+    ropes = [replace(rope, theta=float(theta)) if theta else None for theta in thetas]
+    return read(config, rope=rope, layer_ropes=ropes, **fields)
 
 
 def _is_theta(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and (value == 0 or value > 1)
 
 
-def read_granite_moe_swa(config: ConfigReader) -> ArchSpec:
+def read_granite_moe_swa(config: ConfigReader) -> DecoderConfig:
     return read_granite_swa(config, read_granite_moe)
 
 
-def read_hyperclovax(config: ConfigReader) -> ArchSpec:
+def read_hyperclovax(config: ConfigReader) -> DecoderConfig:
     """Logits are multiplied by logits_scaling here, not divided."""
     scale = config.optional_number("attention_multiplier")
     return read_granite(
         config,
-        attention_scale=head_size(config) ** -0.5 if scale is None else scale,
-        logit_scale=config.number("logits_scaling"),
+        scores_scale=head_size(config) ** -0.5 if scale is None else scale,
+        head_scale=config.number("logits_scaling"),
         placement="sandwich" if config.boolean("use_post_norm") else "pre",
     )
 

@@ -20,7 +20,7 @@ from quire.model.families.family import (
 )
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_rope
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 HUNYUAN_NAMES = TensorNames(
     q_norm="self_attn.query_layernorm",
@@ -30,7 +30,7 @@ HUNYUAN_NAMES = TensorNames(
 )
 
 
-def read_hunyuan(config: ConfigReader, **fields: Any) -> ArchSpec:
+def read_hunyuan(config: ConfigReader, **fields: Any) -> DecoderConfig:
     """A "dynamic" rope with `alpha` is a default one with a larger base."""
     size = head_size(config)
     rope = read_rope(config, size, config.integer("max_position_embeddings"))
@@ -44,7 +44,7 @@ def read_hunyuan(config: ConfigReader, **fields: Any) -> ArchSpec:
     )
 
 
-def read_hunyuan_moe(config: ConfigReader) -> ArchSpec:
+def read_hunyuan_moe(config: ConfigReader) -> DecoderConfig:
     """Tencent 2025, Hunyuan-A13B: a shared expert in every layer."""
     for key in ("num_experts", "num_experts_per_tok"):
         value = config.get(key)
@@ -56,7 +56,7 @@ def read_hunyuan_moe(config: ConfigReader) -> ArchSpec:
     )
 
 
-def read_hunyuan_v3(config: ConfigReader) -> ArchSpec:
+def read_hunyuan_v3(config: ConfigReader) -> DecoderConfig:
     """By default the first layer is dense; norms of queries and keys are before the rope here."""
     config.skip("enable_moe_fp32_combine")  # sums are float32 always
     layers = num_layers(config)

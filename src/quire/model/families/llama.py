@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     FULL,
@@ -12,19 +14,18 @@ from quire.model.families.family import (
     layer_kinds,
     num_layers,
     read_decoder,
-    rotate_some,
     windows_of,
 )
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 
-def read_llama(config: ConfigReader) -> ArchSpec:
-    return read_decoder(config, **biases(config), mlp_bias=config.boolean("mlp_bias", False))
+def read_llama(config: ConfigReader, **fields: Any) -> DecoderConfig:
+    return read_decoder(config, **biases(config), mlp_bias=config.boolean("mlp_bias", False), **fields)
 
 
-def read_smollm3(config: ConfigReader) -> ArchSpec:
+def read_smollm3(config: ConfigReader) -> DecoderConfig:
     """By default every fourth layer has no positions."""
     layers, interval = num_layers(config), config.integer("no_rope_layer_interval")
     turned = config.get("no_rope_layers")
@@ -34,42 +35,43 @@ def read_smollm3(config: ConfigReader) -> ArchSpec:
     config.expect("use_sliding_window", False)
     config.skip("max_window_layers")
     windows = windows_of(config, layer_kinds(config, [FULL] * layers))
-    bias = config.boolean("mlp_bias", False)
-    return rotate_some(read_decoder(config, **biases(config), mlp_bias=bias, windows=windows), turned)
+    return read_llama(config, scores_window=windows, turned=turned)
 
 
-def read_stablelm(config: ConfigReader) -> ArchSpec:
+def read_stablelm(config: ConfigReader) -> DecoderConfig:
     """LayerNorm and partly rotated heads."""
     return read_decoder(
         config,
         rotated=rotary_dim(config, head_size(config), 0.25),
-        norm="layer",
+        norm_kind="layer",
         norm_bias=True,
-        qkv_bias=config.boolean("use_qkv_bias", False),
+        attention_qkv_bias=config.boolean("use_qkv_bias", False),
         qk_norm="own_head" if config.boolean("qk_layernorm", False) else None,
         placement="parallel" if config.boolean("use_parallel_residual", False) else "pre",
     )
 
 
-def read_cwm(config: ConfigReader) -> ArchSpec:
+def read_cwm(config: ConfigReader) -> DecoderConfig:
     """Code World Model (Meta 2025, arXiv:2510.02387): every fourth layer, the first included, sees all positions."""
     kinds = layer_kinds(config, alternate(num_layers(config), 4, offset=0))
-    return read_decoder(config, mlp_bias=config.boolean("mlp_bias", False), windows=windows_of(config, kinds))
+    return read_decoder(
+        config, mlp_bias=config.boolean("mlp_bias", False), scores_window=windows_of(config, kinds)
+    )
 
 
-def read_seed_oss(config: ConfigReader) -> ArchSpec:
+def read_seed_oss(config: ConfigReader) -> DecoderConfig:
     return read_decoder(
         config,
-        qkv_bias=config.boolean("attention_bias"),
-        o_bias=config.boolean("attention_out_bias"),
+        attention_qkv_bias=config.boolean("attention_bias"),
+        attention_out_bias=config.boolean("attention_out_bias"),
         mlp_bias=config.boolean("mlp_bias", False),
     )
 
 
-def read_helium(config: ConfigReader) -> ArchSpec:
+def read_helium(config: ConfigReader) -> DecoderConfig:
     """Neighbouring rotary pairs."""
     bias = config.boolean("mlp_bias", False)
-    return read_decoder(config, qkv_bias=config.boolean("attention_bias", False), mlp_bias=bias)
+    return read_decoder(config, attention_qkv_bias=config.boolean("attention_bias", False), mlp_bias=bias)
 
 
 LLAMA = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}

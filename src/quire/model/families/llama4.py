@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from quire.devices.protocol import Temperature
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
@@ -14,15 +12,14 @@ from quire.model.families.family import (
     num_layers,
     read_decoder,
     read_moe,
-    rotate_some,
 )
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 CHUNKED = "chunked_attention"
 
 
-def read_llama4(config: ConfigReader) -> ArchSpec:
+def read_llama4(config: ConfigReader) -> DecoderConfig:
     """Meta 2025. Norms of queries and keys have no weights and are on the layers with positions."""
     layers, interval = num_layers(config), config.integer("no_rope_layer_interval")
     turned = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]
@@ -47,22 +44,20 @@ def read_llama4(config: ConfigReader) -> ArchSpec:
         scoring="sigmoid",
         weigh_inputs=True,
     )
-    spec = read_decoder(
+    far = Temperature(config.number("attn_scale"), config.integer("floor_scale"), 1)
+    tuned, normed = far if config.boolean("attn_temperature_tuning") else None, config.boolean("use_qk_norm")
+    return read_decoder(
         config,
         **biases(config),
         intermediate_size=config.integer("intermediate_size_mlp"),
-        qk_norm="head" if config.boolean("use_qk_norm") else None,
+        qk_norm=["head" if normed and turn else None for turn in turned],
         qk_norm_weight=False,
         qk_norm_after_rope=True,
-        qk_norm_layers=tuple(bool(turn) for turn in turned),
-        chunks=tuple(chunk if kind == CHUNKED else None for kind in kinds),
+        scores_chunk=[chunk if kind == CHUNKED else None for kind in kinds],
+        attention_temperature=[None if turn else tuned for turn in turned],
+        turned=turned,
         moe=moe,
     )
-    beta, length = config.number("attn_scale"), config.integer("floor_scale")
-    if config.boolean("attn_temperature_tuning"):
-        tuned = Temperature(beta, length, 1)
-        spec = replace(spec, temperatures=tuple(None if turn else tuned for turn in turned))
-    return rotate_some(spec, turned)
 
 
 FAMILIES = {

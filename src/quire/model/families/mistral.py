@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from quire.devices.protocol import Temperature
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     FULL,
     SLIDING,
     Family,
+    head_size,
     layer_kinds,
     num_layers,
-    one_window,
     read_decoder,
     read_moe,
     windows_of,
 )
 from quire.model.families.names import TensorNames
-from quire.model.spec import ArchSpec
+from quire.model.families.rope import read_rope
+from quire.model.parts.decoder import DecoderConfig
 
 MIXTRAL_NAMES = TensorNames(
     router="block_sparse_moe.gate",
@@ -29,36 +28,36 @@ MIXTRAL_NAMES = TensorNames(
 )
 
 
-def read_mistral(config: ConfigReader) -> ArchSpec:
+def read_mistral(config: ConfigReader) -> DecoderConfig:
     """Jiang et al. 2023, arXiv:2310.06825. A null window (v0.2 and later) is full attention."""
-    return read_decoder(config, windows=one_window(config))
+    return read_decoder(config, scores_window=config.optional_integer("sliding_window"))
 
 
-def read_ministral(config: ConfigReader) -> ArchSpec:
+def read_ministral(config: ConfigReader) -> DecoderConfig:
     """The window is on the layers that layer_types names, by default on all."""
     kind = FULL if config.get("sliding_window") is None else SLIDING
     kinds = layer_kinds(config, [kind] * num_layers(config))
-    return read_decoder(config, windows=windows_of(config, kinds))
+    return read_decoder(config, scores_window=windows_of(config, kinds))
 
 
-def read_mixtral(config: ConfigReader) -> ArchSpec:
+def read_mixtral(config: ConfigReader) -> DecoderConfig:
     """Jiang et al. 2024, arXiv:2401.04088."""
     moe = read_moe(config, inner="intermediate_size", renormalize=True)
-    return read_decoder(config, windows=one_window(config), moe=moe)
+    return read_decoder(config, scores_window=config.optional_integer("sliding_window"), moe=moe)
 
 
-def read_ministral3(config: ConfigReader) -> ArchSpec:
+def read_ministral3(config: ConfigReader) -> DecoderConfig:
     """Mistral AI 2025: queries far from the trained length are scaled up."""
     inner = config.section("rope_scaling") or config.section("rope_parameters")
     assert inner is not None  # the class has one by default
     inner.skip("max_position_embeddings")
     beta = inner.number("llama_4_scaling_beta")
-    spec = read_decoder(config, windows=one_window(config))
-    assert spec.rope is not None
-    length = spec.rope.original_max_position
-    if spec.rope.kind != "yarn":
+    rope = read_rope(config, head_size(config), config.integer("max_position_embeddings"))
+    length = rope.original_max_position
+    if rope.kind != "yarn":
         length = inner.integer("original_max_position_embeddings")
-    return replace(spec, temperatures=(Temperature(beta, length),) * spec.num_layers)
+    window, far = config.optional_integer("sliding_window"), Temperature(beta, length)
+    return read_decoder(config, rope=rope, scores_window=window, attention_temperature=far)
 
 
 MISTRAL = {

@@ -18,10 +18,8 @@ from quire.model.families.family import (
     head_size,
     layer_kinds,
     num_layers,
-    one_window,
     read_decoder,
     read_moe,
-    rotate_some,
     sparse_after,
     windows_of,
 )
@@ -30,13 +28,13 @@ from quire.model.families.names import TensorNames
 from quire.model.families.olmo import exaone_layers
 from quire.model.families.qwen import sparse_layers
 from quire.model.families.rope import read_layer_ropes, rotary_dim
-from quire.model.spec import ArchSpec, MoESpec
+from quire.model.parts.decoder import DecoderConfig
 
 SHARED = TensorNames(shared="mlp.shared_experts.")
 LIKE_V3: dict[str, Any] = {"correction": True, "scoring": "sigmoid", "group_sum": True}
 
 
-def read_minimax_m2(config: ConfigReader) -> ArchSpec:
+def read_minimax_m2(config: ConfigReader) -> DecoderConfig:
     """MiniMax 2025: partly rotated heads, norms over all heads together."""
     for key, value in {
         "use_qk_norm": True,
@@ -57,7 +55,9 @@ def read_minimax_m2(config: ConfigReader) -> ArchSpec:
     return read_decoder(config, rotated=part, qk_norm="all_heads", moe=moe)
 
 
-def v3_moe(config: ConfigReader, layers: list[bool] | None, experts: str = "n_routed_experts") -> MoESpec:
+def v3_moe(
+    config: ConfigReader, layers: list[bool] | None, experts: str = "n_routed_experts"
+) -> dict[str, Any]:
     """Read experts as DeepSeek-V3 chooses them, with a shared one of some experts' size."""
     key = "num_shared_experts" if experts == "num_experts" else "n_shared_experts"
     return read_moe(
@@ -71,7 +71,7 @@ def v3_moe(config: ConfigReader, layers: list[bool] | None, experts: str = "n_ro
     )
 
 
-def read_glm4_moe(config: ConfigReader) -> ArchSpec:
+def read_glm4_moe(config: ConfigReader) -> DecoderConfig:
     """Zhipu 2025, arXiv:2508.06471."""
     extra = config.count("num_nextn_predict_layers", 0)
     if extra > 1:
@@ -79,22 +79,22 @@ def read_glm4_moe(config: ConfigReader) -> ArchSpec:
     return read_decoder(
         config,
         rotated=rotary_dim(config, head_size(config), 0.5),
-        qkv_bias=config.boolean("attention_bias", False),
+        attention_qkv_bias=config.boolean("attention_bias", False),
         qk_norm="head" if config.boolean("use_qk_norm") else None,
         moe=v3_moe(config, sparse_after(config)),
     )
 
 
-def mtp_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def mtp_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     return TensorNames(shared=SHARED.shared, ignored=mtp_ignored(spec))
 
 
-def mtp_ignored(spec: ArchSpec) -> tuple[str, ...]:
+def mtp_ignored(spec: DecoderConfig) -> tuple[str, ...]:
     """The layer after the last predicts one token more; the next token does not depend on it."""
     return (*SHARED.ignored, rf"model\.layers\.{spec.num_layers}\..*")
 
 
-def minimax_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def minimax_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """Mixtral's, and up to three layers after the last that predict further tokens."""
     extra = "|".join(str(spec.num_layers + i) for i in range(3))
     return replace(
@@ -104,12 +104,14 @@ def minimax_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
     )
 
 
-def read_solar_open(config: ConfigReader) -> ArchSpec:
+def read_solar_open(config: ConfigReader) -> DecoderConfig:
     config.skip("first_k_dense_replace partial_rotary_factor")
-    return read_decoder(config, qkv_bias=config.boolean("attention_bias", False), moe=v3_moe(config, None))
+    return read_decoder(
+        config, attention_qkv_bias=config.boolean("attention_bias", False), moe=v3_moe(config, None)
+    )
 
 
-def read_dots1(config: ConfigReader) -> ArchSpec:
+def read_dots1(config: ConfigReader) -> DecoderConfig:
     """Rednote 2025, arXiv:2506.05767."""
     layers, window = num_layers(config), config.get("sliding_window")
     first = config.count("max_window_layers")
@@ -120,20 +122,22 @@ def read_dots1(config: ConfigReader) -> ArchSpec:
         config,
         **biases(config),
         qk_norm="head",
-        windows=windows_of(config, kinds),
+        scores_window=windows_of(config, kinds),
         moe=v3_moe(config, sparse_after(config)),
     )
 
 
-def read_exaone_moe(config: ConfigReader) -> ArchSpec:
+def read_exaone_moe(config: ConfigReader) -> DecoderConfig:
     """K-EXAONE. If some layers slide, the others have no positions."""
     kinds, slides = exaone_layers(config)
     moe = v3_moe(config, sparse_after(config, prevails=True), "num_experts")
-    spec = read_decoder(config, qk_norm="head", windows=windows_of(config, kinds), moe=moe)
-    return rotate_some(spec, [kind == SLIDING for kind in kinds]) if slides else spec
+    turned = [kind == SLIDING for kind in kinds] if slides else None
+    return read_decoder(
+        config, qk_norm="head", scores_window=windows_of(config, kinds), turned=turned, moe=moe
+    )
 
 
-def read_mellum(config: ConfigReader) -> ArchSpec:
+def read_mellum(config: ConfigReader) -> DecoderConfig:
     """Qwen3's mixture with a rope for each kind of layer."""
     layers = num_layers(config)
     config.skip("mtp_layer_types mtp_mlp_layer_types")
@@ -158,12 +162,12 @@ def read_mellum(config: ConfigReader) -> ArchSpec:
         qk_norm="head",
         rope=ropes[-1],
         layer_ropes=ropes[:-1],
-        windows=windows_of(config, kinds),
+        scores_window=windows_of(config, kinds),
         moe=moe,
     )
 
 
-def read_kolibri(config: ConfigReader) -> ArchSpec:
+def read_kolibri(config: ConfigReader) -> DecoderConfig:
     """Norms on both sides; a layer that does not slide has no positions."""
     kinds = layer_kinds(config, alternate(num_layers(config), 5))
     slides = config.get("sliding_window") is not None
@@ -175,13 +179,17 @@ def read_kolibri(config: ConfigReader) -> ArchSpec:
         scoring="sigmoid",
         renormalize=config.boolean("norm_topk_prob"),
     )
-    spec = read_decoder(
-        config, qk_norm="head", placement="sandwich", windows=windows_of(config, kinds), moe=moe
+    return read_decoder(
+        config,
+        qk_norm="head",
+        placement="sandwich",
+        scores_window=windows_of(config, kinds),
+        turned=[kind == SLIDING for kind in kinds] if slides else None,
+        moe=moe,
     )
-    return rotate_some(spec, [kind == SLIDING for kind in kinds]) if slides else spec
 
 
-def read_flint(config: ConfigReader) -> ArchSpec:
+def read_flint(config: ConfigReader) -> DecoderConfig:
     """Qwen3's mixture with sinks and a shared expert; a layer that does not slide has no positions."""
     layers = num_layers(config)
     kinds = layer_kinds(
@@ -194,12 +202,18 @@ def read_flint(config: ConfigReader) -> ArchSpec:
         scoring="sigmoid",
         renormalize=config.boolean("norm_topk_prob"),
     )
-    windows = windows_of(config, kinds)
-    spec = read_decoder(config, **biases(config), qk_norm="head", sinks=True, windows=windows, moe=moe)
-    return rotate_some(spec, [kind == SLIDING for kind in kinds])
+    return read_decoder(
+        config,
+        **biases(config),
+        qk_norm="head",
+        scores_sinks=True,
+        scores_window=windows_of(config, kinds),
+        turned=[kind == SLIDING for kind in kinds],
+        moe=moe,
+    )
 
 
-def read_afmoe(config: ConfigReader) -> ArchSpec:
+def read_afmoe(config: ConfigReader) -> DecoderConfig:
     """Arcee's Trinity: attention's output is gated; a layer that does not slide has no positions."""
     layers = num_layers(config)
     kinds = layer_kinds(config, alternate(layers, config.integer("global_attn_every_n_layers")))
@@ -218,20 +232,20 @@ def read_afmoe(config: ConfigReader) -> ArchSpec:
         num_groups=1,
     )
     hidden = config.integer("hidden_size")
-    spec = read_decoder(
+    return read_decoder(
         config,
         **biases(config),
         qk_norm="head",
         attention_gate="elements",
         placement="sandwich",
         embedding_scale=hidden**0.5 if config.boolean("mup_enabled") else 1.0,
-        windows=windows_of(config, kinds),
+        scores_window=windows_of(config, kinds),
+        turned=[kind == SLIDING for kind in kinds],
         moe=moe,
     )
-    return rotate_some(spec, [kind == SLIDING for kind in kinds])
 
 
-def read_phimoe(config: ConfigReader) -> ArchSpec:
+def read_phimoe(config: ConfigReader) -> DecoderConfig:
     """Microsoft 2024, arXiv:2404.14219: LayerNorms, and SparseMixer instead of a softmax."""
     config.skip("input_jitter_noise")
     config.expect("num_experts_per_tok", 2)
@@ -241,15 +255,15 @@ def read_phimoe(config: ConfigReader) -> ArchSpec:
     return read_decoder(
         config,
         **biases(config),
-        norm="layer",
+        norm_kind="layer",
         norm_bias=True,
         head_bias=head,
-        windows=one_window(config),
+        scores_window=config.optional_integer("sliding_window"),
         moe=moe,
     )
 
 
-def read_aria(config: ConfigReader) -> ArchSpec:
+def read_aria(config: ConfigReader) -> DecoderConfig:
     """Aria's language model. Li et al. 2024, arXiv:2410.05993."""
     bias = config.boolean("mlp_bias", False)
     if bias:

@@ -7,14 +7,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import Family, head_size, num_layers, read_decoder
+from quire.model.families.family import Family, head_size, num_layers, read_activation, read_decoder
 from quire.model.families.gpt import GPT, GPT2_NAMES, GPT_KEYS, GPTJ_NAMES, OPT_NAMES, PLAIN, read_gptj
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 
-def read_bigcode(config: ConfigReader) -> ArchSpec:
+def read_bigcode(config: ConfigReader) -> DecoderConfig:
     """StarCoder 1, SantaCoder. Li et al. 2023, arXiv:2305.06161: one key and value for all heads."""
     config.skip("attention_softmax_in_fp32 scale_attention_softmax_in_fp32 runner_max_sequence_length")
     config.skip(
@@ -26,16 +26,16 @@ def read_bigcode(config: ConfigReader) -> ArchSpec:
     inner = config.optional_integer("intermediate_size") or 4 * config.integer("hidden_size")
     kv_heads = 1 if one else heads
     return read_decoder(
-        config, **PLAIN, num_kv_heads=kv_heads, intermediate_size=inner, rotated=0, position_offset=0
+        config, **PLAIN, num_kv_heads=kv_heads, intermediate_size=inner, rotated=0, positions_offset=0
     )
 
 
-def bigcode_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def bigcode_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     names = replace(GPT2_NAMES, transposed=False)
     return names if spec.num_kv_heads == 1 else replace(names, qkv_layout="grouped")
 
 
-def read_codegen(config: ConfigReader) -> ArchSpec:
+def read_codegen(config: ConfigReader) -> DecoderConfig:
     """Nijkamp et al. 2022, arXiv:2203.13474: GPT-J with a fused projection, in four blocks as it was trained."""
     config.skip("n_ctx")
     heads = config.integer("num_attention_heads")
@@ -44,7 +44,7 @@ def read_codegen(config: ConfigReader) -> ArchSpec:
     return read_gptj(config)
 
 
-def read_gpt_neo(config: ConfigReader) -> ArchSpec:
+def read_gpt_neo(config: ConfigReader) -> DecoderConfig:
     """Black et al. 2021: scores are not scaled; local layers see a window."""
     config.skip("attention_layers resid_dropout embed_dropout")
     layers, window = num_layers(config), config.integer("window_size")
@@ -62,30 +62,31 @@ def read_gpt_neo(config: ConfigReader) -> ArchSpec:
     inner = config.optional_integer("intermediate_size") or 4 * config.integer("hidden_size")
     return read_decoder(
         config,
-        **{**PLAIN, "qkv_bias": False},
+        **{**PLAIN, "attention_qkv_bias": False},
         intermediate_size=inner,
         rotated=0,
-        position_offset=0,
-        attention_scale=1.0,
-        windows=tuple(window if kind == "local" else None for kind in kinds),
+        positions_offset=0,
+        scores_scale=1.0,
+        scores_window=[window if kind == "local" else None for kind in kinds],
     )
 
 
-def read_openai(config: ConfigReader) -> ArchSpec:
+def read_openai(config: ConfigReader) -> DecoderConfig:
     """Radford et al. 2018: norms after the sums. Its "gelu" is the tanh form."""
-    spec = read_decoder(
+    activation = read_activation(config)
+    return read_decoder(
         config,
         **PLAIN,
+        activation="gelu_tanh" if activation == "gelu" else activation,
         intermediate_size=4 * config.integer("hidden_size"),
         rotated=0,
-        position_offset=0,
+        positions_offset=0,
         placement="sum",
         final_norm=False,
     )
-    return replace(spec, activation="gelu_tanh") if spec.activation == "gelu" else spec
 
 
-def read_ctrl(config: ConfigReader) -> ArchSpec:
+def read_ctrl(config: ConfigReader) -> DecoderConfig:
     """Keskar et al. 2019, arXiv:1909.05858: computed positions beside a scaled embedding."""
     if config.number("rms_norm_eps") != 1e-6:
         raise config.wrong("rms_norm_eps", config.get("rms_norm_eps"), "1e-06, as in the layers")
@@ -94,39 +95,39 @@ def read_ctrl(config: ConfigReader) -> ArchSpec:
         **PLAIN,
         activation="relu",
         rotated=0,
-        position_offset=0,
-        sinusoid="half",
+        positions_offset=0,
+        positions_sinusoid="half",
         head_bias=True,
         embedding_scale=config.integer("hidden_size") ** 0.5,
     )
 
 
-def read_xglm(config: ConfigReader) -> ArchSpec:
+def read_xglm(config: ConfigReader) -> DecoderConfig:
     """Lin et al. 2021, arXiv:2112.10668."""
     return read_decoder(
         config,
         **PLAIN,
         norm_eps=1e-5,
         rotated=0,
-        position_offset=2,
-        sinusoid="half_less_one",
+        positions_offset=2,
+        positions_sinusoid="half_less_one",
         embedding_scale=config.integer("hidden_size") ** 0.5 if config.boolean("scale_embedding") else 1.0,
     )
 
 
-def read_biogpt(config: ConfigReader) -> ArchSpec:
+def read_biogpt(config: ConfigReader) -> DecoderConfig:
     """Luo et al. 2022, arXiv:2210.10341. The epsilon of the config is not used."""
     return read_decoder(
         config,
         **PLAIN,
         norm_eps=1e-5,
         rotated=0,
-        position_offset=2,
+        positions_offset=2,
         embedding_scale=config.integer("hidden_size") ** 0.5 if config.boolean("scale_embedding") else 1.0,
     )
 
 
-def read_mpt(config: ConfigReader) -> ArchSpec:
+def read_mpt(config: ConfigReader) -> DecoderConfig:
     """MosaicML 2023: ALiBi, no biases."""
     config.expect("no_bias", True)
     config.expect("logit_scale", None)
@@ -141,18 +142,18 @@ def read_mpt(config: ConfigReader) -> ArchSpec:
     scale = attention.optional_number("softmax_scale")
     return read_decoder(
         config,
-        norm="layer",
-        gated=False,
+        norm_kind="layer",
+        mlp_gated=False,
         activation="gelu",
         intermediate_size=4 * config.integer("hidden_size"),
         rotated=0,
-        alibi="scores",
-        clip_qkv=attention.optional_number("clip_qkv") or None,
-        **({} if scale is None else {"attention_scale": scale}),
+        scores_alibi=1.0,
+        attention_clip=attention.optional_number("clip_qkv") or None,
+        **({} if scale is None else {"scores_scale": scale}),
     )
 
 
-def read_persimmon(config: ConfigReader) -> ArchSpec:
+def read_persimmon(config: ConfigReader) -> DecoderConfig:
     """Adept 2023: LayerNorms of queries and keys, half of each head rotated."""
     qk_norm = config.boolean("qk_layernorm")
     return read_decoder(

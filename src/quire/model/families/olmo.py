@@ -16,45 +16,44 @@ from quire.model.families.family import (
     num_layers,
     read_decoder,
     read_moe,
-    rotate_some,
     windows_of,
 )
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import expect_newer_name, read_layer_ropes
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 POST_NORM_NAMES = TensorNames(
     attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm"
 )
 
 
-def read_olmo(config: ConfigReader) -> ArchSpec:
+def read_olmo(config: ConfigReader) -> DecoderConfig:
     """Groeneveld et al. 2024, arXiv:2402.00838: LayerNorms without weights."""
     clip = config.optional_number("clip_qkv") or None
     return read_decoder(
-        config, **biases(config), norm="layer", norm_weight=False, norm_eps=1e-5, clip_qkv=clip
+        config, **biases(config), norm_kind="layer", norm_weight=False, norm_eps=1e-5, attention_clip=clip
     )
 
 
-def read_olmoe(config: ConfigReader) -> ArchSpec:
+def read_olmoe(config: ConfigReader) -> DecoderConfig:
     """Muennighoff et al. 2024, arXiv:2409.02060."""
     clip = config.optional_number("clip_qkv") or None
     moe = read_moe(config, inner="intermediate_size", renormalize=config.boolean("norm_topk_prob"))
-    return read_decoder(config, **biases(config), qk_norm="all_heads", clip_qkv=clip, moe=moe)
+    return read_decoder(config, **biases(config), qk_norm="all_heads", attention_clip=clip, moe=moe)
 
 
-def read_flex_olmo(config: ConfigReader) -> ArchSpec:
+def read_flex_olmo(config: ConfigReader) -> DecoderConfig:
     """Shi et al. 2025, arXiv:2507.07024."""
     moe = read_moe(config, inner="intermediate_size", renormalize=config.boolean("norm_topk_prob"))
     return read_olmo2(config, moe=moe)
 
 
-def read_olmo2(config: ConfigReader, **fields: Any) -> ArchSpec:
+def read_olmo2(config: ConfigReader, **fields: Any) -> DecoderConfig:
     """OLMo Team 2024, arXiv:2501.00656."""
     return read_decoder(config, **biases(config), placement="post", qk_norm="all_heads", **fields)
 
 
-def read_olmo3(config: ConfigReader) -> ArchSpec:
+def read_olmo3(config: ConfigReader) -> DecoderConfig:
     """OLMo 2 with three sliding layers to one that is not; only that one's rope is scaled."""
     kinds = layer_kinds(config, alternate(num_layers(config), 4))
     max_position = config.integer("max_position_embeddings")
@@ -64,14 +63,14 @@ def read_olmo3(config: ConfigReader) -> ArchSpec:
         config.expect("rope_theta", 5e5, None)
     thetas = dict.fromkeys((FULL, SLIDING), "rope_theta")
     ropes = read_layer_ropes(config, head_size(config), max_position, [*kinds, FULL], thetas)
-    return read_olmo2(config, rope=ropes[-1], layer_ropes=ropes[:-1], windows=windows_of(config, kinds))
+    return read_olmo2(config, rope=ropes[-1], layer_ropes=ropes[:-1], scores_window=windows_of(config, kinds))
 
 
-def read_exaone4(config: ConfigReader) -> ArchSpec:
+def read_exaone4(config: ConfigReader) -> DecoderConfig:
     """LG AI Research 2025, arXiv:2507.11407. If some layers slide, the others have no positions."""
     kinds, slides = exaone_layers(config)
-    spec = read_decoder(config, placement="post", qk_norm="head", windows=windows_of(config, kinds))
-    return rotate_some(spec, [kind == SLIDING for kind in kinds]) if slides else spec
+    turned, windows = [kind == SLIDING for kind in kinds] if slides else None, windows_of(config, kinds)
+    return read_decoder(config, placement="post", qk_norm="head", scores_window=windows, turned=turned)
 
 
 def exaone_layers(config: ConfigReader) -> tuple[list[str], bool]:

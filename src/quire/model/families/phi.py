@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import Family, head_size, one_window, read_decoder
+from quire.model.families.family import Family, head_size, read_decoder
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 PHI_NAMES = TensorNames(
     norm="model.final_layernorm",
@@ -18,34 +18,35 @@ PHI_NAMES = TensorNames(
 )
 
 
-def read_phi(config: ConfigReader) -> ArchSpec:
+def read_phi(config: ConfigReader) -> DecoderConfig:
     """Attention and MLP beside each other behind one LayerNorm, biases everywhere."""
     qk_norm = config.boolean("qk_layernorm", False)
     return read_decoder(
         config,
         rotated=rotary_dim(config, head_size(config), 0.5),
         placement="parallel",
-        norm="layer",
+        norm_kind="layer",
         norm_bias=True,
-        qkv_bias=True,
-        o_bias=True,
+        attention_qkv_bias=True,
+        attention_out_bias=True,
         mlp_bias=True,
         head_bias=True,
-        gated=False,
+        mlp_gated=False,
         qk_norm="head" if qk_norm else None,
         qk_norm_bias=qk_norm,
     )
 
 
-def read_phi3(config: ConfigReader) -> ArchSpec:
+def read_phi3(config: ConfigReader) -> DecoderConfig:
     """Llama with fused projections, and longrope where the context is long."""
     for key, value in (("full_attn_mod", 1), ("interpolate_factor", 1), ("lm_head_bias", False)):
         config.expect(key, value)
     config.get("original_max_position_embeddings")  # longrope's, read there
-    return read_decoder(config, rotated=rotary_dim(config, head_size(config)), windows=one_window(config))
+    window = config.optional_integer("sliding_window")
+    return read_decoder(config, rotated=rotary_dim(config, head_size(config)), scores_window=window)
 
 
-def read_starcoder2(config: ConfigReader) -> ArchSpec:
+def read_starcoder2(config: ConfigReader) -> DecoderConfig:
     """Lozhkov et al. 2024, arXiv:2402.19173."""
     for key, value in (("norm_type", "layer_norm"), ("mlp_type", "default"), ("scale_attn_weights", True)):
         config.expect(key, value)
@@ -55,13 +56,13 @@ def read_starcoder2(config: ConfigReader) -> ArchSpec:
     bias = config.boolean("use_bias")
     return read_decoder(
         config,
-        norm="layer",
+        norm_kind="layer",
         norm_bias=True,
-        qkv_bias=bias,
-        o_bias=bias,
+        attention_qkv_bias=bias,
+        attention_out_bias=bias,
         mlp_bias=bias,
-        gated=False,
-        windows=one_window(config),
+        mlp_gated=False,
+        scores_window=config.optional_integer("sliding_window"),
     )
 
 

@@ -13,19 +13,19 @@ from quire.model.families.family import (
     read_decoder,
     read_moe,
 )
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 
-def read_qwen2(config: ConfigReader) -> ArchSpec:
-    return read_decoder(config, qkv_bias=True, windows=layer_windows(config))
+def read_qwen2(config: ConfigReader) -> DecoderConfig:
+    return read_decoder(config, attention_qkv_bias=True, scores_window=layer_windows(config))
 
 
-def read_qwen3(config: ConfigReader) -> ArchSpec:
+def read_qwen3(config: ConfigReader) -> DecoderConfig:
     """Yang et al. 2025, arXiv:2505.09388."""
-    return read_decoder(config, **biases(config), qk_norm="head", windows=layer_windows(config))
+    return read_decoder(config, **biases(config), qk_norm="head", scores_window=layer_windows(config))
 
 
-def read_qwen2_moe(config: ConfigReader) -> ArchSpec:
+def read_qwen2_moe(config: ConfigReader) -> DecoderConfig:
     """A shared expert beside the routed ones, with a gate."""
     if config.boolean("use_sliding_window", False) and config.get("layer_types") is None:
         raise config.wrong("layer_types", None, "given where use_sliding_window is true")
@@ -37,10 +37,10 @@ def read_qwen2_moe(config: ConfigReader) -> ArchSpec:
         shared_gate=True,
     )
     bias = config.boolean("qkv_bias")
-    return read_decoder(config, qkv_bias=bias, windows=layer_windows(config), moe=moe)
+    return read_decoder(config, attention_qkv_bias=bias, scores_window=layer_windows(config), moe=moe)
 
 
-def read_qwen3_moe(config: ConfigReader) -> ArchSpec:
+def read_qwen3_moe(config: ConfigReader) -> DecoderConfig:
     """Yang et al. 2025, arXiv:2505.09388. The window, if any, is on every layer."""
     config.skip("max_window_layers")
     for key, value in (("qkv_bias", False), ("use_qk_norm", True), ("shared_expert_intermediate_size", 0)):
@@ -51,7 +51,7 @@ def read_qwen3_moe(config: ConfigReader) -> ArchSpec:
         config,
         **biases(config),
         qk_norm="head",
-        windows=(window if slides else None,) * num_layers(config),
+        scores_window=window if slides else None,
         moe=moe,
     )
 
@@ -66,7 +66,7 @@ def sparse_layers(config: ConfigReader, default: tuple[int, ...] = ()) -> list[b
     return [(i + 1) % step == 0 and i not in dense for i in range(layers)]
 
 
-def layer_windows(config: ConfigReader) -> tuple[int | None, ...]:
+def layer_windows(config: ConfigReader) -> list[int | None]:
     """layer_types if given, else layers from max_window_layers on slide if use_sliding_window."""
     layers, slides = num_layers(config), config.boolean("use_sliding_window", False)
     window, first = config.optional_integer("sliding_window", low=0), config.count("max_window_layers")
@@ -76,7 +76,7 @@ def layer_windows(config: ConfigReader) -> tuple[int | None, ...]:
     kinds = layer_kinds(config, default)
     if SLIDING in kinds and not slides:
         raise config.wrong("use_sliding_window", slides, "true where layer_types has sliding_attention")
-    return tuple(window if kind == SLIDING else None for kind in kinds)
+    return [window if kind == SLIDING else None for kind in kinds]
 
 
 QWEN = {

@@ -9,60 +9,64 @@ from quire.model.families.family import Family, biases, head_size, read_decoder
 from quire.model.families.gemma import cap
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_rope, rotary_dim
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 
-def read_arcee(config: ConfigReader) -> ArchSpec:
+def read_arcee(config: ConfigReader) -> DecoderConfig:
     bias = config.boolean("mlp_bias", False)
-    return read_decoder(config, **biases(config), mlp_bias=bias, gated=False)
+    return read_decoder(config, **biases(config), mlp_bias=bias, mlp_gated=False)
 
 
-def read_jais2(config: ConfigReader) -> ArchSpec:
+def read_jais2(config: ConfigReader) -> DecoderConfig:
     bias = config.boolean("mlp_bias")
-    return read_decoder(config, **biases(config), mlp_bias=bias, gated=False, norm="layer", norm_bias=True)
+    return read_decoder(
+        config, **biases(config), mlp_bias=bias, mlp_gated=False, norm_kind="layer", norm_bias=True
+    )
 
 
-def read_nemotron(config: ConfigReader) -> ArchSpec:
+def read_nemotron(config: ConfigReader) -> DecoderConfig:
     """Parmar et al. 2024, arXiv:2402.16819: LayerNorms that add one to their weights, partly rotated heads."""
     return read_decoder(
         config,
         **biases(config),
         mlp_bias=config.boolean("mlp_bias", False),
         rotated=rotary_dim(config, head_size(config), 0.5),
-        gated=False,
-        norm="layer",
+        mlp_gated=False,
+        norm_kind="layer",
         norm_bias=True,
     )
 
 
-def read_bitnet(config: ConfigReader) -> ArchSpec:
+def read_bitnet(config: ConfigReader) -> DecoderConfig:
     """Ma et al. 2025, arXiv:2504.12285, in floats: norms before the projections that end attention and MLP."""
-    return read_decoder(config, **biases(config), inner_norms=True)
+    return read_decoder(config, **biases(config), attention_out_norm=True, mlp_down_norm=True)
 
 
-def read_nanochat(config: ConfigReader) -> ArchSpec:
+def read_nanochat(config: ConfigReader) -> DecoderConfig:
     """Norms have no weights and one follows the embedding; heads turn backwards before they are normed."""
     rope = read_rope(config, head_size(config), config.integer("max_position_embeddings"))
     return read_decoder(
         config,
         **biases(config),
         rope=replace(rope, backwards=True),
-        gated=False,
+        mlp_gated=False,
         norm_weight=False,
         embedding_norm=True,
         qk_norm="head",
         qk_norm_weight=False,
         qk_norm_after_rope=True,
-        logit_cap=cap(config, "final_logit_softcapping"),
+        head_cap=cap(config, "final_logit_softcapping"),
     )
 
 
-def read_apertus(config: ConfigReader) -> ArchSpec:
+def read_apertus(config: ConfigReader) -> DecoderConfig:
     """Swiss AI 2025, arXiv:2509.14233."""
     if config.get("hidden_act") != "xielu":
         raise config.wrong("hidden_act", config.get("hidden_act"), "xielu")
     config.expect("output_vocab_size", None, config.integer("vocab_size"))
-    return read_decoder(config, **biases(config), gated=False, qk_norm="head", activation="relu", xielu=True)
+    return read_decoder(
+        config, **biases(config), mlp_gated=False, qk_norm="head", activation="relu", mlp_xielu=True
+    )
 
 
 APERTUS_NAMES = TensorNames(attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm")

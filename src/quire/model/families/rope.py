@@ -43,7 +43,7 @@ def read_layer_ropes(
     max_position: int,
     kinds: Sequence[str],
     thetas: Mapping[str, str],
-) -> tuple[RopeSpec, ...]:
+) -> list[RopeSpec]:
     """The rope of each layer by its kind in `kinds`.
 
     rope_parameters has an object for each kind, or rope_scaling is one object, which is then for full attention alone.
@@ -65,7 +65,7 @@ def read_layer_ropes(
         ropes[kind] = parse_rope(config, inner, size, max_position, theta)
         if not ropes[kind].truncate:  # transformers overlooks it in a rope of some layers
             raise inner.wrong("truncate", False, "true in the rope of one kind of layers")
-    return tuple(ropes[kind] for kind in kinds)
+    return [ropes[kind] for kind in kinds]
 
 
 def _check_older(config: ConfigReader, found: ConfigReader | None, kinds: Iterable[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from quire.model.families.config import MOST, ConfigReader
 from quire.model.families.family import (
     DENSE,
@@ -21,24 +19,16 @@ from quire.model.families.family import (
 )
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import kind_dims, read_layer_ropes
-from quire.model.spec import ArchSpec, LayerShape
+from quire.model.parts.decoder import DecoderConfig
 
 
-def read_step(config: ConfigReader) -> ArchSpec:
+def read_step(config: ConfigReader) -> DecoderConfig:
     """StepFun 2026. The published lists by layer go on with the layers that predict further tokens."""
     layers, size = num_layers(config), head_size(config)
     extra = config.count("num_nextn_predict_layers")
     kinds = layer_kinds(config, [FULL] * layers) if not extra else _cut(config, layers, extra)
     near, near_kv = _sliding_heads(config)
-    heads, kv, inner = (
-        config.integer("num_attention_heads"),
-        config.integer("num_key_value_heads"),
-        config.integer("intermediate_size"),
-    )
-    shapes = tuple(
-        LayerShape(near, near_kv, size, inner) if kind == SLIDING else LayerShape(heads, kv, size, inner)
-        for kind in kinds
-    )
+    heads, kv = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
     limits, shared_limits = (
         _limits(config, key, layers, extra) for key in ("swiglu_limits", "swiglu_limits_shared")
     )
@@ -65,31 +55,29 @@ def read_step(config: ConfigReader) -> ArchSpec:
         config,
         **biases(config),
         mlp_bias=config.boolean("mlp_bias", False),
-        num_heads=max(shape.num_heads for shape in shapes),
-        num_kv_heads=max(shape.num_kv_heads for shape in shapes),
-        shapes=shapes,
+        num_heads=[near if kind == SLIDING else heads for kind in kinds],
+        num_kv_heads=[near_kv if kind == SLIDING else kv for kind in kinds],
         qk_norm="head",
         attention_gate="heads",
-        attention_scale=(scale or size) ** -0.5,
+        scores_scale=(scale or size) ** -0.5,
         rope=ropes[-1],
         layer_ropes=ropes[:-1],
-        windows=windows_of(config, kinds),
-        moe=replace(moe, limits=limits),
-        gate_limits=shared_limits,
+        scores_window=windows_of(config, kinds),
+        moe={**moe, "limit": limits, "shared_limit": shared_limits},
+        mlp_limit=shared_limits,
     )
 
 
-def _limits(config: ConfigReader, key: str, layers: int, extra: int) -> tuple[float, ...] | None:
-    """Bounds of gated products by layer, where null and 0 are none; None if no layer has one."""
+def _limits(config: ConfigReader, key: str, layers: int, extra: int) -> list[float]:
+    """Bounds of gated products by layer, where null and 0 are none."""
     found = config.get(key)
     if found is None:
-        return None
+        return [0.0] * layers
     if not isinstance(found, list) or len(found) not in (layers, layers + extra):
         raise config.wrong(key, found, f"{layers} numbers")
     if any(x is not None and (type(x) not in (int, float) or not 0 <= x <= MOST) for x in found):
         raise config.wrong(key, found, "numbers from 0 on, or null")
-    limits = tuple(float(x or 0.0) for x in found[:layers])
-    return limits if any(limits) else None
+    return [float(x or 0.0) for x in found[:layers]]
 
 
 def _sliding_heads(config: ConfigReader) -> tuple[int, int]:
@@ -124,7 +112,7 @@ def _sparse(config: ConfigReader, layers: int) -> list[bool]:
     return [kind == SPARSE for kind in layer_kinds(config, default, (DENSE, SPARSE), "mlp_layer_types")]
 
 
-def step_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def step_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """The layers after the last predict further tokens."""
     further = config.count("num_nextn_predict_layers")
     extra = "|".join(str(spec.num_layers + i) for i in range(further))

@@ -25,29 +25,26 @@ from quire.model.families.family import (
 from quire.model.families.gemma import SANDWICH_NAMES, cap
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import kind_dims, read_layer_ropes
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.gemma3n import LayerInputsConfig
-from quire.model.spec import ArchSpec, LayerShape
 
 KINDS = (FULL, SLIDING)
 
 
-def read_gemma4(config: ConfigReader) -> ArchSpec:
+def read_gemma4(config: ConfigReader) -> DecoderConfig:
     """Google 2026: full layers have longer and fewer keys, the last layers may read earlier layers' keys."""
     config.expect("use_bidirectional_attention", None, False, "vision")  # a text is causal in both
-    layers, heads = num_layers(config), config.integer("num_attention_heads")
+    layers = num_layers(config)
     kinds = layer_kinds(config, alternate(layers, 6))
     kinds[-1] = FULL
     shared = config.boolean("attention_k_eq_v")
     sizes = _gemma4_sizes(config, kinds, shared)
-    (kv_near, near), (kv_far, far) = sizes[SLIDING], sizes[FULL]
+    near, far = sizes[SLIDING][1], sizes[FULL][1]
     inner = config.integer("intermediate_size")
     reused = config.integer("num_kv_shared_layers", low=0, high=layers)
     wide = 2 if config.boolean("use_double_wide_mlp") else 1
     first = layers - reused
-    sources = tuple(i if i < first else last_of_kind(config, kinds[:first], kinds[i]) for i in range(layers))
-    shapes = tuple(
-        LayerShape(heads, *sizes[kind], inner * (wide if i >= first else 1)) for i, kind in enumerate(kinds)
-    )
+    back = [0 if i < first else i - last_of_kind(config, kinds[:first], kinds[i]) for i in range(layers)]
     positions = config.integer("max_position_embeddings")
     thetas = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
     ropes = read_layer_ropes(config, {FULL: far, SLIDING: near}, positions, [*kinds, FULL], thetas)
@@ -61,23 +58,22 @@ def read_gemma4(config: ConfigReader) -> ArchSpec:
     return read_decoder(
         config,
         **biases(config),
-        num_kv_heads=max(kv_near, kv_far),
-        head_dim=max(near, far),
-        intermediate_size=max(shape.intermediate_size for shape in shapes),
-        shapes=shapes,
-        kv_sources=sources if reused else None,
-        keys_as_values=tuple(kind == FULL for kind in kinds) if shared else None,
-        value_norm=True,
-        layer_scale=True,
-        per_layer=LayerInputsConfig(size, config.integer("vocab_size")) if size else None,
+        num_kv_heads=[sizes[kind][0] for kind in kinds],
+        head_dim=[sizes[kind][1] for kind in kinds],
+        intermediate_size=[inner * (wide if i >= first else 1) for i in range(layers)],
+        attention_back=back,
+        attention_keys_as_values=[shared and kind == FULL for kind in kinds],
+        attention_value_norm=True,
+        scale=True,
+        **({"added_inputs": LayerInputsConfig(size, config.integer("vocab_size"))} if size else {}),
         placement="sandwich",
         qk_norm="head",
-        attention_scale=1.0,
+        scores_scale=1.0,
         rope=ropes[-1],
         layer_ropes=ropes[:-1],
-        windows=windows_of(config, kinds),
+        scores_window=windows_of(config, kinds),
         embedding_scale=config.integer("hidden_size") ** 0.5,
-        logit_cap=cap(config, "final_logit_softcapping"),
+        head_cap=cap(config, "final_logit_softcapping"),
         moe=moe,
     )
 
@@ -109,21 +105,21 @@ def last_of_kind(config: ConfigReader, kinds: list[str], kind: str) -> int:
     return len(kinds) - 1 - kinds[::-1].index(kind)
 
 
-def without_shared_keys(names: TensorNames, spec: ArchSpec) -> TensorNames:
+def without_shared_keys(names: TensorNames, spec: DecoderConfig) -> TensorNames:
     """The names, with keys and values left out in layers that read another layer's: checkpoints may hold them."""
     unused = tuple(
         rf"model\.layers\.{i}\.self_attn\.[kv]_(proj|norm)\..*"
         for i in range(spec.num_layers)
-        if spec.kv_source(i) != i
+        if (mixer := spec.layers[i].mixer) is not None and mixer.back
     )
     return replace(names, ignored=(*names.ignored, *unused))
 
 
-def gemma4_names(spec: ArchSpec, config: ConfigReader) -> TensorNames:
+def gemma4_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     return without_shared_keys(GEMMA4_NAMES, spec)
 
 
-def read_mimo(config: ConfigReader) -> ArchSpec:
+def read_mimo(config: ConfigReader) -> DecoderConfig:
     """Xiaomi 2026, arXiv:2601.02780: sliding layers have more keys and sinks; values are shorter than keys."""
     layers = num_layers(config)
     pattern, freq = config.get("hybrid_layer_pattern"), config.get("moe_layer_freq")
@@ -136,13 +132,7 @@ def read_mimo(config: ConfigReader) -> ArchSpec:
         "mlp_layer_types",
     )
     _expect_mimo(config)
-    heads, size, kv = (
-        config.integer("num_attention_heads"),
-        head_size(config),
-        config.integer("num_key_value_heads"),
-    )
-    inner = config.integer("intermediate_size")
-    shapes = tuple(LayerShape(heads, kv if kind == FULL else 2 * kv, size, inner) for kind in kinds)
+    size, kv = head_size(config), config.integer("num_key_value_heads")
     positions = config.integer("max_position_embeddings")
     thetas = {FULL: "rope_theta", SLIDING: "swa_rope_theta"}
     dims = kind_dims(config, size, dict.fromkeys(KINDS, config.number("partial_rotary_factor")))
@@ -150,7 +140,7 @@ def read_mimo(config: ConfigReader) -> ArchSpec:
     windows = windows_of(config, kinds)
     previous = config.optional_integer("sliding_window_size")
     if previous is not None:  # this key does not count the query itself
-        windows = tuple(None if window is None else previous + 1 for window in windows)
+        windows = [None if window is None else previous + 1 for window in windows]
     scale = config.optional_number("attention_value_scale")
     moe = read_moe(
         config,
@@ -164,16 +154,14 @@ def read_mimo(config: ConfigReader) -> ArchSpec:
     )
     return read_decoder(
         config,
-        qkv_bias=config.boolean("attention_bias", False),
-        num_kv_heads=2 * kv,
-        shapes=shapes,
-        value_dim=config.integer("v_head_dim", high=size),
-        value_scale=1.0 if scale is None else scale,
-        sinks=True,
-        sink_layers=tuple(kind == SLIDING for kind in kinds),
+        attention_qkv_bias=config.boolean("attention_bias", False),
+        num_kv_heads=[kv if kind == FULL else 2 * kv for kind in kinds],
+        attention_value_dim=config.integer("v_head_dim", high=size),
+        attention_value_scale=1.0 if scale is None else scale,
+        scores_sinks=[kind == SLIDING for kind in kinds],
         rope=ropes[-1],
         layer_ropes=ropes[:-1],
-        windows=windows,
+        scores_window=windows,
         moe=moe,
     )
 
@@ -205,7 +193,7 @@ def _flags(config: ConfigReader, key: str, values: Any, names: tuple[str, str]) 
     return [names[value] for value in values]
 
 
-def read_laguna(config: ConfigReader) -> ArchSpec:
+def read_laguna(config: ConfigReader) -> DecoderConfig:
     """Poolside 2026: layers have unlike numbers of heads; attention's output is gated by softplus."""
     layers, size = num_layers(config), head_size(config)
     kinds = layer_kinds(config, [FULL] * layers)
@@ -225,7 +213,6 @@ def read_laguna(config: ConfigReader) -> ArchSpec:
     gating = config.get("gating")
     if gating not in (True, "per-head", "per-element"):
         raise config.wrong("gating", gating, 'true, "per-head" or "per-element"')
-    inner = config.integer("intermediate_size")
     positions = config.integer("max_position_embeddings")
     dims = kind_dims(config, size, {FULL: 0.5, SLIDING: 1.0})
     ropes = read_layer_ropes(config, dims, positions, [*kinds, FULL], dict.fromkeys(KINDS, "rope_theta"))
@@ -242,21 +229,20 @@ def read_laguna(config: ConfigReader) -> ArchSpec:
     return read_decoder(
         config,
         **biases(config),
-        num_heads=max(counts),
-        shapes=tuple(LayerShape(n, kv, size, inner) for n in counts),
+        num_heads=counts,
         qk_norm="head",
         attention_gate="elements" if gating == "per-element" else "heads",
-        gate_activation="softplus",
+        attention_gate_activation="softplus",
         rope=ropes[-1],
         layer_ropes=ropes[:-1],
-        windows=windows_of(config, kinds),
+        scores_window=windows_of(config, kinds),
         moe=moe,
     )
 
 
-def read_decilm(config: ConfigReader) -> ArchSpec:
+def read_decilm(config: ConfigReader) -> DecoderConfig:
     """Llama after a search over layers (NVIDIA 2024, arXiv:2411.19146): attention and MLP by layer, or none."""
-    layers, heads, size = num_layers(config), config.integer("num_attention_heads"), head_size(config)
+    layers, heads = num_layers(config), config.integer("num_attention_heads")
     hidden = config.integer("hidden_size")
     blocks = config.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != layers:
@@ -284,14 +270,14 @@ def read_decilm(config: ConfigReader) -> ArchSpec:
         if group is not None and heads % group:
             raise attention.wrong("n_heads_in_group", group, f"a divisor of {heads}")
         wide = -(-int(2 * factor * hidden / 3) // 256) * 256
-        shapes.append(LayerShape(heads if group else 0, heads // group if group else 0, size, wide))
+        shapes.append((heads if group else 0, heads // group if group else 0, wide))
     return read_decoder(
         config,
         **biases(config),
         mlp_bias=config.boolean("mlp_bias", False),
-        num_kv_heads=max(shape.num_kv_heads for shape in shapes) or 1,
-        intermediate_size=max(shape.intermediate_size for shape in shapes) or 1,
-        shapes=tuple(shapes),
+        num_heads=[shape[0] for shape in shapes],
+        num_kv_heads=[shape[1] for shape in shapes],
+        intermediate_size=[shape[2] for shape in shapes],
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from quire.errors import ModelError, UnknownArchitectureError
 from quire.model.checkpoint import CheckpointFiles, OpenModel, model_info
-from quire.model.expand import decoder_config
 from quire.model.families.names import TensorNames
 from quire.model.gguf.adapted import family_names
 from quire.model.gguf.architectures import ARCHITECTURES
@@ -17,7 +16,8 @@ from quire.model.gguf.keys import Keys
 from quire.model.gguf.names import tensor_names
 from quire.model.info import Asked
 from quire.model.pack import check_tensors, choose_dtype, own_quantization
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.shard import WHOLE
 from quire.weights.gguf.checkpoint import GGUFCheckpoint
 from quire.weights.gguf.parts import GGUFParts
 from quire.weights.gguf.pieces import Heads, Place, places
@@ -43,7 +43,7 @@ class GGUFFiles(CheckpointFiles):
 class GGUFModel(NamedTuple):
     """A file before its tensors are read. `generation` holds its defaults under the names of generation_config.json."""
 
-    spec: ArchSpec
+    spec: DecoderConfig
     names: TensorNames
     checkpoint: GGUFCheckpoint
     generation: dict[str, Any]
@@ -69,10 +69,12 @@ def read_gguf(
     made = {} if reader.tensors is None else reader.tensors(keys)
     keys.finish()
     spec.check(str(path))
-    if reader.turned and spec.rope is not None and spec.rope.rotary_dim != spec.head_dim:
-        raise keys.wrong("rope.dimension_count", f"a head's size, {spec.head_dim}", spec.rope.rotary_dim)
-    shapes = map(spec.shape, range(spec.num_layers))
-    heads = Heads([(shape.num_heads, shape.num_kv_heads) for shape in shapes], reader.turned)
+    rope = next((layer.mixer.rope for layer in spec.layers if layer.mixer is not None), None)
+    if reader.turned and rope is not None and rope.rotary_dim != spec.head_dim:
+        raise keys.wrong("rope.dimension_count", f"a head's size, {spec.head_dim}", rope.rotary_dim)
+    mixers = [layer.mixer for layer in spec.layers]
+    own = [(range(0), range(0)) if mixer is None else mixer.heads(WHOLE) for mixer in mixers]
+    heads = Heads([(len(q), len(kv)) for q, kv in own], reader.turned)
     tensors = places(parts.tensors, heads, str(path))
     tensors |= {name: Place("", values.shape, values=values) for name, values in made.items()}
     generation = {name: parts.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
@@ -90,7 +92,7 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     if reading.dummy:
         raise ModelError(f"{path}: --load-format dummy makes float weights, and a GGUF file has its own")
     spec, names, checkpoint, generation = read_gguf(path, reading.config, reading.architecture)
-    config = asked.applied(decoder_config(spec))
+    config = asked.applied(spec)
     wanted = check_tensors(config, names, checkpoint, path)
     dtype = choose_dtype(asked.dtype, wanted, checkpoint)
     quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)

@@ -7,14 +7,13 @@ from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.source import Listing
-from quire.model.spec import ArchSpec
 from quire.model.split_matrices import ApartCheckpoint, Piece
 from quire.model.tensors import Tensors
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.tensor import Array
 
 
-def family_names(spec: ArchSpec) -> TensorNames:
+def family_names(spec: DecoderConfig) -> TensorNames:
     names = load_family(spec.architecture).names
     return names(spec, ConfigReader({}, spec.architecture)) if callable(names) else names
 

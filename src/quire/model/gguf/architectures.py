@@ -19,14 +19,13 @@ from quire.model.gguf.decoder import (
     decoder,
     dense_first,
     mixture,
-    one_window,
     read_rope,
     routed,
     small_experts,
     windows,
 )
 from quire.model.gguf.keys import Keys
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 from quire.weights.tensor import Array
 
 
@@ -38,32 +37,34 @@ class Architecture:
     neighbours. `tensors` makes tensors of keys.
     """
 
-    read: Callable[[Keys], ArchSpec]
+    read: Callable[[Keys], DecoderConfig]
     names: Mapping[str, Any] = field(default_factory=dict)
     turned: bool = False
     tensors: Callable[[Keys], Mapping[str, Array]] | None = None
 
 
-def reader(architecture: str, **fields: Any) -> Callable[[Keys], ArchSpec]:
+def reader(architecture: str, **fields: Any) -> Callable[[Keys], DecoderConfig]:
     """Make a reader that sets only these fields."""
     return lambda keys: decoder(keys, architecture, **fields)
 
 
-def llama(keys: Keys) -> ArchSpec:
+def llama(keys: Keys) -> DecoderConfig:
     """Read Llama, and models converted as Llama: Mistral, Mixtral, Yi, SmolLM2."""
-    window = one_window(keys)
+    window = keys.count("attention.sliding_window") or None
     if keys.get("expert_count"):
-        return decoder(keys, "MixtralForCausalLM", windows=window, **small_experts(keys, renormalize=True))
-    name = "MistralForCausalLM" if window[0] else "LlamaForCausalLM"
-    return decoder(keys, name, windows=window)
+        return decoder(
+            keys, "MixtralForCausalLM", scores_window=window, **small_experts(keys, renormalize=True)
+        )
+    name = "MistralForCausalLM" if window else "LlamaForCausalLM"
+    return decoder(keys, name, scores_window=window)
 
 
-def smollm3(keys: Keys) -> ArchSpec:
+def smollm3(keys: Keys) -> DecoderConfig:
     """Leave every fourth layer without positions, which no key says."""
-    return decoder(keys, "SmolLM3ForCausalLM", turning=[(i + 1) % 4 != 0 for i in range(keys.layers)])
+    return decoder(keys, "SmolLM3ForCausalLM", turned=[(i + 1) % 4 != 0 for i in range(keys.layers)])
 
 
-def qwen3vl(keys: Keys) -> ArchSpec:
+def qwen3vl(keys: Keys) -> DecoderConfig:
     """Read the language model of Qwen3-VL, whose rope is plain for texts."""
     skip_pictures(keys)
     return decoder(keys, "Qwen3ForCausalLM", qk_norm="head")
@@ -75,27 +76,27 @@ def skip_pictures(keys: Keys) -> None:
         keys.get(name)
 
 
-def gemma(keys: Keys, name: str = "GemmaForCausalLM", **fields: Any) -> ArchSpec:
+def gemma(keys: Keys, name: str = "GemmaForCausalLM", **fields: Any) -> DecoderConfig:
     """Scale embeddings, and tie the head to them."""
     scale = keys.integer("embedding_length") ** 0.5
-    given = {"activation": "gelu_tanh", "embedding_scale": scale, "tie_embeddings": True, **fields}
+    given = {"activation": "gelu_tanh", "embedding_scale": scale, "head_tied": True, **fields}
     return decoder(keys, name, **given)
 
 
-def gemma2(keys: Keys) -> ArchSpec:
+def gemma2(keys: Keys) -> DecoderConfig:
     """Scale queries by the head's size, except in the model of 46 layers (27B); no key says so."""
     return gemma(
         keys,
         "Gemma2ForCausalLM",
         placement="sandwich",
-        windows=windows(keys, keys.slides(2), 4096),
-        attention_scale=_query_size(keys, 46) ** -0.5,
-        attention_cap=keys.number("attn_logit_softcapping", 50.0) or None,
-        logit_cap=keys.number("final_logit_softcapping", 30.0) or None,
+        scores_window=windows(keys, keys.slides(2), 4096),
+        scores_scale=_query_size(keys, 46) ** -0.5,
+        scores_cap=keys.number("attn_logit_softcapping", 50.0) or None,
+        head_cap=keys.number("final_logit_softcapping", 30.0) or None,
     )
 
 
-def gemma3(keys: Keys) -> ArchSpec:
+def gemma3(keys: Keys) -> DecoderConfig:
     """Scale queries by the head's size, except in the model of 62 layers (27B); no key says so."""
     slides, size = keys.slides(6), keys.integer("attention.key_length", _shared_size(keys))
     rope = read_rope(keys, size, 1e6)
@@ -106,9 +107,9 @@ def gemma3(keys: Keys) -> ArchSpec:
         qk_norm="head",
         rope=rope,
         layer_ropes=unlike.two_ropes(keys, slides, rope),
-        windows=windows(keys, slides, 1024),
-        attention_scale=_query_size(keys, 62) ** -0.5,
-        tie_embeddings=not keys.has("output.weight"),
+        scores_window=windows(keys, slides, 1024),
+        scores_scale=_query_size(keys, 62) ** -0.5,
+        head_tied=not keys.has("output.weight"),
     )
 
 
@@ -121,224 +122,229 @@ def _query_size(keys: Keys, large: int) -> int:
     return shared if keys.layers == large else keys.integer("attention.key_length", shared)
 
 
-def olmo2(keys: Keys) -> ArchSpec:
+def olmo2(keys: Keys) -> DecoderConfig:
     """Read OLMo 2, or OLMo 3 if there is a window; only layers that see all positions then scale their rope."""
     fields: dict[str, Any] = {"placement": "post", "qk_norm": "all_heads"}
     if not keys.get("attention.sliding_window"):
         return decoder(keys, "Olmo2ForCausalLM", **fields)
-    slides, spec = keys.slides(4), decoder(keys, "Olmo3ForCausalLM", **fields)
-    assert spec.rope is not None
-    keys.expect("rope.freq_base_swa", spec.rope.theta)
-    ropes = unlike.two_ropes(keys, slides, spec.rope, spec.rope.theta)
-    return replace(spec, layer_ropes=ropes, windows=windows(keys, slides))
+    slides, rope = keys.slides(4), read_rope(keys, keys.integer("attention.key_length", _shared_size(keys)))
+    keys.expect("rope.freq_base_swa", rope.theta)
+    ropes = unlike.two_ropes(keys, slides, rope, rope.theta)
+    window = windows(keys, slides)
+    return decoder(keys, "Olmo3ForCausalLM", rope=rope, layer_ropes=ropes, scores_window=window, **fields)
 
 
-def granite(keys: Keys, name: str = "GraniteForCausalLM", **fields: Any) -> ArchSpec:
+def granite(keys: Keys, name: str = "GraniteForCausalLM", **fields: Any) -> DecoderConfig:
     scale = keys.number("logit_scale", 1.0)
     if scale == 0:
         raise keys.wrong("logit_scale", "above 0", scale)
     return decoder(
         keys,
         name,
-        attention_scale=keys.number("attention.scale"),
+        scores_scale=keys.number("attention.scale"),
         embedding_scale=keys.number("embedding_scale", 1.0),
-        residual_multiplier=keys.number("residual_scale", 1.0),
-        logit_scale=1.0 / scale,
+        multiplier=keys.number("residual_scale", 1.0),
+        head_scale=1.0 / scale,
         **fields,
     )
 
 
-def granite_moe(keys: Keys) -> ArchSpec:
+def granite_moe(keys: Keys) -> DecoderConfig:
     shared = keys.count("expert_shared_feed_forward_length")
     name = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
     return granite(keys, name, **small_experts(keys, shared=shared, softmax_after=True))
 
 
-def cohere(keys: Keys, name: str = "CohereForCausalLM", **fields: Any) -> ArchSpec:
+def cohere(keys: Keys, name: str = "CohereForCausalLM", **fields: Any) -> DecoderConfig:
     scale = keys.number("logit_scale")
-    return decoder(keys, name, placement="parallel", norm="layer", logit_scale=scale, **fields)
+    return decoder(keys, name, placement="parallel", norm_kind="layer", head_scale=scale, **fields)
 
 
-def command_r(keys: Keys) -> ArchSpec:
+def command_r(keys: Keys) -> DecoderConfig:
     return cohere(keys, qk_norm="own_head" if keys.has("blk.0.attn_q_norm.weight") else None)
 
 
-def cohere2(keys: Keys) -> ArchSpec:
+def cohere2(keys: Keys) -> DecoderConfig:
     """Rotate only the layers that slide."""
     slides = keys.slides(4)
-    return cohere(keys, "Cohere2ForCausalLM", windows=windows(keys, slides), turning=slides)
+    return cohere(keys, "Cohere2ForCausalLM", scores_window=windows(keys, slides), turned=slides)
 
 
-def sliding(keys: Keys, name: str, **fields: Any) -> ArchSpec:
+def sliding(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
     """Rotate only the layers that slide, if any do."""
     if not keys.get("attention.sliding_window"):
         return decoder(keys, name, **fields)
     slides = keys.slides(4)
-    return decoder(keys, name, windows=windows(keys, slides), turning=slides, **fields)
+    return decoder(keys, name, scores_window=windows(keys, slides), turned=slides, **fields)
 
 
-def exaone(keys: Keys) -> ArchSpec:
+def exaone(keys: Keys) -> DecoderConfig:
     """Read Exaone 3, whose epsilon has either name."""
     eps = keys.get("attention.layer_norm_rms_epsilon")
     return decoder(keys, "ExaoneForCausalLM", norm_eps=keys.number("attention.layer_norm_epsilon", eps))
 
 
-def exaone4(keys: Keys) -> ArchSpec:
+def exaone4(keys: Keys) -> DecoderConfig:
     return sliding(keys, "Exaone4ForCausalLM", placement="post", qk_norm="head")
 
 
-def exaone_moe(keys: Keys) -> ArchSpec:
+def exaone_moe(keys: Keys) -> DecoderConfig:
     return sliding(keys, "ExaoneMoeForCausalLM", qk_norm="head", moe=routed(keys))
 
 
-def mistral3(keys: Keys) -> ArchSpec:
+def mistral3(keys: Keys) -> DecoderConfig:
     """Read Ministral 3, which scales distant queries."""
-    spec, beta = decoder(keys, "Ministral3ForCausalLM"), keys.get("attention.temperature_scale")
-    multiplier = keys.get("rope.scaling.yarn_log_multiplier")
-    if beta is None or spec.rope is None or spec.rope.kind != "yarn":
+    rope = read_rope(keys, keys.integer("attention.key_length", _shared_size(keys)))
+    multiplier, beta = keys.get("rope.scaling.yarn_log_multiplier"), keys.get("attention.temperature_scale")
+    if beta is None or rope.kind != "yarn":
         raise keys.wrong("attention.temperature_scale", "a number, beside a rope scaled by yarn", beta)
-    rope = spec.rope
     if multiplier:
         scale = keys.number("rope.scaling.yarn_log_multiplier")
         rope = replace(rope, mscale=1.0, mscale_all_dim=scale)
     far = Temperature(keys.number("attention.temperature_scale"), rope.original_max_position)
-    return replace(spec, rope=rope, temperatures=(far,) * keys.layers)
+    return decoder(keys, "Ministral3ForCausalLM", rope=rope, attention_temperature=far)
 
 
-def with_residual(keys: Keys, name: str, parallel: str, **fields: Any) -> ArchSpec:
+def with_residual(keys: Keys, name: str, parallel: str, **fields: Any) -> DecoderConfig:
     """Place attention and MLP beside each other, or one after the other, as a key says."""
     placement = parallel if keys.get("use_parallel_residual") else "pre"
-    return decoder(keys, name, norm="layer", placement=placement, **fields)
+    return decoder(keys, name, norm_kind="layer", placement=placement, **fields)
 
 
-def stablelm(keys: Keys) -> ArchSpec:
+def stablelm(keys: Keys) -> DecoderConfig:
     qk_norm = "own_head" if keys.has("blk.0.attn_q_norm.weight") else None
     return with_residual(keys, "StableLmForCausalLM", "parallel", qk_norm=qk_norm)
 
 
-def gpt_neox(keys: Keys) -> ArchSpec:
-    return with_residual(keys, "GPTNeoXForCausalLM", "parallel_two", activation="gelu", gated=False)
+def gpt_neox(keys: Keys) -> DecoderConfig:
+    return with_residual(keys, "GPTNeoXForCausalLM", "parallel_two", activation="gelu", mlp_gated=False)
 
 
-def gpt2(keys: Keys, name: str = "GPT2LMHeadModel", **fields: Any) -> ArchSpec:
+def gpt2(keys: Keys, name: str = "GPT2LMHeadModel", **fields: Any) -> DecoderConfig:
     """Read GPT-2, which has a table of positions."""
-    given: dict[str, Any] = {**LAYERED, "activation": "gelu_tanh", "rope": None, "position_offset": 0}
+    given: dict[str, Any] = {**LAYERED, "activation": "gelu_tanh", "rope": None, "positions_offset": 0}
     return decoder(keys, name, **given, **fields)
 
 
-def starcoder(keys: Keys) -> ArchSpec:
+def starcoder(keys: Keys) -> DecoderConfig:
     """Read StarCoder 1, which has one head of keys."""
     keys.expect("attention.head_count_kv", 1)
     return gpt2(keys, "GPTBigCodeForCausalLM", num_kv_heads=1)
 
 
-def alibi(keys: Keys, name: str, **fields: Any) -> ArchSpec:
+def alibi(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
     """Bias scores by distance in place of a rope. The MLP is four times as wide as the stream."""
     keys.expect("feed_forward_length", 4 * keys.integer("embedding_length"))
-    return decoder(keys, name, norm="layer", gated=False, rope=None, alibi="scores", **fields)
+    return decoder(keys, name, norm_kind="layer", mlp_gated=False, rope=None, scores_alibi=1.0, **fields)
 
 
-def mpt(keys: Keys) -> ArchSpec:
+def mpt(keys: Keys) -> DecoderConfig:
     """Read MPT, whose largest bias is 8."""
     keys.expect("attention.max_alibi_bias", 8)
     clip = keys.optional_number("attention.clamp_kqv")
-    return alibi(keys, "MptForCausalLM", activation="gelu", clip_qkv=clip)
+    return alibi(keys, "MptForCausalLM", activation="gelu", attention_clip=clip)
 
 
-def falcon(keys: Keys) -> ArchSpec:
+def falcon(keys: Keys) -> DecoderConfig:
     """Read Falcon: 7B has one norm for attention and MLP, 40B and 180B have two."""
     placement = "parallel_two" if keys.has("blk.0.attn_norm_2.weight") else "parallel"
     return decoder(
-        keys, "FalconForCausalLM", norm="layer", gated=False, activation="gelu", placement=placement
+        keys, "FalconForCausalLM", norm_kind="layer", mlp_gated=False, activation="gelu", placement=placement
     )
 
 
-def nemotron(keys: Keys) -> ArchSpec:
+def nemotron(keys: Keys) -> DecoderConfig:
     keys.get("attention.layer_norm_rms_epsilon")  # written beside the other
-    return decoder(keys, "NemotronForCausalLM", norm="layer", gated=False, activation="relu2")
+    return decoder(keys, "NemotronForCausalLM", norm_kind="layer", mlp_gated=False, activation="relu2")
 
 
-def olmo(keys: Keys) -> ArchSpec:
+def olmo(keys: Keys) -> DecoderConfig:
     """Read OLMo 1, whose LayerNorms have no weights and a fixed epsilon."""
     keys.expect("attention.layer_norm_epsilon", 1e-5)
     clip = keys.optional_number("attention.clamp_kqv")
-    return decoder(keys, "OlmoForCausalLM", norm="layer", norm_weight=False, norm_eps=1e-5, clip_qkv=clip)
+    return decoder(
+        keys, "OlmoForCausalLM", norm_kind="layer", norm_weight=False, norm_eps=1e-5, attention_clip=clip
+    )
 
 
-def olmoe(keys: Keys) -> ArchSpec:
+def olmoe(keys: Keys) -> DecoderConfig:
     clip = keys.optional_number("attention.clamp_kqv")
-    return decoder(keys, "OlmoeForCausalLM", qk_norm="all_heads", clip_qkv=clip, **small_experts(keys))
+    return decoder(keys, "OlmoeForCausalLM", qk_norm="all_heads", attention_clip=clip, **small_experts(keys))
 
 
-def qwen2_moe(keys: Keys) -> ArchSpec:
+def qwen2_moe(keys: Keys) -> DecoderConfig:
     """Read Qwen2's mixture, whose shared expert has a gate."""
     moe = mixture(keys, shared=keys.integer("expert_shared_feed_forward_length"), shared_gate=True)
     return decoder(keys, "Qwen2MoeForCausalLM", moe=moe)
 
 
-def qwen3_moe(keys: Keys) -> ArchSpec:
+def qwen3_moe(keys: Keys) -> DecoderConfig:
     """Read the mixtures of Qwen3 and Qwen3-VL."""
     skip_pictures(keys)
     return decoder(keys, "Qwen3MoeForCausalLM", qk_norm="head", moe=mixture(keys, renormalize=True))
 
 
-def gpt_oss(keys: Keys) -> ArchSpec:
+def gpt_oss(keys: Keys) -> DecoderConfig:
     """Slide every second layer, and do not round the rope's bounds."""
     experts = small_experts(keys, bias=True, softmax_after=True)
     rope = read_rope(keys, keys.integer("attention.key_length", _shared_size(keys)))
     if rope.kind == "yarn":
         rope = replace(rope, beta_fast=32.0, beta_slow=1.0, truncate=False)
     near = windows(keys, keys.slides(2))
-    fields: dict[str, Any] = {"activation": "clamped_swiglu", "sinks": True, "rope": rope, "windows": near}
+    fields: dict[str, Any] = {
+        "activation": "clamped_swiglu",
+        "scores_sinks": True,
+        "rope": rope,
+        "scores_window": near,
+    }
     return decoder(keys, "GptOssForCausalLM", **fields, **experts)
 
 
-def llama4(keys: Keys) -> ArchSpec:
+def llama4(keys: Keys) -> DecoderConfig:
     """Read Llama 4. All models share chunks, the scale of distant queries and the layers without positions.
 
     The model of 128 experts (Maverick) does not norm queries and keys.
     """
     inner, step = keys.integer("expert_feed_forward_length"), keys.integer("interleave_moe_layer_step")
     keys.expect("expert_shared_feed_forward_length", inner)
-    turning = tuple((i + 1) % 4 != 0 for i in range(keys.layers))
+    turned = [(i + 1) % 4 != 0 for i in range(keys.layers)]
     chunk = keys.integer("attention.sliding_window", 8192)
     sparse = [(i + 1) % step == 0 for i in range(keys.layers)]
     moe = mixture(keys, layers=sparse, shared=inner, scoring="sigmoid", weigh_inputs=True)
     return decoder(
         keys,
         "Llama4ForCausalLM",
-        qk_norm="head" if moe.routing.num_experts != 128 else None,
+        qk_norm=["head" if moe["routing"].num_experts != 128 and turns else None for turns in turned],
         qk_norm_weight=False,
         qk_norm_after_rope=True,
-        qk_norm_layers=turning,
-        chunks=tuple(chunk if turns else None for turns in turning),
-        temperatures=tuple(None if turns else Temperature(0.1, 8192, 1) for turns in turning),
-        turning=turning,
+        scores_chunk=[chunk if turns else None for turns in turned],
+        attention_temperature=[None if turns else Temperature(0.1, 8192, 1) for turns in turned],
+        turned=turned,
         moe=moe,
     )
 
 
-def glm4_moe(keys: Keys) -> ArchSpec:
+def glm4_moe(keys: Keys) -> DecoderConfig:
     qk_norm = "head" if keys.has("blk.0.attn_q_norm.weight") else None
     return decoder(keys, "Glm4MoeForCausalLM", qk_norm=qk_norm, moe=routed(keys))
 
 
-def dots1(keys: Keys) -> ArchSpec:
+def dots1(keys: Keys) -> DecoderConfig:
     return decoder(keys, "Dots1ForCausalLM", qk_norm="head", moe=routed(keys))
 
 
-def bailing(keys: Keys) -> ArchSpec:
+def bailing(keys: Keys) -> DecoderConfig:
     """Read Ling and Ring 1, which score by softmax and have no groups."""
     keys.expect("expert_group_count", 1)
     return decoder(keys, "BailingMoeForCausalLM", moe=routed(keys, "softmax"))
 
 
-def bailing2(keys: Keys) -> ArchSpec:
+def bailing2(keys: Keys) -> DecoderConfig:
     """Read Ling and Ring 2, and Sarvam's mixture, whose corrections the converter has centred."""
     return decoder(keys, "BailingMoeV2ForCausalLM", qk_norm="head", moe=routed(keys))
 
 
-def ernie_moe(keys: Keys) -> ArchSpec:
+def ernie_moe(keys: Keys) -> DecoderConfig:
     start, step = keys.count("leading_dense_block_count"), keys.integer("interleave_moe_layer_step", 1)
     sparse = [i >= start and (i + 1) % step == 0 for i in range(keys.layers)]
     inner, shared = keys.integer("expert_feed_forward_length"), keys.count("expert_shared_count")
@@ -347,7 +353,7 @@ def ernie_moe(keys: Keys) -> ArchSpec:
     return decoder(keys, "Ernie4_5_MoeForCausalLM", moe=moe)
 
 
-def hunyuan_moe(keys: Keys) -> ArchSpec:
+def hunyuan_moe(keys: Keys) -> DecoderConfig:
     """Read Hunyuan's mixture, with one shared expert of the others' size."""
     inner = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
     keys.expect("expert_shared_count", 1)
@@ -356,12 +362,12 @@ def hunyuan_moe(keys: Keys) -> ArchSpec:
     return decoder(keys, "HunYuanMoEV1ForCausalLM", qk_norm="head", qk_norm_after_rope=True, **experts)
 
 
-def minimax_m2(keys: Keys) -> ArchSpec:
+def minimax_m2(keys: Keys) -> DecoderConfig:
     experts = small_experts(keys, correction=True, scoring="sigmoid", renormalize=True)
     return decoder(keys, "MiniMaxM2ForCausalLM", qk_norm="all_heads", **experts)
 
 
-def afmoe(keys: Keys) -> ArchSpec:
+def afmoe(keys: Keys) -> DecoderConfig:
     """Read Trinity: scale embeddings, and rotate only the layers that slide."""
     slides, inner = keys.slides(4), keys.integer("expert_feed_forward_length")
     moe = mixture(
@@ -380,22 +386,29 @@ def afmoe(keys: Keys) -> ArchSpec:
         attention_gate="elements",
         placement="sandwich",
         embedding_scale=keys.integer("embedding_length") ** 0.5,
-        windows=windows(keys, slides),
-        turning=slides,
+        scores_window=windows(keys, slides),
+        turned=slides,
         moe=moe,
     )
 
 
-def phimoe(keys: Keys) -> ArchSpec:
+def phimoe(keys: Keys) -> DecoderConfig:
     """Read Phi-3.5-MoE: LayerNorms under the key of RMS norms, and SparseMixer, which chooses two experts."""
     keys.expect("expert_used_count", 2)
     eps = keys.number("attention.layer_norm_rms_epsilon")
     experts = small_experts(keys, sparse_mixer=0.01)
-    return decoder(keys, "PhimoeForCausalLM", norm="layer", norm_eps=eps, windows=one_window(keys), **experts)
+    return decoder(
+        keys,
+        "PhimoeForCausalLM",
+        norm_kind="layer",
+        norm_eps=eps,
+        scores_window=keys.count("attention.sliding_window") or None,
+        **experts,
+    )
 
 
-def phi3(keys: Keys) -> ArchSpec:
-    return decoder(keys, "Phi3ForCausalLM", windows=one_window(keys))
+def phi3(keys: Keys) -> DecoderConfig:
+    return decoder(keys, "Phi3ForCausalLM", scores_window=keys.count("attention.sliding_window") or None)
 
 
 def xielu_parameters(keys: Keys) -> dict[str, Array]:
@@ -408,7 +421,7 @@ def xielu_parameters(keys: Keys) -> dict[str, Array]:
     }
 
 
-LAYERED: dict[str, Any] = {"norm": "layer", "gated": False}
+LAYERED: dict[str, Any] = {"norm_kind": "layer", "mlp_gated": False}
 # POST: the norm before the MLP has another name.
 POST = {"mlp_norm": "post_attention_norm"}
 GATE_UP = {"gate_up": "ffn_up"}
@@ -463,10 +476,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "minimax-m2": Architecture(minimax_m2),
     "afmoe": Architecture(afmoe),
     "seed_oss": Architecture(reader("SeedOssForCausalLM"), POST),
-    "arcee": Architecture(reader("ArceeForCausalLM", gated=False, activation="relu2"), turned=True),
-    "bitnet": Architecture(reader("BitNetForCausalLM", inner_norms=True, activation="relu2")),
+    "arcee": Architecture(reader("ArceeForCausalLM", mlp_gated=False, activation="relu2"), turned=True),
+    "bitnet": Architecture(
+        reader("BitNetForCausalLM", attention_out_norm=True, mlp_down_norm=True, activation="relu2")
+    ),
     "apertus": Architecture(
-        reader("ApertusForCausalLM", gated=False, qk_norm="head", activation="relu", xielu=True),
+        reader("ApertusForCausalLM", mlp_gated=False, qk_norm="head", activation="relu", mlp_xielu=True),
         tensors=xielu_parameters,
     ),
     "bailingmoe": Architecture(bailing, turned=True),

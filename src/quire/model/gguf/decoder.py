@@ -1,4 +1,4 @@
-"""Makes an ArchSpec of the keys and tensors that all GGUF architectures share."""
+"""Makes a tree of configs of the keys and tensors that all GGUF architectures share."""
 
 from __future__ import annotations
 
@@ -12,53 +12,54 @@ from msgspec.structs import replace
 from quire.devices.protocol import Routing
 from quire.model.families.rope import MAX_FACTOR, context_length
 from quire.model.gguf.keys import Keys
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.rope import RopeSpec
-from quire.model.spec import ArchSpec, MoESpec
+from quire.model.tree import make_decoder
 
 
-def decoder(
-    keys: Keys, architecture: str, *, turning: Sequence[bool] | None = None, **fields: Any
-) -> ArchSpec:
-    """Make the spec of a model; `fields` adds facts that keys and tensors leave out.
+def decoder(keys: Keys, architecture: str, **fields: Any) -> DecoderConfig:
+    """Make a model; `fields` of its parts (make_decoder) add facts that keys and tensors leave out.
 
     Norms are RMS norms by default, a head that the file lacks is the embedding, and modules have biases where the file
-    does. `turning` tells the layers that have positions.
+    does. Sizes and `layer_ropes` may be lists, one for each layer; only layers that are `turned` have the `rope`.
     """
     hidden = keys.integer("embedding_length")
     heads = fields.pop("num_heads", None) or keys.integer("attention.head_count")
     kv_heads = fields.pop("num_kv_heads", None) or keys.integer("attention.head_count_kv", heads)
     size = fields.pop("head_dim", None) or head_dim(keys, hidden, heads)
-    rope = fields.pop("rope") if "rope" in fields else read_rope(keys, size)
-    if "intermediate_size" not in fields:
-        fields["intermediate_size"] = keys.integer("feed_forward_length")
-    layered = fields.get("norm", "rms") == "layer"
+    longest = max(size) if isinstance(size, list) else size
+    rope = fields.pop("rope") if "rope" in fields else read_rope(keys, longest)
+    turned, ropes = fields.pop("turned", None), fields.pop("layer_ropes", rope)
+    layered = fields.get("norm_kind", "rms") == "layer"
     if "norm_eps" not in fields:
         fields["norm_eps"] = keys.number(f"attention.layer_norm_{'' if layered else 'rms_'}epsilon")
-    if turning is not None:
-        fields["layer_ropes"] = tuple(rope if turns else None for turns in turning)
     given = {
-        "norm": "rms",
+        "norm_kind": "rms",
         "norm_bias": layered and keys.has("output_norm.bias"),
         "activation": "silu",
-        "attention_scale": size**-0.5,
-        "windows": (None,) * keys.layers,
-        "tie_embeddings": not keys.has("output.weight"),
-        "head_bias": keys.has("output.bias"),
-        "qkv_bias": keys.has_bias("attn_q") or keys.has_bias("attn_qkv"),
-        "o_bias": keys.has_bias("attn_output"),
+        "attention_num_heads": heads,
+        "attention_num_kv_heads": kv_heads,
+        "attention_head_dim": size,
+        "attention_rope": ropes if turned is None else [rope if turns else None for turns in turned],
+        "attention_qkv_bias": keys.has_bias("attn_q") or keys.has_bias("attn_qkv"),
+        "attention_out_bias": keys.has_bias("attn_output"),
+        "scores_scale": longest**-0.5,
+        "mlp_intermediate_size": fields.pop("intermediate_size", None) or keys.integer("feed_forward_length"),
         "mlp_bias": keys.has_bias("ffn_up"),
+        "head_tied": not keys.has("output.weight"),
+        "head_bias": keys.has("output.bias"),
         **fields,
     }
-    return ArchSpec(
-        architecture=architecture,
-        vocab_size=keys.rows("token_embd.weight"),  # padding included
+    rows, positions = (
+        keys.rows("token_embd.weight"),
+        keys.integer("context_length"),
+    )  # rows of padding included
+    return make_decoder(
+        architecture,
+        vocab_size=rows,
         hidden_size=hidden,
         num_layers=keys.layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=size,
-        rope=rope,
-        max_position=context_length(rope, keys.integer("context_length")),
+        max_position=context_length(rope, positions),
         **given,
     )
 
@@ -70,15 +71,10 @@ def head_dim(keys: Keys, hidden: int, heads: int) -> int:
     return size
 
 
-def windows(keys: Keys, slides: Sequence[bool], default: int | None = None) -> tuple[int | None, ...]:
+def windows(keys: Keys, slides: Sequence[bool], default: int | None = None) -> list[int | None]:
     """Give the layers that slide their window."""
     window = keys.integer("attention.sliding_window", default)
-    return tuple(window if slide else None for slide in slides)
-
-
-def one_window(keys: Keys) -> tuple[int | None, ...]:
-    """Give all layers the same window; 0 or absent is full attention."""
-    return (keys.count("attention.sliding_window") or None,) * keys.layers
+    return [window if slide else None for slide in slides]
 
 
 def mixture(
@@ -91,8 +87,8 @@ def mixture(
     bias: bool = False,
     beside: bool = False,
     **routing: Any,
-) -> MoESpec:
-    """Read the mixture of experts of the layers where `layers` is true (None: of all); `routing` sets its fields."""
+) -> dict[str, Any]:
+    """Read the fields of a mixture in the layers where `layers` is true (None: in all); `routing` sets its own."""
     count = keys.integer("expert_count")
     chosen = Routing(count, keys.integer("expert_used_count"), shared=bool(shared), **routing)
     if chosen.softmax_after:
@@ -103,16 +99,15 @@ def mixture(
     if count % groups or kept > groups or chosen.top_k > kept * (count // groups):
         must = f"as many equal groups of {count} experts, {kept} of which hold {chosen.top_k}"
         raise keys.wrong("expert_group_count", must, groups)
-    return MoESpec(
-        chosen,
-        inner or keys.integer("expert_feed_forward_length"),
-        (True,) * keys.layers if layers is None else tuple(layers),
-        shared_intermediate_size=shared,
-        bias=bias,
-        norm=beside,
-        correction=correction,
-        beside=beside,
-    )
+    return {
+        "routing": chosen,
+        "intermediate_size": inner or keys.integer("expert_feed_forward_length"),
+        "layers": [True] * keys.layers if layers is None else list(layers),
+        "shared_intermediate_size": shared,
+        "bias": bias,
+        "correction": correction,
+        **({"norm": True, "beside": True, "with_mlp": True} if beside else {}),
+    }
 
 
 def small_experts(keys: Keys, **routing: Any) -> dict[str, Any]:
@@ -121,7 +116,7 @@ def small_experts(keys: Keys, **routing: Any) -> dict[str, Any]:
     return {"moe": mixture(keys, inner=inner, **routing), "intermediate_size": inner}
 
 
-def routed(keys: Keys, scoring: str = "sigmoid", **routing: Any) -> MoESpec:
+def routed(keys: Keys, scoring: str = "sigmoid", **routing: Any) -> dict[str, Any]:
     """Read experts by DeepSeek's keys. A sigmoid chooses as DeepSeek-V3 does: with a correction, by pairs in groups."""
     shared, inner = keys.count("expert_shared_count"), keys.integer("expert_feed_forward_length")
     keys.expect("expert_shared_feed_forward_length", 0, shared * inner)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from quire.model.families.names import GGUF_LAYER, TensorNames
 from quire.model.gguf.keys import Keys
-from quire.model.spec import ArchSpec
+from quire.model.parts.decoder import DecoderConfig
 
 NAMES = TensorNames(
     base="",
@@ -72,13 +72,15 @@ NAMES = TensorNames(
 )
 
 
-def tensor_names(keys: Keys, spec: ArchSpec, changes: Mapping[str, Any]) -> TensorNames:
+def tensor_names(keys: Keys, spec: DecoderConfig, changes: Mapping[str, Any]) -> TensorNames:
     """Return the names of one file; `changes` are its architecture's.
 
     They ignore blocks after the last layer, which predict further tokens, and keys of layers that read another's.
     """
     unused = [rf"blk\.{i}\..*" for i in range(keys.layers, keys.blocks)]
-    unused += [rf"blk\.{i}\.attn_[kv](_norm)?\..*" for i in range(spec.num_layers) if spec.kv_source(i) != i]
-    if spec.placement == "parallel_two" and keys.has("blk.0.attn_norm_2.weight"):  # Falcon's
+    for i, layer in enumerate(spec.layers):
+        if layer.mixer is not None and layer.mixer.back:
+            unused.append(rf"blk\.{i}\.attn_[kv](_norm)?\..*")
+    if spec.layers[0].placement == "parallel_two" and keys.has("blk.0.attn_norm_2.weight"):  # Falcon's
         changes = {**changes, "attention_norm": "attn_norm_2", "mlp_norm": "attn_norm"}
     return replace(NAMES, ignored=(*NAMES.ignored, *unused), **changes)

@@ -10,25 +10,23 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
-from quire.model.gguf.decoder import decoder, mixture, read_rope, routed, temperature, windows
+from quire.model.gguf.decoder import decoder, head_dim, mixture, read_rope, routed, temperature, windows
 from quire.model.gguf.keys import Keys
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig
+from quire.model.parts.norm import NormConfig
 from quire.model.parts.rope import RopeSpec
-from quire.model.spec import ArchSpec, LatentSpec, LayerShape
 
 
-def two_ropes(
-    keys: Keys, slides: Sequence[bool], rope: RopeSpec, theta: float = 10000.0
-) -> tuple[RopeSpec, ...]:
+def two_ropes(keys: Keys, slides: Sequence[bool], rope: RopeSpec, theta: float = 10000.0) -> list[RopeSpec]:
     """Give layers that slide a plain rope with a base of its own."""
     near = RopeSpec("default", keys.number("rope.freq_base_swa", theta), rope.rotary_dim)
-    return tuple(near if slide else rope for slide in slides)
+    return [near if slide else rope for slide in slides]
 
 
-def deepseek2(keys: Keys) -> ArchSpec:
+def deepseek2(keys: Keys) -> DecoderConfig:
     """Read DeepSeek-V3 and its kin, V2 if experts are chosen without a correction, Youtu if there are none."""
     for name in ("attention.key_length", "attention.value_length"):
         keys.get(name)  # of the compressed form, if the others are given
@@ -43,18 +41,18 @@ def deepseek2(keys: Keys) -> ArchSpec:
     return _latent(keys, "DeepseekV2ForCausalLM", moe=routed(keys, "softmax"))
 
 
-def minicpm3(keys: Keys) -> ArchSpec:
+def minicpm3(keys: Keys) -> DecoderConfig:
     """Read MiniCPM 3 with the multipliers of its only model (4B)."""
     return _latent(
         keys,
         "MiniCPM3ForCausalLM",
         embedding_scale=12.0,
-        residual_multiplier=1.4 / math.sqrt(keys.layers),
-        logit_scale=256 / keys.integer("embedding_length"),
+        multiplier=1.4 / math.sqrt(keys.layers),
+        head_scale=256 / keys.integer("embedding_length"),
     )
 
 
-def _latent(keys: Keys, name: str, **fields: Any) -> ArchSpec:
+def _latent(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
     """Read latent attention. Files that split keys from values have keys of their own for a head's sizes (mla)."""
     heads, rotated = keys.integer("attention.head_count"), keys.integer("rope.dimension_count")
     keys.get("attention.head_count_kv")  # of the compressed form: 1
@@ -72,66 +70,59 @@ def _latent(keys: Keys, name: str, **fields: Any) -> ArchSpec:
         scale = round(10 * keys.number("rope.scaling.yarn_log_multiplier"), 6)
         rope = replace(rope, mscale=scale, mscale_all_dim=scale)
     rank = keys.optional_integer("attention.q_lora_rank")
-    latent = LatentSpec(rank, keys.integer("attention.kv_lora_rank"), size - rotated, rotated, value)
+    latent = {
+        "q_rank": rank,
+        "kv_rank": keys.integer("attention.kv_lora_rank"),
+        "nope_dim": size - rotated,
+        "rope_dim": rotated,
+        "value_dim": value,
+        "norm": NormConfig("rms", 1e-6),
+    }
     return decoder(
         keys,
         name,
         num_kv_heads=heads,
         head_dim=size,
         rope=rope,
-        attention_scale=size**-0.5 * temperature(rope),
+        scores_scale=size**-0.5 * temperature(rope),
         latent=latent,
         **fields,
     )
 
 
-def _shares_keys(keys: Keys, slides: Sequence[bool]) -> tuple[int, ...] | None:
+def _shares_keys(keys: Keys, slides: Sequence[bool]) -> list[int]:
     """Let the last layers read the keys of the last layer of their kind that keeps its own."""
     reused = keys.count("attention.shared_kv_layers")
-    if not reused:
-        return None
     own = slides[: max(keys.layers - reused, 0)]
     for kind in set(slides):
         if kind not in own:
             must = "such that a layer of each kind keeps its own keys"
             raise keys.wrong("attention.shared_kv_layers", must, reused)
     last = {kind: len(own) - 1 - own[::-1].index(kind) for kind in set(slides)}
-    return tuple(i if i < len(own) else last[kind] for i, kind in enumerate(slides))
+    return [0 if i < len(own) else i - last[kind] for i, kind in enumerate(slides)]
 
 
-def _gemma(keys: Keys, slides: Sequence[bool], shapes: Sequence[LayerShape]) -> dict[str, Any]:
+def _gemma(keys: Keys, slides: Sequence[bool]) -> dict[str, Any]:
     """Return the fields that Gemma 3n and 4 share."""
-    most = zip(*map(msgspec.structs.astuple, shapes), strict=True)
-    heads, kv, size, inner = (max(values) for values in most)
     return {
-        "num_heads": heads,
-        "num_kv_heads": kv,
-        "head_dim": size,
-        "intermediate_size": inner,
-        "shapes": tuple(shapes),
-        "kv_sources": _shares_keys(keys, slides),
+        "num_heads": max(keys.by_layer("attention.head_count")),
+        "intermediate_size": keys.by_layer("feed_forward_length"),
+        "attention_back": _shares_keys(keys, slides),
         "activation": "gelu_tanh",
         "placement": "sandwich",
         "qk_norm": "head",
-        "value_norm": True,
-        "attention_scale": 1.0,
-        "windows": windows(keys, slides),
+        "attention_value_norm": True,
+        "scores_scale": 1.0,
+        "scores_window": windows(keys, slides),
         "embedding_scale": keys.integer("embedding_length") ** 0.5,
-        "logit_cap": keys.optional_number("final_logit_softcapping"),
+        "head_cap": keys.optional_number("final_logit_softcapping"),
     }
 
 
-def gemma3n(keys: Keys) -> ArchSpec:
+def gemma3n(keys: Keys) -> DecoderConfig:
     """Read Gemma 3n: AltUp, LAuReL, inputs by layer, sparse MLPs."""
-    slides, heads, hidden = (
-        keys.slides(5),
-        keys.integer("attention.head_count"),
-        keys.integer("embedding_length"),
-    )
-    kv = keys.integer("attention.head_count_kv", heads)
-    size = keys.integer("attention.key_length", max(1, hidden // heads))
-    keys.expect("attention.value_length", size)
-    shapes = [LayerShape(heads, kv, size, inner) for inner in keys.by_layer("feed_forward_length")]
+    slides = keys.slides(5)
+    size = head_dim(keys, keys.integer("embedding_length"), keys.integer("attention.head_count"))
     rope = read_rope(keys, size, 1e6)
     streams, active = keys.integer("altup.num_inputs"), keys.count("altup.active_idx")
     if streams < 2:
@@ -139,19 +130,20 @@ def gemma3n(keys: Keys) -> ArchSpec:
     return decoder(
         keys,
         "Gemma3nForCausalLM",
-        **_gemma(keys, slides, shapes),
+        **_gemma(keys, slides),
+        head_dim=size,
         rope=rope,
         layer_ropes=two_ropes(keys, slides, rope),
-        per_layer=LayerInputsConfig(
+        added_inputs=LayerInputsConfig(
             keys.integer("embedding_length_per_layer_input"), keys.rows("per_layer_token_embd.weight")
         ),
-        altup=AltUpConfig(streams, active, scaled=True),
-        laurel_rank=keys.rows("blk.0.laurel_l.weight"),
-        gate_cutoffs=_cutoffs(keys),
+        added_altup=AltUpConfig(streams, active, scaled=True),
+        added_laurel=keys.rows("blk.0.laurel_l.weight"),
+        mlp_cutoff=_cutoffs(keys),
     )
 
 
-def _cutoffs(keys: Keys) -> tuple[float | None, ...] | None:
+def _cutoffs(keys: Keys) -> list[float | None]:
     """Read each layer's cutoff of gates in standard deviations, rounded by the share that it leaves out."""
     name, layers, normal = "activation_sparsity_scale", keys.layers, NormalDist()
     given = keys.get(name)
@@ -163,21 +155,13 @@ def _cutoffs(keys: Keys) -> tuple[float | None, ...] | None:
     shares = [round(normal.cdf(x), 6) if x > -math.inf else 0.0 for x in given]
     if not all(0 <= share < 1 for share in shares):
         raise keys.wrong(name, "numbers that not all gates are below", given)
-    found = tuple(round(normal.inv_cdf(share), 6) if share else None for share in shares)
-    return found if any(shares) else None
+    return [round(normal.inv_cdf(share), 6) if share else None for share in shares]
 
 
-def gemma4(keys: Keys) -> ArchSpec:
+def gemma4(keys: Keys) -> DecoderConfig:
     """Read Gemma 4, whose full layers have longer and fewer keys and rotate a share of each head."""
     slides = (*keys.slides(6)[:-1], False)
-    heads = max(keys.by_layer("attention.head_count"))
     sizes = _gemma4_sizes(keys)
-    inner = keys.by_layer("feed_forward_length")
-    kv = keys.by_layer("attention.head_count_kv", heads)
-    shapes = [
-        LayerShape(heads, count, sizes[slide], width)
-        for count, slide, width in zip(kv, slides, inner, strict=True)
-    ]
     full, hidden = slides.index(False), keys.count("embedding_length_per_layer_input")
     far = RopeSpec(
         "proportional",
@@ -191,12 +175,14 @@ def gemma4(keys: Keys) -> ArchSpec:
     return decoder(
         keys,
         "Gemma4ForCausalLM",
-        **_gemma(keys, slides, shapes),
+        **_gemma(keys, slides),
+        num_kv_heads=keys.by_layer("attention.head_count_kv", max(keys.by_layer("attention.head_count"))),
+        head_dim=[sizes[slide] for slide in slides],
         rope=far,
-        layer_ropes=tuple(near if slide else far for slide in slides),
-        keys_as_values=tuple(not slide for slide in slides) if shared else None,
-        layer_scale=True,
-        per_layer=LayerInputsConfig(hidden, keys.rows("token_embd.weight")) if hidden else None,
+        layer_ropes=[near if slide else far for slide in slides],
+        attention_keys_as_values=[shared and not slide for slide in slides],
+        scale=True,
+        **({"added_inputs": LayerInputsConfig(hidden, keys.rows("token_embd.weight"))} if hidden else {}),
         moe=moe,
     )
 
@@ -223,11 +209,11 @@ def _turned_pairs(keys: Keys, size: int) -> int:
     return turned
 
 
-def mimo2(keys: Keys) -> ArchSpec:
+def mimo2(keys: Keys) -> DecoderConfig:
     """Read MiMo-V2: sliding layers have more keys, and sinks; layers without a router are dense."""
     slides, size = keys.slides(6), keys.integer("attention.key_length")
     heads, kv = max(keys.by_layer("attention.head_count")), keys.by_layer("attention.head_count_kv")
-    inner, rope = keys.integer("feed_forward_length"), read_rope(keys, size)
+    rope = read_rope(keys, size)
     keys.get("leading_dense_block_count")  # the routers say it
     sparse = [keys.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(keys.layers)]
     keys.expect("expert_weights_norm", True)
@@ -236,22 +222,19 @@ def mimo2(keys: Keys) -> ArchSpec:
         keys,
         "MiMoV2FlashForCausalLM",
         num_heads=heads,
-        num_kv_heads=max(kv),
+        num_kv_heads=kv,
         head_dim=size,
-        intermediate_size=inner,
-        shapes=tuple(LayerShape(heads, count, size, inner) for count in kv),
-        value_dim=keys.integer("attention.value_length"),
-        value_scale=1.0 if scale is None else keys.number("attention.value_scale"),
-        sinks=True,
-        sink_layers=slides,
+        attention_value_dim=keys.integer("attention.value_length"),
+        attention_value_scale=1.0 if scale is None else keys.number("attention.value_scale"),
+        scores_sinks=list(slides),
         rope=rope,
         layer_ropes=two_ropes(keys, slides, rope),
-        windows=windows(keys, slides),
+        scores_window=windows(keys, slides),
         moe=routed(keys, layers=sparse, renormalize=True),
     )
 
 
-def deci(keys: Keys) -> ArchSpec:
+def deci(keys: Keys) -> DecoderConfig:
     """Read Nemotron-NAS: layers without heads have no attention, layers of width 0 no MLP."""
     heads, kv, inner = (
         keys.by_layer(name, low=0)
@@ -268,12 +251,8 @@ def deci(keys: Keys) -> ArchSpec:
     return decoder(
         keys,
         "DeciLMForCausalLM",
-        num_heads=most,
-        num_kv_heads=max(kv) or 1,
+        num_heads=heads,
+        num_kv_heads=kv,
         head_dim=size,
-        intermediate_size=max(inner) or 1,
-        shapes=tuple(
-            LayerShape(count, kv_count, size, width)
-            for count, kv_count, width in zip(heads, kv, inner, strict=True)
-        ),
+        intermediate_size=inner,
     )

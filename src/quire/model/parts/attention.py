@@ -11,7 +11,7 @@ import msgspec
 from quire.devices.ops import Apply, Attend, Multiply, PrepareQueries, Scale, StoreKV, Value
 from quire.devices.protocol import Activation, Clamp, KVLayer, Temperature
 from quire.errors import ModelError
-from quire.model.parts.bounds import MAX_REACH
+from quire.model.parts.bounds import MAX_HEADS_DIM, MAX_REACH
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import HeadNormConfig, Norm, NormConfig, head_norm, plain_norm
 from quire.model.parts.part import DistanceScores, Mixer
@@ -76,6 +76,8 @@ class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
             raise ModelError(
                 f"{where}: {self.num_heads} heads are not a multiple of {self.num_kv_heads} key/value heads"
             )
+        if self.num_heads * self.head_dim > MAX_HEADS_DIM:
+            raise ModelError(f"{where}: num_heads x head_dim must be at most {MAX_HEADS_DIM}")
         if self.value_dim is not None and self.value_dim > self.head_dim:
             raise ModelError(f"{where}: values of {self.value_dim} elements beside keys of {self.head_dim}")
         if self.back > index:

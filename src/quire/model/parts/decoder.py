@@ -14,7 +14,7 @@ from quire.devices.graph import Graph, Recorder, record
 from quire.devices.ops import Receive, Scale, SelectRows, Tap, Value
 from quire.devices.protocol import KVDtype, KVLayer, KVSpec, Matrix, Routing
 from quire.errors import ConfigError, ModelError
-from quire.model.parts.bounds import MAX_EXPERTS, MAX_LAYERS, MAX_TABLE, check_bounds
+from quire.model.parts.bounds import MAX_EXPERTS, MAX_LAYERS, MAX_TABLE, MAX_WIDTHS, check_bounds
 from quire.model.parts.embedding import Embedding, EmbeddingConfig, Head, HeadConfig
 from quire.model.parts.layer import Layer, LayerConfig
 from quire.model.parts.linear import Linear
@@ -127,6 +127,9 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         """Raise ModelError, naming `where` and the field, for a model that no machine could hold or compute."""
         if not 1 <= self.num_layers <= MAX_LAYERS:
             raise ModelError(f"{where}: there must be from 1 to {MAX_LAYERS} layers, got {self.num_layers}")
+        positions = self.embedding.positions
+        if positions is not None and positions.rows > MAX_TABLE:
+            raise ModelError(f"{where}: a table of {positions.rows} positions; at most {MAX_TABLE} are read")
         check_bounds(self, where)
         experts = sum(routing.num_experts for routing in self.routings)
         if experts > MAX_EXPERTS:
@@ -138,9 +141,12 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         for before, after in pairwise((*self.layers, None)):
             if before is not None and before.carries and (after is None or after.mixture is not None):
                 raise ModelError(f"{where}: a mixture that joins later needs a layer after it without one")
-        positions = self.embedding.positions
-        if positions is not None and positions.rows > MAX_TABLE:
-            raise ModelError(f"{where}: a table of {positions.rows} positions; at most {MAX_TABLE} are read")
+        columns = [n for layer in self.layers if layer.mlp is not None for n in layer.mlp.columns(False)]
+        width = max([self.hidden_size, *columns])
+        if width * self.num_layers > MAX_WIDTHS:
+            raise ModelError(
+                f"{where}: {self.num_layers} layers x their width, {width}, is more than {MAX_WIDTHS}"
+            )
 
     def division(self, shard: Shard) -> Shard:
         """The share as the parts see it: ranks also gather if a part needs all inputs."""

@@ -6,6 +6,7 @@ import msgspec
 
 from quire.devices.ops import Attend, HeadLinear, StoreLatent, Value
 from quire.devices.protocol import KVLayer, Matrix
+from quire.errors import ModelError
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import Mixer
@@ -43,6 +44,8 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
         return True
 
     def check(self, index: int, where: str) -> None:
+        if self.rope_dim % 2:
+            raise ModelError(f"{where}: rope_dim must be even, got {self.rope_dim}")
         self.rope.check(where)
 
     def heads(self, shard: Shard) -> tuple[range, range]:

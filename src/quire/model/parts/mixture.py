@@ -12,6 +12,7 @@ from quire.devices.ops import Add, Normalize, Route, RunExperts, Scale, Value
 from quire.devices.protocol import Activation, Expert, FloatArray, Routing
 from quire.devices.protocol import Norm as NormOperand
 from quire.errors import ModelError
+from quire.model.parts.bounds import MAX_EXPERTS_DIM
 from quire.model.parts.linear import Linear, Output
 from quire.model.parts.mlp import MLP, GatedWeight, MLPConfig
 from quire.model.parts.norm import Norm, NormConfig
@@ -63,6 +64,9 @@ class MixtureConfig(FeedForward, msgspec.Struct, frozen=True, tag="mixture"):
     def check(self, index: int, where: str) -> None:
         if self.zero_experts >= self.routing.num_experts:
             raise ModelError(f"{where}: all of {self.routing.num_experts} experts return their input")
+        width = max(self.intermediate_size, self.shared_intermediate_size)
+        if self.routing.num_experts * width > MAX_EXPERTS_DIM:
+            raise ModelError(f"{where}: num_experts x their width must be at most {MAX_EXPERTS_DIM}")
         if self.beside is not None and self.dense is None:
             raise ModelError(f"{where}: there is no MLP beside the mixture")
 

@@ -165,7 +165,13 @@ class FeedForwardPart(Protocol):
         """The result for `x`, the normed `stream`, or what a projection makes the result of, and that projection."""
 
 
-class LayerAdditions(Part):
+class Additions(Part):
+    """What a few families add to layers, or to the whole model."""
+
+    __slots__ = ()
+
+
+class LayerAdditions(Additions):
     """What a few families add around a layer."""
 
     __slots__ = ()
@@ -183,7 +189,7 @@ class LayerAdditionsPart(Protocol):
         """The stream after attention, which read `normed`."""
 
 
-class ModelAdditions(Part):
+class ModelAdditions(Additions):
     """What a few families add around all layers."""
 
     __slots__ = ()
@@ -219,11 +225,15 @@ def kind_of(config: Part) -> str:
     return str(cast(msgspec.Struct, config).__struct_config__.tag)
 
 
+def config_class(kind: str) -> Any:
+    """Load the class of a kind's config."""
+    module, _, name = PARTS[kind].partition(":")
+    return getattr(importlib.import_module(f"quire.model.parts.{module}"), name)
+
+
 def config_of(role: type, value: Any) -> Any:
     """Make a part's config from its plain form, as msgspec's `dec_hook`. ValidationError: there is no such kind."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if not issubclass(role, Part) or not isinstance(kind, str) or kind not in PARTS:
         raise msgspec.ValidationError(f"there is no part of the kind {kind!r:.80}")
-    module, _, name = PARTS[kind].partition(":")
-    config = getattr(importlib.import_module(f"quire.model.parts.{module}"), name)
-    return msgspec.convert(value, config, dec_hook=config_of)
+    return msgspec.convert(value, config_class(kind), dec_hook=config_of)

@@ -13,9 +13,9 @@ from quire.devices.graph import Recorder, record
 from quire.devices.ops import Embed, Linear, Receive, SelectRows, Value
 from quire.devices.protocol import Matrix
 from quire.errors import ModelError
-from quire.model.expand import decoder_config
 from quire.model.loaded import LoadedModel
-from quire.model.parts.attention import Attention
+from quire.model.parts.attention import Attention, AttentionConfig
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Layer
 from quire.model.parts.norm import Norm
 from quire.model.parts.recording import Recording
@@ -26,7 +26,7 @@ from quire.spec_decode.heads.layer import layer_spec, own_layers
 def read_dflash(source: HeadSource, target: LoadedModel) -> Head:
     """Read the drafter. ModelError: it does not fit the target."""
     config, path = source.config, source.path
-    spec, width, vocab = layer_spec(config, path), target.spec.hidden_size, target.spec.vocab_size
+    spec, width, vocab = _both_ways(layer_spec(config, path)), target.spec.hidden_size, target.spec.vocab_size
     own = config.get("dflash_config") or {}
     size = integer(config, "block_size", path, 16)
     mask = integer(own, "mask_token_id", path)
@@ -42,26 +42,36 @@ def read_dflash(source: HeadSource, target: LoadedModel) -> Head:
             f"{path}: a drafter {spec.hidden_size} wide with mask token {mask} and blocks of {size} does not fit its "
             f"target, {width} wide with {vocab} tokens"
         )
-    decoder = decoder_config(replace(spec, bidirectional=True))
+    eps = spec.layers[0].norm.eps
     graph = DFlash(
         target,
         source.matrix(["fc.weight"], [width], len(taps) * width),
-        source.norm("hidden_norm", width, spec.norm_eps),
-        own_layers(source, decoder),
-        source.norm("norm", width, spec.norm_eps),
+        source.norm("hidden_norm", width, eps),
+        own_layers(source, spec),
+        source.norm("norm", width, eps),
     )
     source.refuse_left()
     layers = range(spec.num_layers)
     return Head(
         first=record(graph.context, None, vocab, width, layers),
         block=record(graph.hidden, target.decoder.logits, vocab, width, layers),
-        kv_spec=decoder.kv_spec(target.dtype),
+        kv_spec=spec.kv_spec(target.dtype),
         taps=tuple(taps),
         num_tokens=size - 1,
         most=size - 1,
         mask_token=mask,
         weight_bytes=source.nbytes,
     )
+
+
+def _both_ways(config: DecoderConfig) -> DecoderConfig:
+    """The layers with attention to later positions, too."""
+    layers = []
+    for layer in config.layers:
+        assert isinstance(layer.mixer, AttentionConfig)
+        scores = replace(layer.mixer.scores, ahead=(layer.mixer.scores.window or config.max_position) - 1)
+        layers.append(replace(layer, mixer=replace(layer.mixer, scores=scores)))
+    return replace(config, layers=tuple(layers), bidirectional=True)
 
 
 class DFlash:

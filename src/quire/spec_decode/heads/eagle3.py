@@ -15,16 +15,15 @@ from quire.devices.ops import Attend, Embed, Linear, Receive, SelectRows, StoreK
 from quire.devices.protocol import Attention, FloatArray, Matrix
 from quire.devices.protocol import Norm as NormOperand
 from quire.errors import ModelError
-from quire.model.expand import decoder_config
 from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
+from quire.model.parts.attention import AttentionConfig
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Layer
 from quire.model.parts.mlp import MLP, MLPConfig
 from quire.model.parts.norm import Norm
 from quire.model.parts.recording import Recording
 from quire.model.shard import WHOLE
-from quire.model.spec import ArchSpec
 from quire.spec_decode.head import Head, HeadSource, Named, target_map
 from quire.spec_decode.heads.layer import layer_spec, own_layers, published_tokens
 
@@ -75,24 +74,22 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
     chunk_norms = tuple(
         source.vector(f"fc_norm.{i}.weight", width) for i in range(len(taps)) if config.get("fc_norm")
     )
-    eps = spec.norm_eps
+    eps, attention, mlp = spec.layers[0].norm.eps, spec.layers[0].mixer, spec.layers[0].mlp
+    assert isinstance(attention, AttentionConfig)
+    assert isinstance(mlp, MLPConfig)
     prefix = "midlayer." if source.has("midlayer.self_attn.q_proj.weight") else "layers.0."
     n, g, d = spec.num_heads, spec.num_kv_heads, spec.head_dim
     qkv = [f"{prefix}self_attn.{part}_proj.weight" for part in "qkv"]
     rows = [n * d, g * d, g * d]
 
-    own = decoder_config(spec)
-    mlp = own.layers[0].mlp
-    assert isinstance(mlp, MLPConfig)
-
     def norm(name: str, size: int = h) -> Norm:
         return source.norm(name, size, eps)
 
     def head_norm(part: str) -> NormOperand | None:
-        return norm(f"{prefix}self_attn.{part}_norm", d).operand if spec.norms_qk(0) else None
+        return norm(f"{prefix}self_attn.{part}_norm", d).operand if attention.qk_norm is not None else None
 
     graph = Eagle3(
-        spec,
+        attention,
         input_norm=norm("input_norm", features) if config.get("norm_before_fc") else None,
         fc=source.matrix(["fc.weight"], [h], features),
         fc_bias=source.vector("fc.bias", h) if source.has("fc.bias") else None,
@@ -103,10 +100,10 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
         qk_norms=(head_norm("q"), head_norm("k")),
         out=source.matrix([f"{prefix}self_attn.o_proj.weight"], [h], n * d),
         mlp_norm=norm(f"{prefix}post_attention_layernorm"),
-        mlp=MLP(mlp, Named.of(source, own, TensorNames(layer=prefix)), "layers.0.mlp", WHOLE),
+        mlp=MLP(mlp, Named.of(source, spec, TensorNames(layer=prefix)), "layers.0.mlp", WHOLE),
         norm=norm("norm"),
         lm_head=head,
-        rest=tuple(own_layers(source, own, first=1)),
+        rest=tuple(own_layers(source, spec, first=1)),
         normed_residual=bool(config.get("norm_before_residual", "speculators_model_type" in config)),
         normed_output=bool(config.get("norm_output", False)),
     )
@@ -121,7 +118,7 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
     return Head(
         first,
         again,
-        kv_spec=own.kv_spec(target.dtype),
+        kv_spec=spec.kv_spec(target.dtype),
         taps=taps,
         tap_norms=chunk_norms,
         tap_eps=eps,
@@ -139,7 +136,7 @@ class Eagle3:
     the first.
     """
 
-    spec: ArchSpec
+    attention: AttentionConfig
     input_norm: Norm | None
     fc: Matrix
     fc_bias: FloatArray | None
@@ -159,16 +156,17 @@ class Eagle3:
 
     def hidden(self, g: Recorder, feed: bool) -> Value:
         """Record the layers. With `feed` they start from the target's features, else from their own output."""
-        spec, r = self.spec, Recording(g)
-        x = g(Receive(self.fc.shape[1] if feed else spec.hidden_size))
+        attention, r = self.attention, Recording(g)
+        x = g(Receive(self.fc.shape[1] if feed else attention.hidden_size))
         if feed:
             x = x if self.input_norm is None else self.input_norm(g, x)
             x = g(Linear(x, self.fc, self.fc_bias))
         hidden = self.hidden_norm(g, x)
         token = self.token_norm(g, g(Embed(self.embedding)))
         qkv = g(Linear(hidden, self.qkv[1], residual=g(Linear(token, self.qkv[0]))))
-        q = g(StoreKV(qkv, 0, spec.num_heads, r.angles(spec.rope), *self.qk_norms))
-        heads = g(Attend(q, 0, spec.num_heads, Attention(spec.attention_scale, spec.windows[0])))
+        count, scores = attention.num_heads, Attention(attention.scores.scale, attention.scores.window)
+        q = g(StoreKV(qkv, 0, count, r.angles(attention.rope), *self.qk_norms))
+        heads = g(Attend(q, 0, count, scores))
         y = g(Linear(heads, self.out, residual=hidden if self.normed_residual else x))
         y = self.mlp.out(g, self.mlp(g, self.mlp_norm(g, y)), y)
         for layer in self.rest:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ModelError
-from quire.model.families import read_config
+from quire.model.families import read_model
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Layer
 from quire.model.shard import WHOLE
-from quire.model.spec import ArchSpec
 from quire.spec_decode.head import HeadSource, Named, integer
 
 # What drafters' configs have beside the keys of their layers' family.
@@ -30,7 +29,7 @@ _OTHER_KEYS = {
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
-def layer_spec(config: dict[str, Any], path: Path) -> ArchSpec:
+def layer_spec(config: dict[str, Any], path: Path) -> DecoderConfig:
     """Read the layers. ModelError: they are not of a kind that drafters have."""
     kind = config.get("model_type", "llama")
     if kind not in _CLASSES:
@@ -40,7 +39,7 @@ def layer_spec(config: dict[str, Any], path: Path) -> ArchSpec:
     values = {key: value for key, value in config.items() if key not in _OTHER_KEYS}
     values["architectures"] = [_CLASSES[kind]]
     values.setdefault("max_position_embeddings", 2048)
-    return read_config(values, str(path / "config.json"))[0]
+    return read_model(values, str(path / "config.json"))[0]
 
 
 def own_layers(

@@ -16,14 +16,13 @@ from quire.devices.graph import Recorder, record
 from quire.devices.ops import Embed, Linear, Receive, SelectRows, Tap, Value
 from quire.devices.protocol import Backend, FloatArray, KVSpec, Matrix
 from quire.errors import ModelError
-from quire.model.expand import decoder_config
 from quire.model.load import open_tensors
 from quire.model.loaded import LoadedModel
+from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Layer
 from quire.model.parts.norm import Norm
 from quire.model.parts.recording import Recording
 from quire.model.shard import WHOLE
-from quire.model.spec import ArchSpec
 from quire.spec_decode.head import Head, HeadSource, Named
 from quire.spec_decode.heads.layer import layer_spec, own_layers, published_tokens
 
@@ -31,7 +30,7 @@ from quire.spec_decode.heads.layer import layer_spec, own_layers, published_toke
 def read_eagle(source: HeadSource, target: LoadedModel) -> Head:
     """Read the head. ModelError: it does not fit the target."""
     width, embedding = target.spec.hidden_size, target.decoder.table
-    config = decoder_config(_spec(source, source.config, width))
+    config = _spec(source, source.config, width)
     config = replace(config, layers=(replace(config.layers[0], bare=True),))
     if source.has("embed_tokens.weight"):
         embedding = source.matrix(["embed_tokens.weight"], [target.spec.vocab_size], width, use="table")
@@ -75,22 +74,21 @@ def read_mtp_file(source: HeadSource, target: LoadedModel) -> Head:
     spec = _spec(source, config.get("transformer_layer_config", config), width)
 
     def norm(name: str) -> Norm:
-        return source.norm(f"{prefix}{name}", width, spec.norm_eps)
+        return source.norm(f"{prefix}{name}", width, spec.layers[0].norm.eps)
 
-    own = decoder_config(spec)
     graph = PairLayer(
         target,
         target.decoder.table,
         source.halves([f"{prefix}input_proj.weight"], [width], width),
-        own_layers(source, own, prefix)[0],
+        own_layers(source, spec, prefix)[0],
         (norm("token_layernorm"), norm("hidden_layernorm")),
         norm("final_layernorm"),
     )
     source.refuse_left(("embed_tokens", "lm_head", "verifier_", "rotary_emb"))
-    return graph.head(own.kv_spec(target.dtype), source, published_tokens(config, 1))
+    return graph.head(spec.kv_spec(target.dtype), source, published_tokens(config, 1))
 
 
-def _spec(source: HeadSource, config: dict[str, object], width: int) -> ArchSpec:
+def _spec(source: HeadSource, config: dict[str, object], width: int) -> DecoderConfig:
     spec = layer_spec(config, source.path)
     if spec.hidden_size != width:
         raise ModelError(

@@ -1,0 +1,147 @@
+"""Makes the tree of a model's configs from fields that are named after the parts that have them.
+
+`attention_clip=8.0` sets the field `clip` of attention in each layer, `scores_window=[64, None]` the window of each
+layer's scores: a list has a value for each layer. Fields of layers themselves have no prefix. A norm that is True is
+the model's own. So a new field of a part needs no place but the part, and the families that have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import ModelError
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.embedding import EmbeddingConfig, HeadConfig, PositionsConfig
+from quire.model.parts.layer import LayerConfig
+from quire.model.parts.norm import HeadNormConfig, NormConfig
+from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, config_class
+from quire.model.parts.scores import ScoresConfig
+
+PARTS = ("norm", "qk", "attention", "scores", "mlp", "embedding", "positions", "head", "added", "layer")
+NORMS = ("norm", "value_norm", "out_norm", "down_norm", "beside")  # fields that hold a norm
+Fields = Mapping[str, Any]
+
+
+def make_decoder(
+    architecture: str,
+    *,
+    vocab_size: int,
+    hidden_size: int,
+    num_layers: int,
+    max_position: int,
+    activation: str,
+    latent: Fields | None = None,
+    moe: Fields | None = None,
+    bidirectional: bool = False,
+    final_norm: bool = True,
+    headless: bool = False,
+    **fields: Any,
+) -> DecoderConfig:
+    """Make the config of a model.
+
+    `latent` has the fields of latent attention in place of attention. `moe` has those of a mixture in place of the MLP
+    in the layers where its `layers` are true, or with `with_mlp` beside it. A layer whose attention_num_heads are 0 has
+    no attention, one whose mlp_intermediate_size is 0 no MLP. ModelError: a list has another length than the model.
+    """
+    about = _About(fields, hidden_size, num_layers, max_position, activation, bidirectional)
+    norm, head, positions = about.norm, about.all("head"), None
+    if offset := about.all("positions"):
+        positions = PositionsConfig(rows=max_position + offset["offset"], **offset)
+    embedding = {"width": hidden_size, **about.all("embedding")}
+    added = {name: value for name, value in about.all("added").items() if name != "laurel"}
+    return DecoderConfig(
+        architecture=architecture,
+        max_position=max_position,
+        embedding=EmbeddingConfig(vocab_size, hidden_size, positions=positions, **embedding),
+        layers=tuple(about.layer(i, latent, moe) for i in range(num_layers)),
+        norm=norm if final_norm else None,
+        head=None if headless else HeadConfig(**head),
+        bidirectional=bidirectional,
+        additions=config_class("streams")(**added) if added else None,
+    )
+
+
+class _About:
+    """The fields of a model by part, and the sizes that several parts have."""
+
+    def __init__(
+        self, fields: Fields, hidden: int, layers: int, positions: int, activation: str, whole: bool
+    ) -> None:
+        self._hidden, self._positions, self._activation, self._whole = hidden, positions, activation, whole
+        self._parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+        for name, value in fields.items():
+            if isinstance(value, list) and len(value) != layers:
+                raise ModelError(f"{name} has {len(value)} entries for {layers} layers")
+            part, _, field = name.partition("_")
+            part, field = (part, field) if part in PARTS and field else ("layer", name)
+            self._parts[part][field] = value
+        self.norm = NormConfig(**self._parts["norm"])
+
+    def all(self, part: str) -> dict[str, Any]:
+        """The fields of a part that the model has once."""
+        return self._resolved(self._parts[part], 0)
+
+    def layer(self, i: int, latent: Fields | None, moe: Fields | None) -> LayerConfig:
+        additions: LayerAdditions | None = None
+        if added := self._at("added", i):
+            additions = config_class("gemma3n")(self.norm, self._activation, **added)
+        mixer = self._attention(i) if latent is None else self._latent(latent, i)
+        mlp = self._mlp(i, moe)
+        return LayerConfig(self._hidden, self.norm, mixer, mlp, additions=additions, **self._at("layer", i))
+
+    def _scores(self, i: int, heads: int) -> ScoresConfig:
+        fields = self._at("scores", i)
+        if self._whole:
+            fields["ahead"] = (fields.get("window") or self._positions) - 1
+        return ScoresConfig(heads, **fields)
+
+    def _attention(self, i: int) -> Mixer | None:
+        fields, norm = self._at("attention", i), self.norm
+        if not fields["num_heads"]:
+            return None
+        qk = {name.removeprefix("norm_"): value for name, value in self._at("qk", i).items()}
+        over, after = qk.pop("norm", None), qk.pop("after_rope", False)
+        if over is not None:
+            own = {"kind": norm.kind, "eps": norm.eps, **qk}
+            fields["qk_norm"] = HeadNormConfig(NormConfig(**own), over, after)
+        scores = self._scores(i, fields["num_heads"])
+        made: Mixer = config_class("attention")(
+            hidden_size=self._hidden, scores=scores, positions=self._positions, **fields
+        )
+        return made
+
+    def _latent(self, latent: Fields, i: int) -> Mixer:
+        fields = self._at("attention", i)
+        made: Mixer = config_class("latent")(
+            hidden_size=self._hidden,
+            num_heads=fields["num_heads"],
+            scores=self._scores(i, fields["num_heads"]),
+            rope=fields["rope"],
+            out_bias=fields.get("out_bias", False),
+            **self._resolved(latent, i),
+        )
+        return made
+
+    def _mlp(self, i: int, moe: Fields | None) -> FeedForward | None:
+        about, mixture = {"hidden_size": self._hidden, "activation": self._activation}, None
+        if moe is not None:
+            mixture = self._resolved(moe, i)
+            layers, beside = mixture.pop("layers"), mixture.pop("with_mlp", False)
+            mixture = mixture if layers else None
+        mlp: FeedForward | None = None
+        if (mixture is None or beside) and (fields := self._at("mlp", i))["intermediate_size"]:
+            mlp = config_class("mlp")(**about, **fields)
+        if mixture is None:
+            return mlp
+        made: FeedForward = config_class("mixture")(**about, dense=mlp, **mixture)
+        return made
+
+    def _at(self, part: str, i: int) -> dict[str, Any]:
+        return self._resolved(self._parts[part], i)
+
+    def _resolved(self, fields: Fields, i: int) -> dict[str, Any]:
+        """The values of layer `i`."""
+        own = {name: value[i] if isinstance(value, list) else value for name, value in fields.items()}
+        norms: Sequence[str] = [name for name in NORMS if isinstance(own.get(name), bool)]
+        return own | {name: self.norm if own[name] else None for name in norms}
