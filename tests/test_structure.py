@@ -58,7 +58,17 @@ ALLOWED = {
     ("ranks", "lora"),
 }
 # The only modules of devices/ that other parts import: no backend is named outside.
-DEVICE_NEUTRAL = {"adapters", "graph", "ops", "protocol", "registry", "sampling", "host", "processed"}
+DEVICE_NEUTRAL = {
+    "adapters",
+    "graph",
+    "ops",
+    "protocol",
+    "registry",
+    "sampling",
+    "host",
+    "processed",
+    "shared",
+}
 ISAS = set(get_args(Isa)) - {"auto"}
 # Optional extras and name-on-demand imports, in one place each.
 INNER_IMPORTS: set[str] = set()

@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -85,6 +86,13 @@ nb::list logprobs(Sampler& sampler, const Logits& logits, const Vector<int32_t>&
 }
 
 void bind_params(nb::module_& m) {
+  nb::class_<SlotRules>(m, "SlotRules", "The lists of a request, which its slots share.")
+      .def(nb::init<int, std::vector<int32_t>, const std::vector<int32_t>&, SlotRules::Words,
+                    std::vector<std::pair<int32_t, float>>>(),
+           nb::arg("vocab_size"), nb::arg("stop_ids"), nb::arg("allowed"), nb::arg("bad_words"), nb::arg("bias"));
+  nb::class_<PromptTokens>(m, "PromptTokens", "The tokens of a prompt, which its slots share.")
+      .def(nb::init<int, std::vector<int32_t>, bool>(), nb::arg("vocab_size"), nb::arg("prompt"),
+           nb::arg("penalised"));
   nb::class_<SlotParams>(m, "SlotParams", "How a slot is sampled; see quire.devices.sampling.SlotSampling.")
       .def(nb::init<>())
       .def_rw("seed", &SlotParams::seed)
@@ -99,12 +107,9 @@ void bind_params(nb::module_& m) {
       .def_rw("min_tokens", &SlotParams::min_tokens)
       .def_rw("wants_logprobs", &SlotParams::wants_logprobs)
       .def_rw("num_top", &SlotParams::num_top)
-      .def_rw("prompt", &SlotParams::prompt)
       .def_rw("output", &SlotParams::output)
-      .def_rw("stop_ids", &SlotParams::stop_ids)
-      .def_rw("allowed", &SlotParams::allowed)
-      .def_rw("bad_words", &SlotParams::bad_words)
-      .def_rw("bias", &SlotParams::bias);
+      .def_rw("rules", &SlotParams::rules)
+      .def_rw("prompt", &SlotParams::prompt);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "sample/sampler_select.h"
 
@@ -45,41 +46,79 @@ float least_kept(float max, float inv_t, float low) {
   return from_key(in);
 }
 
+// Forbids the tokens whose bit is 0.
+void forbid(float* x, const uint32_t* mask, int vocab_size) {
+  for (int word = 0; word * 32 < vocab_size; ++word) {
+    uint32_t forbidden = ~mask[word];
+    if (vocab_size - word * 32 < 32) forbidden &= (1u << (vocab_size - word * 32)) - 1u;
+    for (; forbidden != 0; forbidden &= forbidden - 1) x[word * 32 + __builtin_ctz(forbidden)] = kMinusInf;
+  }
+}
+
+void check_token(int32_t token, int vocab_size) {
+  if (token < 0 || token >= vocab_size)
+    throw std::invalid_argument("token " + std::to_string(token) + " is outside the vocabulary of " +
+                                std::to_string(vocab_size));
+}
+
+// The token before the last one; -1 for a word of one token.
+int32_t before_last(const std::vector<int32_t>& word) { return word.size() < 2 ? -1 : word[word.size() - 2]; }
+
 }  // namespace
+
+SlotRules::SlotRules(int vocab_size, std::vector<int32_t> stops, const std::vector<int32_t>& allowed_tokens,
+                     Words words, std::vector<std::pair<int32_t, float>> biases)
+    : stop_ids(std::move(stops)), bad_words(std::move(words)), bias(std::move(biases)) {
+  for (const int32_t token : stop_ids) check_token(token, vocab_size);
+  for (const int32_t token : allowed_tokens) check_token(token, vocab_size);
+  for (const auto& [token, value] : bias) check_token(token, vocab_size);
+  for (const std::vector<int32_t>& word : bad_words) {
+    if (word.empty()) throw std::invalid_argument("a bad word has no tokens");
+    for (const int32_t token : word) check_token(token, vocab_size);
+  }
+  std::sort(bad_words.begin(), bad_words.end(),
+            [](const auto& a, const auto& b) { return before_last(a) < before_last(b); });
+  if (!allowed_tokens.empty()) allowed.assign((size_t(vocab_size) + 31) / 32, 0);
+  for (const int32_t token : allowed_tokens) allowed[size_t(token) / 32] |= 1u << (token % 32);
+}
+
+PromptTokens::PromptTokens(int vocab_size, std::vector<int32_t> prompt, bool penalised) : size(int64_t(prompt.size())) {
+  for (const int32_t token : prompt) check_token(token, vocab_size);
+  if (!penalised) return;
+  distinct = std::move(prompt);
+  std::sort(distinct.begin(), distinct.end());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+}
+
+void SlotRules::forbid_words(float* x, const std::vector<int32_t>& output) const {
+  auto word = bad_words.begin();
+  for (; word != bad_words.end() && word->size() == 1; ++word) x[word->back()] = kMinusInf;
+  if (output.empty() || word == bad_words.end()) return;
+  const int32_t last = output.back();
+  word = std::lower_bound(word, bad_words.end(), last, [](const auto& a, int32_t t) { return before_last(a) < t; });
+  for (; word != bad_words.end() && before_last(*word) == last; ++word) {
+    const size_t head = word->size() - 1;
+    if (head <= output.size() && std::equal(word->begin(), word->end() - 1, output.end() - ptrdiff_t(head)))
+      x[word->back()] = kMinusInf;
+  }
+}
 
 Sampler::Sampler(ThreadPool& pool, const SamplerKernels& kernels, int vocab_size)
     : pool_(pool), kernels_(kernels), vocab_size_(vocab_size), scratch_(size_t(pool.threads())) {
   if (vocab_size < 1) throw std::invalid_argument("a vocabulary has at least one token");
 }
 
-void Sampler::check_id(int32_t token) const {
-  if (token < 0 || token >= vocab_size_)
-    throw std::invalid_argument("token " + std::to_string(token) + " is outside the vocabulary of " +
-                                std::to_string(vocab_size_));
-}
+void Sampler::check_id(int32_t token) const { check_token(token, vocab_size_); }
 
-void Sampler::check_ids(const SlotParams& p) const {
-  auto check = [this](int32_t token) { check_id(token); };
-  for (const std::vector<int32_t>* tokens : {&p.prompt, &p.output, &p.stop_ids, &p.allowed})
-    for (const int32_t token : *tokens) check(token);
-  for (const auto& [token, value] : p.bias) check(token);
-  for (const std::vector<int32_t>& word : p.bad_words) {
-    if (word.empty()) throw std::invalid_argument("a bad word has no tokens");
-    for (const int32_t token : word) check(token);
-  }
-}
-
-void Sampler::Slot::count(int32_t token, bool in_output) {
+void Sampler::Slot::count(int32_t token) {
   const auto [at, fresh] = index.try_emplace(token, counted.size());
-  if (fresh) counted.push_back({token, 0, false});
-  Counted& entry = counted[at->second];
-  entry.in_output += in_output;
-  entry.in_prompt = entry.in_prompt || !in_output;
+  if (fresh) counted.push_back({token, 0});
+  ++counted[at->second].times;
 }
 
 void Sampler::Slot::append(int32_t token) {
   params.output.push_back(token);
-  if (params.penalises()) count(token, true);
+  if (params.penalises()) count(token);
 }
 
 void Sampler::Slot::take_back() {
@@ -87,7 +126,7 @@ void Sampler::Slot::take_back() {
   params.output.pop_back();
   if (!params.penalises()) return;
   const size_t at = index.at(token);
-  if (--counted[at].in_output > 0 || counted[at].in_prompt) return;
+  if (--counted[at].times > 0) return;
   index.erase(token);
   if (at + 1 != counted.size()) {
     counted[at] = counted.back();
@@ -97,13 +136,12 @@ void Sampler::Slot::take_back() {
 }
 
 void Sampler::set(int slot, SlotParams params) {
-  check_ids(params);
+  if (!params.rules || !params.prompt) throw std::invalid_argument("a slot needs rules and a prompt");
+  for (const int32_t token : params.output) check_id(token);
   Slot state;
   state.params = std::move(params);
-  if (state.params.penalises()) {
-    for (const int32_t token : state.params.prompt) state.count(token, false);
-    for (const int32_t token : state.params.output) state.count(token, true);
-  }
+  if (state.params.penalises())
+    for (const int32_t token : state.params.output) state.count(token);
   slots_[slot] = std::move(state);
 }
 
@@ -123,37 +161,30 @@ void Sampler::retract(int slot, size_t count) {
 
 bool Sampler::edits(const Slot& slot, const uint32_t* mask) const {
   const SlotParams& p = slot.params;
-  return mask || p.penalises() || !p.allowed.empty() || !p.bad_words.empty() || !p.bias.empty() ||
-         (int64_t(p.output.size()) < p.min_tokens && !p.stop_ids.empty());
+  const SlotRules& rules = *p.rules;
+  return mask || p.penalises() || !rules.allowed.empty() || !rules.bad_words.empty() || !rules.bias.empty() ||
+         (int64_t(p.output.size()) < p.min_tokens && !rules.stop_ids.empty());
 }
 
 // The order of devices/reference/logits.py's STAGES.
 void Sampler::apply_stages(float* x, const Slot& slot, const uint32_t* mask) const {
   const SlotParams& p = slot.params;
-  if (!p.allowed.empty()) {
-    std::vector<bool> allowed(size_t(vocab_size_), false);
-    for (const int32_t token : p.allowed) allowed[size_t(token)] = true;
-    for (int i = 0; i < vocab_size_; ++i)
-      if (!allowed[size_t(i)]) x[i] = kMinusInf;
-  }
-  if (mask)
-    for (int word = 0; word * 32 < vocab_size_; ++word) {
-      uint32_t forbidden = ~mask[word];
-      if (vocab_size_ - word * 32 < 32) forbidden &= (1u << (vocab_size_ - word * 32)) - 1u;
-      for (; forbidden != 0; forbidden &= forbidden - 1) x[word * 32 + __builtin_ctz(forbidden)] = kMinusInf;
-    }
-  for (const std::vector<int32_t>& word : p.bad_words) {
-    const size_t head = word.size() - 1;
-    if (head <= p.output.size() && std::equal(word.begin(), word.end() - 1, p.output.end() - ptrdiff_t(head)))
-      x[word.back()] = kMinusInf;
-  }
+  const SlotRules& rules = *p.rules;
+  if (!rules.allowed.empty()) forbid(x, rules.allowed.data(), vocab_size_);
+  if (mask) forbid(x, mask, vocab_size_);
+  rules.forbid_words(x, p.output);
   if (int64_t(p.output.size()) < p.min_tokens)
-    for (const int32_t token : p.stop_ids) x[token] = kMinusInf;
-  for (const auto& [token, value] : p.bias) x[token] += value;
+    for (const int32_t token : rules.stop_ids) x[token] = kMinusInf;
+  for (const auto& [token, value] : rules.bias) x[token] += value;
+  if (!p.penalises()) return;
+  auto repeated = [&p](float v) { return v > 0 ? v / p.repetition_penalty : v * p.repetition_penalty; };
+  const bool repeats = p.repetition_penalty != 1.0f;
+  if (repeats)
+    for (const int32_t token : p.prompt->distinct) x[token] = repeated(x[token]);
   for (const Counted& c : slot.counted) {
     float& v = x[c.token];
-    if (p.repetition_penalty != 1.0f) v = v > 0 ? v / p.repetition_penalty : v * p.repetition_penalty;
-    if (c.in_output > 0) v = (v - p.frequency_penalty * float(c.in_output)) - p.presence_penalty;
+    if (repeats && !p.prompt->has(c.token)) v = repeated(v);
+    v = (v - p.frequency_penalty * float(c.times)) - p.presence_penalty;
   }
 }
 

@@ -4,6 +4,7 @@
 // depends only on that row and its slot.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,6 +18,35 @@
 
 namespace quire {
 
+// The lists that a request brings, in the form in which rows are edited. Its slots share them.
+class SlotRules {
+ public:
+  using Words = std::vector<std::vector<int32_t>>;
+
+  // Throws std::invalid_argument if a token id is outside the vocabulary, or a bad word is empty. `allowed` empty: all.
+  SlotRules(int vocab_size, std::vector<int32_t> stop_ids, const std::vector<int32_t>& allowed, Words bad_words,
+            std::vector<std::pair<int32_t, float>> bias);
+
+  std::vector<int32_t> stop_ids;
+  std::vector<uint32_t> allowed;  // bits as in SampleRows.masks; empty: all
+  Words bad_words;                // those of one token first, others by their last token but one
+  std::vector<std::pair<int32_t, float>> bias;
+
+  // Forbids the last tokens of the bad words that `output` has begun.
+  void forbid_words(float* x, const std::vector<int32_t>& output) const;
+};
+
+// A prompt, which slots share. Penalties need its distinct tokens.
+struct PromptTokens {
+  // Throws std::invalid_argument if a token id is outside the vocabulary.
+  PromptTokens(int vocab_size, std::vector<int32_t> prompt, bool penalised);
+
+  int64_t size;
+  std::vector<int32_t> distinct;  // ascending; empty unless penalised
+
+  bool has(int32_t token) const { return std::binary_search(distinct.begin(), distinct.end(), token); }
+};
+
 // See SlotSampling and SamplingParams. Token ids are below the vocabulary size.
 struct SlotParams {
   uint64_t seed = 0;
@@ -29,9 +59,9 @@ struct SlotParams {
   int64_t min_tokens = 0;
   bool wants_logprobs = false;
   int num_top = 0;
-  std::vector<int32_t> prompt, output, stop_ids, allowed;  // allowed empty: all
-  std::vector<std::vector<int32_t>> bad_words;
-  std::vector<std::pair<int32_t, float>> bias;
+  std::vector<int32_t> output;
+  std::shared_ptr<SlotRules> rules;
+  std::shared_ptr<PromptTokens> prompt;
 
   bool penalises() const {
     return repetition_penalty != 1.0f || frequency_penalty != 0.0f || presence_penalty != 0.0f;
@@ -88,18 +118,17 @@ class Sampler {
  private:
   struct Counted {
     int32_t token;
-    int32_t in_output;
-    bool in_prompt;
+    int32_t times;
   };
   struct Slot {
     SlotParams params;
-    std::vector<Counted> counted;  // distinct tokens of prompt and output, if a penalty needs them
+    std::vector<Counted> counted;  // distinct tokens of the output, if a penalty needs them
     std::unordered_map<int32_t, size_t> index;
 
-    void count(int32_t token, bool in_output);
+    void count(int32_t token);
     void append(int32_t token);
     void take_back();
-    int64_t position() const { return int64_t(params.prompt.size() + params.output.size()); }
+    int64_t position() const { return params.prompt->size + int64_t(params.output.size()); }
   };
   struct Scratch {
     std::vector<float> row, a, b;
@@ -107,7 +136,6 @@ class Sampler {
   };
 
   void check_id(int32_t token) const;
-  void check_ids(const SlotParams& params) const;
   bool edits(const Slot& slot, const uint32_t* mask) const;
   void apply_stages(float* x, const Slot& slot, const uint32_t* mask) const;
   void make_room(Scratch& scratch) const;

@@ -218,6 +218,16 @@ def compare_linear(isa: str, pool: ThreadPool, weights: Sequence[PackedMatrix], 
     Turns of products of `rows` rows with `weights`, and of a limit: 'read' (bytes per second) or as measure_peak.
     """
 
+class SlotRules:
+    """The lists of a request, which its slots share."""
+
+    def __init__(self, vocab_size: int, stop_ids: Sequence[int], allowed: Sequence[int], bad_words: Sequence[Sequence[int]], bias: Sequence[tuple[int, float]]) -> None: ...
+
+class PromptTokens:
+    """The tokens of a prompt, which its slots share."""
+
+    def __init__(self, vocab_size: int, prompt: Sequence[int], penalised: bool) -> None: ...
+
 class SlotParams:
     """How a slot is sampled; see quire.devices.sampling.SlotSampling."""
 
@@ -296,40 +306,22 @@ class SlotParams:
     def num_top(self, arg: int, /) -> None: ...
 
     @property
-    def prompt(self) -> list[int]: ...
-
-    @prompt.setter
-    def prompt(self, arg: Sequence[int], /) -> None: ...
-
-    @property
     def output(self) -> list[int]: ...
 
     @output.setter
     def output(self, arg: Sequence[int], /) -> None: ...
 
     @property
-    def stop_ids(self) -> list[int]: ...
+    def rules(self) -> SlotRules: ...
 
-    @stop_ids.setter
-    def stop_ids(self, arg: Sequence[int], /) -> None: ...
-
-    @property
-    def allowed(self) -> list[int]: ...
-
-    @allowed.setter
-    def allowed(self, arg: Sequence[int], /) -> None: ...
+    @rules.setter
+    def rules(self, arg: SlotRules, /) -> None: ...
 
     @property
-    def bad_words(self) -> list[list[int]]: ...
+    def prompt(self) -> PromptTokens: ...
 
-    @bad_words.setter
-    def bad_words(self, arg: Sequence[Sequence[int]], /) -> None: ...
-
-    @property
-    def bias(self) -> list[tuple[int, float]]: ...
-
-    @bias.setter
-    def bias(self, arg: Sequence[tuple[int, float]], /) -> None: ...
+    @prompt.setter
+    def prompt(self, arg: PromptTokens, /) -> None: ...
 
 class Sampler:
     """Draws tokens by slot; see quire.devices.cpu.sampler.NativeSampler."""

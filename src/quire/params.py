@@ -307,7 +307,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
             ids = _token_ids("stop_token_ids", self.stop_token_ids or (), MAX_STOP_TOKENS)
             put(self, "stop_token_ids", ids)
         if self.allowed_token_ids is not None:
-            put(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            put(self, "allowed_token_ids", tuple(dict.fromkeys(ids)))  # so at most a vocabulary
             if not self.allowed_token_ids:
                 raise refusal("allowed_token_ids", [], "None or a list of at least one token id")
         for name in ("logprob_token_ids", "prompt_logprob_token_ids"):

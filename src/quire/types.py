@@ -117,13 +117,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return self.grammar is not None or self.thinking is not None
 
     @property
-    def weight(self) -> int:
-        """What the request counts for in the queue: its tokens, and the entries of its long parameters."""
+    def list_entries(self) -> int:
+        """Count the entries of its long parameters, from which tables are made when it begins to run."""
         sampling = self.sampling
-        lists = (sampling.logit_bias, sampling.allowed_token_ids, self.prediction, *self.choices)
-        words = sum(map(len, self.bad_words_token_ids)) if self.bad_words_token_ids else 0
+        lists = (sampling.logit_bias, sampling.allowed_token_ids, self.prediction, *self.bad_words_token_ids)
+        return sum(len(entries) for entries in lists if entries)
+
+    @property
+    def weight(self) -> int:
+        """What the request counts for in the queue: its tokens, and for each sample the entries of its lists."""
         inner = 0 if self.program is None else self.program.weight
-        return len(self.tokens) + words + inner + sum(len(entries) for entries in lists if entries)
+        inner += sum(gen.weight for gen in self.gens)
+        return len(self.tokens) + inner + sum(map(len, self.choices)) + self.sampling.n * self.list_entries
 
 
 @dataclass(slots=True, frozen=True)

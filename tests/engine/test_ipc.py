@@ -73,3 +73,22 @@ def test_launch_carries_the_whole_configuration() -> None:
 def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         ipc.decode_command(b"\xc1" + data)
+
+
+def test_the_lists_of_a_call_cross_once() -> None:
+    sampling = SamplingParams(n=4, allowed_token_ids=list(range(1000, 51_000)), logit_bias={5: 1.0})
+    shared = {"sampling": sampling, "bad_words_token_ids": ((1, 2), (3,)), "prediction": (4,) * 1000}
+    calls = [msgspec.structs.replace(REQUEST, id=f"r{i}", tokens=[i], **shared) for i in range(1024)]
+    one, all_of_them = (ipc.encode(ipc.Submit.of(requests)) for requests in (calls[:1], calls))
+    assert len(all_of_them) < 2 * len(one)
+    command = ipc.decode_command(all_of_them)
+    assert isinstance(command, ipc.Submit)
+    assert command.whole == calls
+    assert all(request.sampling is command.requests[0].sampling for request in command.whole)
+
+
+def test_requests_that_differ_cross_as_they_are() -> None:
+    others = [msgspec.structs.replace(REQUEST, id="b", sampling=SamplingParams(top_k=i)) for i in range(3)]
+    command = ipc.decode_command(ipc.encode(ipc.Submit.of([REQUEST, *others])))
+    assert isinstance(command, ipc.Submit)
+    assert command.whole == [REQUEST, *others]

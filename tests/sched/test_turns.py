@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from test_scheduler import World
 
+from quire.sched.plan import MOST_ENTRIES
 from quire.types import Request
 
 
@@ -106,3 +107,24 @@ def test_a_higher_priority_is_not_displaced_by_a_lower_one() -> None:
     assert slots(world, low) == [0]
     world.drain()
     world.expect(low)
+
+
+def test_requests_with_long_lists_begin_in_several_steps() -> None:
+    world = World(num_blocks=200, max_num_seqs=16)
+    guess = (1,) * (MOST_ENTRIES // 2)
+    heavy = [world.add(f"heavy {i}", [1, i], 8, n=2, prediction=guess) for i in range(5)]
+    light = world.add("light", [7], 8)
+    began: dict[str, int] = {}
+    for step in range(3):
+        for new in world.step().new:
+            began.setdefault(new.request.id, step)
+    assert [began[made.id] for made in heavy] == [0, 0, 1, 1, 2]
+    assert began[light.id] == 2
+    world.drain()
+    world.expect(*heavy, light)
+
+
+def test_a_list_counts_in_the_queue_for_each_sample() -> None:
+    world = World()
+    one, many = (world.add(f"n{n}", [1, 2], 8, n=n, prediction=(3,) * 10) for n in (1, 64))
+    assert (one.weight, many.weight) == (12, 642)

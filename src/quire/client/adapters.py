@@ -76,12 +76,11 @@ def with_adapter(request: Request, adapter: LoadedAdapter | None, model: ModelCa
 
 def _check_tokens(request: Request, size: int) -> None:
     for name, tokens in (("prompt", request.tokens), *token_lists(request.sampling)):
-        for token in tokens:
-            if token >= size:
-                raise RequestError(
-                    f"{name}: token id {token} is outside the vocabulary (0 to {size - 1}) of the request's model",
-                    name,
-                )
+        if (token := max(tokens)) >= size:
+            message = (
+                f"{name}: token id {token} is outside the vocabulary (0 to {size - 1}) of the request's model"
+            )
+            raise RequestError(message, name)
 
 
 def requests_for(given: Any, count: int) -> list[LoRARequest | None]:

@@ -270,7 +270,7 @@ class AsyncEngine:
             self._live[request.id] = _Live(generation, times, set(range(request.sampling.n)))
             self._num_queued += 1
             self._num_queued_tokens += request.weight
-        self._send(Submit(requests))
+        self._send(Submit.of(requests))
         return generation
 
     async def generate(self, request: Request) -> AsyncIterator[Delta]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.client.outputs import OutputStream
 from quire.client.request_checks import check_params, check_tokens, for_processors, room_after, scored_from
@@ -31,6 +31,9 @@ else:
     frames, plain = Lazy("quire.client.frames"), Lazy("quire.program.frames")
     registry, thinking = Lazy("quire.text.formats.registry"), Lazy("quire.client.thinking")
 
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 # Texts up to MAX_CHARACTERS are always tokenized; longer ones if they may fit into the model's length.
 MAX_CHARACTERS = 1 << 20
@@ -62,6 +65,9 @@ class Front:
         self.content_format = "auto"
         self.longest_text: int | None = None  # most tokens of a text that becomes a vector in parts
         self._seeds = random.Random(seed)
+        self._made: dict[
+            str, tuple[object, Any]
+        ] = {}  # by name, of the last source: prompts of a call share it
 
     @property
     def longest_input(self) -> int:
@@ -196,15 +202,25 @@ class Front:
         prediction = params.prediction
         if not prediction or not params.speculative_decoding:
             return ()
-        if not isinstance(prediction, str):
-            for token in prediction:
-                if token >= self.info.vocab_size:
-                    raise RequestError(
-                        f"prediction: token id {token} is outside the vocabulary (0 to {self.info.vocab_size - 1})",
-                        "prediction",
-                    )
-            return tuple(prediction)
-        return tuple(self.encode(prediction, add_special_tokens=False))
+        return self._once("prediction", prediction, self._predicted)
+
+    def _predicted(self, prediction: str | Sequence[int]) -> tuple[int, ...]:
+        if isinstance(prediction, str):
+            prediction = self.encode(prediction, add_special_tokens=False)
+        elif max(prediction) >= self.info.vocab_size:
+            raise RequestError(
+                f"prediction: token id {max(prediction)} is outside the vocabulary (0 to {self.info.vocab_size - 1})",
+                "prediction",
+            )
+        return tuple(prediction[: self.info.max_model_len])
+
+    def _once(self, name: str, source: S, make: Callable[[S], T]) -> T:
+        """Make something of a source that does not change, once for all prompts of a call."""
+        known = self._made.get(name)
+        if known is None or known[0] is not source:
+            known = self._made[name] = source, make(source)
+        made: T = known[1]
+        return made
 
     @cached_property
     def reasoning(self) -> ReasoningFormat | None:
@@ -296,8 +312,7 @@ class Front:
         """Tokenize the choices of a selecting request as they follow its prompt."""
         constraint = params.structured_outputs
         texts = constraint.choice if constraint is not None and constraint.choice is not None else ()
-        rows = self._need_tokenizer().encode_batch(list(texts), add_special_tokens=False) if texts else []
-        choices = tuple(map(tuple, rows))
+        choices = self._once("choices", texts, self._rows)
         if params.n > 1:
             raise RequestError(
                 f"select returns one answer, the most likely choice: n must be 1, got {params.n}", "n"
@@ -319,6 +334,11 @@ class Front:
         """Tokenize each bad word, at the start of a text and after a space, as in vLLM."""
         if not params.bad_words:
             return ()
-        texts = [text for word in params.bad_words for text in (word, " " + word.lstrip())]
-        rows = self._need_tokenizer().encode_batch(texts, add_special_tokens=False)
-        return tuple(dict.fromkeys(tuple(row) for row in rows if row))
+        return self._once("bad_words", params.bad_words, self._words)
+
+    def _words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        rows = self._rows([text for word in words for text in (word, " " + word.lstrip())])
+        return tuple(dict.fromkeys(row for row in rows if row))
+
+    def _rows(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(tuple, self._need_tokenizer().encode_batch(texts, add_special_tokens=False)))

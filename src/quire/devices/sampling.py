@@ -143,9 +143,13 @@ def takes_largest(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]
         and not bad_words
         and params.min_tokens == 0
         and not params.logit_bias
-        and params.repetition_penalty == 1.0
-        and params.frequency_penalty == 0.0
-        and params.presence_penalty == 0.0
+        and not has_penalties(params)
+    )
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
     )
 
 

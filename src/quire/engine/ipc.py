@@ -5,18 +5,50 @@ Each step sends one frame with all its updates, not one per token. Knows message
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from quire.config import EngineConfig
 from quire.engine.log import LogFormat, LogLevel
 from quire.engine.verbs import Result, Verb
+from quire.params import SamplingParams
 from quire.types import Delta, EngineStats, ModelCard, Request
+
+NO_LISTS: dict[str, Any] = {
+    "sampling": SamplingParams(),
+    "bad_words_token_ids": (),
+    "prediction": (),
+    "choices": (),
+    "grammar": None,
+}
+"""NO_LISTS are fields that may be long, as short as they can be."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Queue requests."""
+    """Queue requests. If they are `alike`, the first one's long fields are those of all."""
 
     requests: list[Request]
+    alike: bool = False
+
+    @classmethod
+    def of(cls, requests: list[Request]) -> Submit:
+        """Make the command for the requests of a call; what they share crosses once."""
+        first, *others = requests
+        values = [getattr(first, name) for name in NO_LISTS]
+        for other in others:
+            if any(getattr(other, name) is not value for name, value in zip(NO_LISTS, values, strict=True)):
+                return cls(requests)
+        return cls([first, *(msgspec.structs.replace(other, **NO_LISTS) for other in others)], bool(others))
+
+    @property
+    def whole(self) -> list[Request]:
+        """Return the requests as they were given."""
+        if not self.alike:
+            return self.requests
+        first, *others = self.requests
+        shared = {name: getattr(first, name) for name in NO_LISTS}
+        return [first, *(msgspec.structs.replace(other, **shared) for other in others)]
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):

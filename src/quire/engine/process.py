@@ -108,7 +108,7 @@ class EngineLoop:
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, Submit):
-            for request in command.requests:
+            for request in command.whole:
                 self._add(request)
         elif isinstance(command, Abort):
             self._core.abort(command.request_id, command.index)

@@ -48,6 +48,9 @@ from quire.types import UNSEEN, EngineStats, NewSeq, ScheduledSeq
 CLOSED = ""
 """CLOSED stands among a step's adapters once one found no room; it equals no digest."""
 
+MOST_ENTRIES = 1 << 18
+"""MOST_ENTRIES of the lists of requests become tables in a step, unless one request alone has more: a few ms."""
+
 MOST_PASSED = 64
 """A step looks beyond at most MOST_PASSED waiting prompts that `pace` holds back."""
 
@@ -70,6 +73,7 @@ class StepPlan(msgspec.Struct):
     work: StepWork = StepWork()
     decoding: float = 0.0
     num_prompt_tokens: int = 0
+    list_entries: int = 0  # of requests whose first sample starts
 
     def place(self, seq: Sequence, count: int, new_blocks: list[int]) -> None:
         """Let `seq` compute its next `count` tokens. If fewer than pending, cut the draft first."""
@@ -413,7 +417,9 @@ class Planner:
         False: it has to wait, and so has everything behind it. It waits until there are blocks for all its tokens
         beside the blocks that prompts ahead of it in `making` still need, and time for its first chunk.
         """
-        tables, queue = self._tables, self._queue
+        tables, queue, entries = self._tables, self._queue, seq.group.list_entries
+        if plan.list_entries and entries and plan.list_entries + entries > MOST_ENTRIES:
+            return False
         while not self._is_in_flight(seq):
             if not tables.num_available and not queue.drop_bases(spare=seq):
                 return False
@@ -443,6 +449,8 @@ class Planner:
     def _start(self, seq: Sequence, plan: StepPlan) -> None:
         seq.slot = self._slots.pop()
         seq.status = RUNNING
+        if not self._turns.runs(seq.request.id):
+            plan.list_entries += seq.group.list_entries
         self._turns.started(seq)
         insort(self.running, seq, key=key_of)
         if seq.tokens is seq.request.tokens:

@@ -153,6 +153,10 @@ class Group:
     live: list[Sequence] = field(default_factory=list)
     held: list[Sequence] = field(default_factory=list)
     prompt_counted: bool = False
+    list_entries: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.list_entries = self.request.list_entries
 
     @property
     def namespace(self) -> Hashable:

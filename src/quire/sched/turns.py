@@ -39,6 +39,10 @@ class Turns:
             if not counts[name]:
                 del counts[name]
 
+    def runs(self, request_id: str) -> bool:
+        """Whether the request has a running sample."""
+        return request_id in self._groups
+
     @property
     def pressing(self) -> bool:
         """Whether a request with nothing running waits while another one has more than one sample running."""

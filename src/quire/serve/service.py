@@ -170,7 +170,14 @@ class Service:
         Raises HttpError 503 if there is no room or no engine, RequestError for a constraint that is refused.
         """
         self.check_draining()
-        prompts = [replace(p, request=await self.with_grammar(p.request, p.constrained_by)) for p in prompts]
+        grammars: dict[int, str | None] = {}  # by constraint, which prompts share
+        for place, prompt in enumerate(prompts):
+            request, key = prompt.request, id(prompt.request.sampling.structured_outputs)
+            if key not in grammars:
+                grammars[key] = (await self.with_grammar(request, prompt.constrained_by)).grammar
+            if grammars[key] is not None:
+                request = msgspec.structs.replace(request, grammar=grammars[key])
+                prompts[place] = replace(prompt, request=request)
         prompts = [replace(p, request=self.assigned(http, p.request, call_id, model)) for p in prompts]
         self.check_draining()
         return Call(self.engine, self.front, call_id, prompts, self.config)

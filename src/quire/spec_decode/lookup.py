@@ -6,10 +6,13 @@ from array import array
 from collections.abc import Sequence
 
 from quire import _native
+from quire.devices.shared import Shared
 from quire.spec_decode.proposer import NO_DRAFT, Draft, SpecSequence, StepView, TokenProposer
 
 REALIGN_TOKENS = (2, 16)
 """A draft from a prediction resumes where the last 2 to 16 tokens of the output are found in it."""
+MOST_SEARCHED = 1 << 20
+"""MOST_SEARCHED tokens of predictions are searched in a step, in turns: a few milliseconds at worst."""
 
 
 def lookup(tokens: array[int], low: int, high: int, count: int) -> list[int]:
@@ -39,30 +42,37 @@ class PredictionProposer(TokenProposer):
     """
 
     def __init__(self) -> None:
-        self._texts: dict[int, array[int]] = {}  # by slot
+        self._texts: Shared[array[int]] = Shared()
         self._cursors: dict[
             int, tuple[int, int]
         ] = {}  # by slot: place in the prediction, length of the sequence
+        self._searched = self._turn = 0
 
     def start(self, seq: SpecSequence) -> None:
-        self._texts[seq.slot] = text = array("i", seq.request.prediction)
+        prediction = seq.request.prediction
+        self._texts.take(seq.slot, id(prediction), prediction, lambda tokens: array("i", tokens))
         self._cursors[seq.slot] = 0, seq.num_prompt
-        assert text
 
     def stop(self, seq: SpecSequence) -> None:
-        self._texts.pop(seq.slot, None)
+        self._texts.clear(seq.slot)
         self._cursors.pop(seq.slot, None)
 
     def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
-        return [self._one(seq, count) for seq, count in asks]
+        self._searched, self._turn = 0, self._turn + 1
+        order = [(i + self._turn) % len(asks) for i in range(len(asks))]
+        drafts = {i: self._one(*asks[i]) for i in order}
+        return [drafts[i] for i in range(len(asks))]
 
     def _one(self, seq: SpecSequence, count: int) -> Draft:
-        text, tokens = self._texts[seq.slot], seq.tokens
+        text, tokens = self._texts.of(seq.slot), seq.tokens
         cursor, length = self._cursors[seq.slot]
         new = tokens[length:]
         if cursor >= 0 and text[cursor : cursor + len(new)] == new:
             cursor += len(new)
+        elif self._searched and self._searched + len(text) > MOST_SEARCHED:
+            return NO_DRAFT  # its turn comes
         else:
+            self._searched += len(text)
             low, high = REALIGN_TOKENS
             output = tokens[seq.num_prompt :]
             found, matched = _native.find_last_tokens(text, output, low, high, max(0, cursor))

@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 
+from quire.devices.shared import Shared
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
 from quire.spec_decode.acceptance import Odds, Tally
@@ -54,6 +55,7 @@ class SpeculationPart:
         self._count_allowed = count_allowed
         self._tallies = {"drafts": Tally(FADE_OF_ALL), "predictions": Tally(FADE_OF_ALL, PREDICTED)}
         self._seqs: dict[int, SpecSequence] = {}
+        self._prompts: Shared[array[int]] = Shared()
         self._looks_only = proposer is None or proposer.drafts_freely
         self._late: list[dict[int, list[int]]] = []  # tokens of steps without planning, by slot
         self._slept: dict[int, int] = {}  # by slot, the first position computed in them
@@ -76,7 +78,11 @@ class SpeculationPart:
         if self._proposer is None and not predicts:
             return
         tally = self._tallies["predictions" if predicts else "drafts"]
-        seq = SpecSequence(new.slot, request, new.index, array("i", new.tokens), Odds(tally))
+        prompt = self._prompts.take(
+            new.slot, id(request.tokens), request.tokens, lambda given: array("i", given)
+        )
+        tokens = prompt + array("i", new.tokens[len(prompt) :])
+        seq = SpecSequence(new.slot, request, new.index, tokens, Odds(tally))
         self._seqs[new.slot] = seq
         if predicts:
             self._predictions.start(seq)
@@ -88,6 +94,7 @@ class SpeculationPart:
         seq = self._seqs.pop(slot, None)
         if seq is None:
             return
+        self._prompts.clear(slot)
         self._predictions.stop(seq)
         if self._proposer is not None:
             self._proposer.stop(seq)

@@ -15,6 +15,8 @@ from quire.spec_decode.proposer import Computed, Draft, SpecSequence, StepView, 
 
 SHARED_BYTES = 256 << 20
 """SHARED_BYTES hold all shared trees together; the oldest outputs are forgotten first."""
+MOST_GROWN = 8192
+"""MOST_GROWN tokens enter the sequences' own trees in a step: long prompts take several."""
 
 
 class SharedOutputs:
@@ -67,29 +69,36 @@ class SuffixProposer(TokenProposer):
         self._own[seq.slot] = _native.SuffixTree(self._depth), 0, number
 
     def stop(self, seq: SpecSequence) -> None:
-        if self._learns:
-            self._grow(seq)
-        own = self._own.pop(seq.slot, None)
-        if own is not None and self._shared is not None and own[1] > seq.num_prompt:
-            self._shared.close(seq.request.salt, own[2])
+        _, length, number = self._own.pop(seq.slot)
+        end = len(seq.tokens) if self._learns else length
+        self._learn(seq, length, end, number)
+        if self._shared is not None and end > seq.num_prompt:
+            self._shared.close(seq.request.salt, number)
 
     def observe(self, computed: Sequence[Computed], step: StepView) -> None:
         self._learns = step.drafting_pays
 
-    def _grow(self, seq: SpecSequence) -> None:
-        """Take in new tokens."""
+    def _learn(self, seq: SpecSequence, start: int, stop: int, number: int) -> None:
+        """Add the output in positions start..stop-1 to the shared tree."""
+        start = max(start, seq.num_prompt)
+        if self._shared is not None and stop > start:
+            self._shared.tree(seq.request.salt).extend(number, seq.tokens[start:stop].tolist())
+
+    def _grow(self, seq: SpecSequence, most: int) -> int:
+        """Take in at most `most` new tokens; returns how many."""
         tree, length, number = self._own[seq.slot]
-        if len(seq.tokens) == length or len(seq.tokens) <= seq.num_prompt:
-            return
-        tree.extend(0, seq.tokens[length:].tolist())
-        if self._shared is not None:
-            output = seq.tokens[max(length, seq.num_prompt) :].tolist()
-            self._shared.tree(seq.request.salt).extend(number, output)
-        self._own[seq.slot] = tree, len(seq.tokens), number
+        new = seq.tokens[length : length + most]
+        if not new or len(seq.tokens) <= seq.num_prompt:
+            return 0
+        tree.extend(0, new.tolist())
+        self._learn(seq, length, length + len(new), number)
+        self._own[seq.slot] = tree, length + len(new), number
+        return len(new)
 
     def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
+        room = MOST_GROWN
         for seq, _ in asks:
-            self._grow(seq)
+            room -= self._grow(seq, room)
         return [self._one(seq, count) for seq, count in asks]
 
     def _one(self, seq: SpecSequence, count: int) -> Draft:

@@ -19,10 +19,11 @@ from quire.devices.sampling import (
     Samples,
     SlotSampling,
     TokenMask,
-    check_token_ids,
+    has_penalties,
     is_greedy,
     lowest_scaled,
 )
+from quire.devices.shared import Shared
 from quire.errors import EngineError
 from quire.types import TokenLogprobs
 
@@ -36,9 +37,16 @@ class NativeSampler:
     def __init__(self, vocab_size: int, pool: Any, isa: str = "auto") -> None:
         self.vocab_size = vocab_size
         self._native = _native.Sampler(pool, isa, vocab_size)
+        self._rules: Shared[_native.SlotRules] = Shared()
+        self._prompts: Shared[_native.PromptTokens] = Shared()
 
     def set(self, slot: int, state: SlotSampling) -> None:
-        check_token_ids(state, self.vocab_size)
+        try:
+            self._set(slot, state)
+        except (ValueError, TypeError) as error:  # the native side checks token ids
+            raise EngineError(str(error)) from error
+
+    def _set(self, slot: int, state: SlotSampling) -> None:
         params, native = state.params, _native.SlotParams()
         native.seed = state.seed
         native.greedy = is_greedy(params)
@@ -54,14 +62,24 @@ class NativeSampler:
         native.num_top = (
             self.vocab_size if params.logprobs == -1 else min(params.logprobs or 0, self.vocab_size)
         )
-        native.prompt, native.output = state.prompt_tokens, state.output_tokens
-        native.stop_ids = state.stop_ids
-        native.bad_words = state.bad_words
-        native.bias = list((params.logit_bias or {}).items())
-        native.allowed = params.allowed_token_ids or ()
+        native.output = state.output_tokens
+        key = id(params), id(state.bad_words), state.stop_ids
+        native.rules = self._rules.take(slot, key, state, self._make_rules)
+        key_of_prompt = id(state.prompt_tokens), has_penalties(params)
+        native.prompt = self._prompts.take(slot, key_of_prompt, state, self._make_prompt)
         self._native.set(slot, native)
 
+    def _make_rules(self, state: SlotSampling) -> _native.SlotRules:
+        params = state.params
+        bias, allowed = list((params.logit_bias or {}).items()), params.allowed_token_ids or ()
+        return _native.SlotRules(self.vocab_size, state.stop_ids, allowed, state.bad_words, bias)
+
+    def _make_prompt(self, state: SlotSampling) -> _native.PromptTokens:
+        return _native.PromptTokens(self.vocab_size, state.prompt_tokens, has_penalties(state.params))
+
     def clear(self, slot: int) -> None:
+        self._rules.clear(slot)
+        self._prompts.clear(slot)
         self._native.clear(slot)
 
     def extend(self, slot: int, tokens: list[int]) -> None:
