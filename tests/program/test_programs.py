@@ -14,10 +14,13 @@ from quire.engine.core import EngineCore
 from quire.engine.directory import ASSETS, SHIPPED_MODEL
 from quire.errors import ProgramError, RequestError, SessionExpiredError
 from quire.params import StructuredOutputsParams
-from quire.program import calls
+from quire.program import calls, sessions
 from quire.program.encoding import Cuts, Encoder
+from quire.program.lane import Lane
 from quire.program.sessions import SECONDS
+from quire.program.tasks import Tasks, Turn
 from quire.text.tokenizer import Tokenizer
+from quire.types import Request
 from tests.shared import DATA
 
 STORY = "Once upon a time, there was a little girl named Lily. She had a dog and a cat. " * 12
@@ -256,8 +259,8 @@ def test_sessions_go_on_where_they_stopped(llm: LLM) -> None:
 
 def test_sessions_are_bounded_in_time_and_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    sessions = llm._core.host._interpret.sessions  # type: ignore[union-attr]
-    monkeypatch.setattr(sessions, "_clock", lambda: now)
+    pool = llm._core.host._interpret.sessions  # type: ignore[union-attr]
+    monkeypatch.setattr(pool, "_clock", lambda: now)
     one = run(llm, [text(STORY), gen("a", 4)], keep=True)
     now = SECONDS / 2
     other = run(llm, [text("B" + STORY), gen("a", 4)], keep=True)
@@ -280,6 +283,100 @@ def test_sessions_are_bounded_in_time_and_memory(llm: LLM, monkeypatch: pytest.M
         if i != 3:
             llm.end_session(one["session"])
     nothing_left(llm)
+
+
+def test_the_owner_with_most_sessions_makes_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 8)
+    kept: list[str] = []
+
+    class Core:
+        def keep(self, key: str, request: Request, tokens: list[int]) -> int:
+            kept.append(key)
+            return len(tokens)
+
+        def let_go(self, key: str) -> None:
+            kept.remove(key)
+
+    pool = sessions.Sessions(Core(), lambda: 0.0)  # type: ignore[arg-type]
+
+    def put(name: str, owner: str, size: int = 10) -> None:
+        request = Request(id=name, tokens=[1], sampling=SamplingParams(), seed=0, max_tokens=1, owner=owner)
+        pool.put(name, {"": Lane(text="x" * size)}, request, {"": [1]})
+
+    put("modest", "b")
+    for i in range(280):
+        put(f"greedy {i}", "a")
+    assert len(pool) == len(kept) == 8
+    put("modest 2", "b")
+    assert [name for name in ("modest", "modest 2", "greedy 272", "greedy 273") if pool.take(name)] == [
+        "modest",
+        "modest 2",
+    ]
+    put("large", "b", sessions.MAX_CHARACTERS)
+    assert pool.take("large") is None
+    assert pool.take("greedy 279") is not None
+
+
+@pytest.mark.parametrize("at_words", [True, False])
+def test_a_turn_bounds_the_text_that_programs_tokenize(
+    at_words: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many choices and lanes: by a clock that runs by the characters that are tokenized between steps."""
+    llm = LLM(max_num_seqs=16)
+    run(llm, [text("Once"), gen("a", 1)])  # loads the tokenizer
+    host: Any = llm._core.host
+    turns: list[int] = [0]
+    monkeypatch.setattr(host._turn, "_clock", lambda: sum(turns) * 1e-6)
+    monkeypatch.setattr(host._texts.cuts, "at_words", at_words)
+    begin, encode = host._turn.begin, Encoder.encode
+
+    def begun() -> None:
+        turns.append(0)
+        begin()
+
+    def counted(encoder: Encoder, given: str) -> list[int]:
+        turns[-1] += len(given)
+        return encode(encoder, given)
+
+    begun()
+    monkeypatch.setattr(host._turn, "begin", begun)
+    monkeypatch.setattr(Encoder, "encode", counted)
+    choices = [f"{i} " + "the dog ran home and " * 30 for i in range(24)]
+    branch = [text("b "), {"type": "select", "name": "v", "choices": choices}]
+    result = run(
+        llm,
+        [text("a"), {"type": "fork", "name": "f", "branches": [branch] * 8}, {"type": "join", "fork": "f"}],
+    )
+    assert len(result["variables"]["v"]) == 8
+    assert sum(turns) > 8 * 24 * 600
+    assert max(turns) <= 5000 + max(map(len, choices)) + 20
+    nothing_left(llm)
+
+
+def test_steps_of_a_program_run_over_several_turns() -> None:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.001
+        return now
+
+    turn = Turn(clock)
+    tasks, done, turns = Tasks(turn), [], 0
+
+    async def count(number: int) -> None:
+        for _ in range(10):
+            await tasks
+        done.append(number)
+
+    for number in range(20):
+        tasks.start(count(number))
+    while tasks.ready:
+        turn.begin()
+        tasks.run()
+        turns += 1
+    assert sorted(done) == list(range(20))
+    assert turns > 40
 
 
 @pytest.mark.parametrize("sentence", ["The dog ran home. ", "日本語。"])

@@ -27,7 +27,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, FinishReason, Request, TokenLogprobs
 
 MAX_LIVE = 8  # choices of one select under way at a time
-MAX_CHARACTERS = 8192  # that are tokenized between two steps: a few ms
+MAX_CHARACTERS = 8192  # of a text that is tokenized between two steps: a few ms
 
 Show = Callable[[int, str], None]
 
@@ -71,7 +71,7 @@ class Calls:
         start = max(0, len(await self._encode(text)) - 2)
         rows = [await self._encode(text + choice) for choice in select.choices]
         scored = await self._score([(row, start) for row in rows], alone)
-        entries = [kept(text, [self._entry(e) for e in one.entries]) for one in scored]
+        entries = [kept(text, await self._entries(one)) for one in scored]
         counts = _total(one.counts for one in scored)
         bare: list[Sequence[float | None]] | None = None
         if select.choices_method == "unconditional_likelihood_normalized":
@@ -91,14 +91,19 @@ class Calls:
 
     # --- requests
 
-    async def _encode(self, text: str) -> list[int]:
-        """Tokenize a text, a long one beside the steps. Raises StepError if it has too many tokens."""
+    async def tokens(self, text: str) -> list[int]:
+        """Tokenize a text, a long one beside the steps."""
+        await self._tasks
         part = self._encoder.long_part(text, MAX_CHARACTERS)
         if part is not None:
             tokens: Signal[list[int]] = Signal(self._tasks)
             self._run.later(self._texts.beside(partial(self._tokenizer.encode, part)), tokens.set)
             self._encoder.learn(part, await tokens)
-        found = self._encoder.encode(text)
+        return self._encoder.encode(text)
+
+    async def _encode(self, text: str) -> list[int]:
+        """Tokenize a text. Raises StepError if it has too many tokens."""
+        found = await self.tokens(text)
         if not found:
             raise StepError("there is no text to continue: begin with a text step")
         if len(found) >= self._texts.max_model_len:
@@ -165,8 +170,9 @@ class Calls:
     def _count(self, counts: Counts) -> None:
         self.counts = _total((self.counts, counts))
 
-    def _entry(self, scored: TokenLogprobs) -> Entry:
-        return scored.logprob, scored.token, token_text(self._tokenizer, scored.token)
+    async def _entries(self, scored: Scored) -> list[Entry]:
+        await self._tasks
+        return [(e.logprob, e.token, token_text(self._tokenizer, e.token)) for e in scored.entries]
 
 
 class Scored:

@@ -41,6 +41,7 @@ class Run:
         self._later = later  # work of all runs
         self._grammars = grammars
         self._first = True
+        self._goes_on = False  # in the next turn
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -77,6 +78,16 @@ class Run:
         if self._grammars is None:
             raise EngineError("this engine was started without support for grammars")
         self.later(self._grammars().submit(grammar), take)
+
+    def go_on(self) -> None:
+        """Let the program go on in the next turn, with an empty delta."""
+        if not self._goes_on:
+            self._goes_on, now = True, Future[None]()
+            now.set_result(None)
+            self.later(now, self._went_on)
+
+    def _went_on(self, _: None) -> None:
+        self._goes_on = False
 
     @property
     def waits(self) -> bool:

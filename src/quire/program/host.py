@@ -14,6 +14,7 @@ from quire.program.beam_requests import beam_search
 from quire.program.core import Later, Program, Run
 from quire.program.program_requests import Interpreting
 from quire.program.selection import select
+from quire.program.tasks import Turn
 from quire.program.texts import Texts
 from quire.types import Delta, EngineStats, FinishReason, Request, Usage, ends, failures
 
@@ -30,7 +31,8 @@ class Programs:
         self, core: Queue, texts: Texts, grammars: Callable[[], GrammarCompiler] | None = None
     ) -> None:
         self._core, self._texts, self._grammars = core, texts, grammars
-        self._interpret = Interpreting(core, texts)
+        self._turn = Turn()
+        self._interpret = Interpreting(core, texts, self._turn)
         self._runs: dict[str, tuple[Run, Generator[None, Delta, list[Delta]]]] = {}
         self._owners: dict[str, Run] = {}  # by request of a program
         self._waiting = Gates([texts])
@@ -94,6 +96,7 @@ class Programs:
 
     def advance(self) -> None:
         """Start programs that waited for the tokenizer, and go on with those whose work in a thread is done."""
+        self._turn.begin()
         if self._waiting:
             self._start_waiting()
         if self._later:
@@ -102,6 +105,7 @@ class Programs:
     def route(self, deltas: list[Delta]) -> list[Delta]:
         """Pass programs' deltas to them; return all others, and the programs' own deltas."""
         if self._owners:
+            self._turn.begin()
             passed = []
             owners = [self._owners.get(delta.request_id) for delta in deltas]
             for delta, owner in zip(deltas, owners, strict=True):
@@ -130,7 +134,10 @@ class Programs:
             wait([work for _, work, _ in self._later], IDLE_WAIT, FIRST_COMPLETED)
         done = [one for one in self._later if one[1].done()]
         self._later[:] = [one for one in self._later if not one[1].done()]
-        for run, work, take in done:
+        for place, (run, work, take) in enumerate(done):
+            if self._turn.over:
+                self._later[:0] = done[place:]
+                return
             if self._runs.get(run.request.id, (None,))[0] is run:  # it has not ended meanwhile
                 self._push(run, Delta(run.request.id, 0, [], Usage(0, 0, 0)), (work, take))
 

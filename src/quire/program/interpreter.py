@@ -102,6 +102,7 @@ class Interpreter:
 
     async def _steps(self, lane: Lane, steps: Sequence[AnyStep]) -> None:
         for step in steps:
+            await self._tasks
             await self._step(lane, step)
 
     async def _step(self, lane: Lane, step: AnyStep) -> None:

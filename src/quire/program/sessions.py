@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from quire.engine.api import Queue
 from quire.program.lane import Lane
+from quire.shares import largest_holder
 from quire.types import Request
 
 MAX_SESSIONS = 256
@@ -16,20 +17,21 @@ SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The lanes of a program between two calls."""
+    """The lanes of a program between two calls, their size in characters, and whose they are."""
 
     lanes: dict[str, Lane]
     expires: float  # seconds of the clock
+    owner: str
+    size: int
 
-    @property
-    def size(self) -> int:
-        """Characters of its texts and variables."""
-        lanes = self.lanes.values()
-        return sum(len(lane.text) + sum(len(str(v)) for v in lane.variables.values()) for lane in lanes)
+
+def _size(lanes: Iterable[Lane]) -> int:
+    """Count the characters of texts and variables."""
+    return sum(len(lane.text) + sum(len(str(v)) for v in lane.variables.values()) for lane in lanes)
 
 
 class Sessions:
-    """Keeps at most `MAX_SESSIONS` sessions for `seconds` each; the oldest make room.
+    """Keeps at most `MAX_SESSIONS` sessions for `seconds` each. The oldest of the owner with most make room.
 
     The prefix cache keeps their KV (`Queue.keep`), which is given up before any running sequence is preempted. Then the
     next call computes the text again.
@@ -49,20 +51,23 @@ class Sessions:
         self.expire()
         return self._pop(name).lanes if name in self._sessions else None
 
-    def put(
-        self, name: str, lanes: dict[str, Lane], request: Request, encode: Callable[[str], list[int]]
-    ) -> None:
-        """Keep lanes for the next call, and the KV of what was computed of their texts."""
-        self._sessions[name] = session = Session(lanes, self._clock() + self._seconds)
+    def put(self, name: str, lanes: dict[str, Lane], request: Request, tokens: dict[str, list[int]]) -> None:
+        """Keep lanes for the next call, and the KV of those whose `tokens` were computed."""
+        session = Session(lanes, self._clock() + self._seconds, request.owner, _size(lanes.values()))
+        self._sessions[name] = session
         self._size += session.size
         before, self._paths[name] = self._paths.get(name, set()), set(lanes)
         for path in before - set(lanes):
             self._core.let_go(f"{name}:{path}")
-        for path, lane in lanes.items():
-            if lane.known:
-                self._core.keep(f"{name}:{path}", request, encode(lane.text))
+        for path, known in tokens.items():
+            self._core.keep(f"{name}:{path}", request, known)
         while len(self._sessions) > MAX_SESSIONS or (self._size > MAX_CHARACTERS and len(self._sessions) > 1):
-            self.close(next(iter(self._sessions)))
+            self._make_room()
+
+    def _make_room(self) -> None:
+        large, sessions = self._size > MAX_CHARACTERS, self._sessions
+        owner = largest_holder((one.owner, one.size if large else 1) for one in sessions.values())
+        self.close(next(name for name, one in sessions.items() if one.owner == owner))
 
     def close(self, name: str) -> None:
         """Forget a session, if it is still there."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 from quire.sched.prefix import PrefixMatch
 from quire.sched.sequence import WAITING, Group, Sequence
 from quire.sched.tables import BlockTables
+from quire.shares import largest_holder
 from quire.types import Request
 
 
@@ -32,7 +33,7 @@ class WaitingQueue:
         self.num_held = 0
         self.num_tokens = 0  # of queued and held sequences
         self._with_base: list[Sequence] = []
-        self._kept: dict[str, PrefixMatch] = {}  # oldest first
+        self._kept: dict[str, tuple[str, PrefixMatch]] = {}  # with owners, oldest first
 
     def join(self, seq: Sequence) -> None:
         """Add a new sequence to its group and to the queue."""
@@ -99,10 +100,10 @@ class WaitingQueue:
             self._tables.let_go(seq.base)
             seq.base = None
 
-    def keep(self, key: str, match: PrefixMatch) -> int:
+    def keep(self, key: str, match: PrefixMatch, owner: str) -> int:
         """Hold the blocks of a prefix until `let_go`, or until others need them; returns how many are held.
 
-        All kept prefixes hold at most half of the pool: the oldest make room.
+        All kept prefixes hold at most half of the pool: the oldest of the owner with most make room.
         """
         self.let_go(key)
         most = self._tables.num_blocks // 2
@@ -110,16 +111,22 @@ class WaitingQueue:
         if not size or size > most:
             return 0
         while self.num_kept_blocks + size > most:
-            self.let_go(next(iter(self._kept)))
-        self._kept[key] = match
+            self._give_way()
+        self._kept[key] = owner, match
         self._tables.hold(match)
         return size
 
     def let_go(self, key: str) -> None:
         """Give up a kept prefix, if it is still there; it stays cached while there is room."""
-        match = self._kept.pop(key, None)
-        if match is not None:
-            self._tables.let_go(match)
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._tables.let_go(kept[1])
+
+    def _give_way(self) -> None:
+        """Give up the oldest kept prefix of the owner whose prefixes hold most."""
+        count = self._tables.count
+        owner = largest_holder((owner, count(match.num_tokens)) for owner, match in self._kept.values())
+        self.let_go(next(key for key, (one, _) in self._kept.items() if one == owner))
 
     def let_go_all(self) -> None:
         for key in list(self._kept):
@@ -128,15 +135,15 @@ class WaitingQueue:
     @property
     def num_kept_blocks(self) -> int:
         """Blocks that kept prefixes hold; one that several hold counts for each."""
-        return sum(self._tables.count(match.num_tokens) for match in self._kept.values())
+        return sum(self._tables.count(match.num_tokens) for _, match in self._kept.values())
 
     def drop_bases(self, spare: Sequence | None = None) -> bool:
-        """Give up the oldest kept prefix or, if there is none, the bases of waiting forks.
+        """Give up a kept prefix or, if there is none, the bases of waiting forks.
 
         The base of `spare` is given up only if there is no other. False: there are none.
         """
         if self._kept:
-            self.let_go(next(iter(self._kept)))
+            self._give_way()
             return True
         found = [seq for seq in self._with_base if seq is not spare] or list(self._with_base)
         for seq in found:
@@ -146,7 +153,10 @@ class WaitingQueue:
     @property
     def bases(self) -> list[PrefixMatch]:
         """List the matches that are held without being in a table."""
-        return [*(seq.base for seq in self._with_base if seq.base is not None), *self._kept.values()]
+        return [
+            *(seq.base for seq in self._with_base if seq.base is not None),
+            *(match for _, match in self._kept.values()),
+        ]
 
     def request_in_use(self, request: Request) -> str | None:
         """Return the error for a request whose id is in use; None if it is new."""

@@ -159,7 +159,7 @@ class Scheduler:
         if not self._tables.caching:
             return 0
         match, _ = self._tables.find(tokens, Group(request).namespace, len(tokens))
-        return self._queue.keep(key, match)
+        return self._queue.keep(key, match, request.owner)
 
     def let_go(self, key: str) -> None:
         """Give up a kept prefix, if it is still there."""
