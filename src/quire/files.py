@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,3 +95,14 @@ def map_file(path: Path, least: int = 1) -> tuple[mmap.mmap, int]:
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def unnamed_file(size: int) -> int:
+    """Make a file without a name: nothing is left of it when its processes have ended, however they end."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("quire")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.truncate(fd, size)
+    return fd

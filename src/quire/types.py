@@ -356,6 +356,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     spec_accepted_tokens: int = 0
     spec_accepted_per_pos: list[int] = msgspec.field(default_factory=list)
     jump_forward_tokens: int = 0  # appended by a grammar without a forward pass each
+    longest_stays: dict[str, float] = msgspec.field(
+        default_factory=dict
+    )  # seconds outside forward passes, by cause
 
     def as_dict(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)

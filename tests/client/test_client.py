@@ -198,6 +198,41 @@ def test_a_hung_engine_is_not_healthy_and_an_idle_one_is() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("prompt", ["!hang", "!forever"])
+def test_a_hung_engine_is_named_ended_and_replaced(prompt: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A step that never ends, and a process that is stopped."""
+
+    async def test() -> None:
+        async with running("scripted:delay=0.01", health_timeout=2.0) as engine:
+            hung = asyncio.create_task(collect(engine, request("hang", prompt, max_tokens=1 << 20)))
+            if prompt == "!forever":
+                await until(lambda: engine.num_live > engine.num_queued)
+                assert engine.pid is not None
+                os.kill(engine.pid, signal.SIGSTOP)
+            with pytest.raises(
+                EngineError, match=r"gave no sign of life for 2 s, at its \w+.* send it again"
+            ):
+                await hung
+            if engine.state == "restarting":
+                assert "no sign of life" in engine.condition
+            await until(lambda: engine.healthy, 30)
+            assert len(await collect(engine, request("later", max_tokens=7))) == 7
+            assert engine.metrics.restarts == 1
+
+    run(test)
+    assert "the engine hangs: it gave no sign of life for 2 s" in caplog.text
+
+
+def test_an_engine_that_is_busy_for_long_is_left_alone() -> None:
+    async def test() -> None:
+        async with running("scripted:delay=0.01", health_timeout=0.6) as engine:
+            tokens = await collect(engine, request("long", "!forever", max_tokens=150))
+            assert len(tokens) == 150
+            assert engine.metrics.restarts == 0
+
+    run(test)
+
+
 def test_the_queue_is_bounded_all_or_none() -> None:
     async def test() -> None:
         async with running(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE
@@ -19,6 +20,7 @@ from typing import Literal
 from quire.client.engine_process import EngineProcess, Startup, startup_of, status_of
 from quire.client.generation import Generation
 from quire.client.metrics import Metrics, RequestTimes
+from quire.client.signs import SignsOfLife
 from quire.config import EngineConfig
 from quire.engine.ipc import (
     Abort,
@@ -39,11 +41,14 @@ from quire.engine.process import pack_launch
 from quire.engine.verbs import Ping, Result, Sleep, Verb, WakeUp
 from quire.engine.wire import open_pair
 from quire.errors import ConfigError, EngineError, ModelError, OverloadedError, QuireError, RequestError
+from quire.files import unnamed_file
+from quire.runtime.watch import PAGE_BYTES, Page
 from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request
 
 log = logging.getLogger("quire.client")
 
 MAX_FAILED_STARTS = 5
+STACK_SECONDS = 0.2  # for a hung engine to print its stacks
 _START_ERRORS: dict[str, type[QuireError]] = {"ConfigError": ConfigError, "ModelError": ModelError}
 
 
@@ -90,12 +95,14 @@ class AsyncEngine:
         self.sleeping = False
         self.on_dead: Callable[[], None] | None = None
         self._engine: EngineProcess | None = None
+        self._failure: str | None = None  # of the last engine, until another one runs
         self._live: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._call_ids = itertools.count(1)
         self._num_queued = 0
         self._num_queued_tokens = 0
         self._last_event = 0.0
+        self._signs: SignsOfLife | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- life of the engine ----------------------------------------------------------------------------
@@ -129,6 +136,19 @@ class AsyncEngine:
         return self.state == "ready" and time.monotonic() - self._last_event < self.options.health_timeout
 
     @property
+    def condition(self) -> str:
+        """Say why the engine is not healthy."""
+        if self.state == "ready":
+            silent, doing = time.monotonic() - self._last_event, self._doing
+            return f"the engine has not answered for {silent:.0f} s, at its {doing}"
+        why = "" if self._failure is None else f" ({self._failure})"
+        return f"the engine is {self.state}{why}"
+
+    @property
+    def _doing(self) -> str:
+        return "start" if self._signs is None else self._signs.doing.cause
+
+    @property
     def num_live(self) -> int:
         """Number of requests that are queued or running."""
         return len(self._live)
@@ -141,7 +161,8 @@ class AsyncEngine:
     async def _launch(self) -> ModelCard:
         began = time.monotonic()
         ours, theirs = open_pair()
-        with theirs:
+        with theirs, open(unnamed_file(PAGE_BYTES), "rb") as file:
+            page = Page(file.fileno())
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -149,12 +170,12 @@ class AsyncEngine:
                     "quire.engine.process",
                     stdin=PIPE,
                     start_new_session=True,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(theirs.fileno(), file.fileno()),
                 )
             except OSError:
                 ours.close()
                 raise
-            channel = theirs.fileno()
+            channel, descriptor = theirs.fileno(), file.fileno()
         loop = asyncio.get_running_loop()
         _, engine = await loop.create_unix_connection(partial(EngineProcess, process), sock=ours)
         assert process.stdin is not None
@@ -165,6 +186,7 @@ class AsyncEngine:
             self.config,
             log_format=options.log_format,
             log_level=options.log_level,
+            page=descriptor,
         )
         process.stdin.write(pack_launch(launch))
         try:
@@ -175,6 +197,8 @@ class AsyncEngine:
                 raise EngineError(f"the engine did not start within {options.start_timeout:g} s") from error
             raise
         self._engine = engine
+        self._failure = None
+        self._signs = SignsOfLife(page, process.pid, self.config.parallel.world > 1)
         engine.listen(partial(self._receive, engine))
         self.sleeping = False
         self._last_event = time.monotonic()
@@ -223,7 +247,7 @@ class AsyncEngine:
             await engine.end()
             why = engine.failure.message if engine.failure else status_of(engine.process)
             log.error("the engine process ended (%s): starting another", why)
-            self.state, self._engine = "restarting", None
+            self.state, self._engine, self._failure = "restarting", None, why
             engine.close()
             self.end_all(EngineError(f"the engine failed while this request ran ({why}): send it again"))
             self.metrics.restarted()
@@ -249,15 +273,31 @@ class AsyncEngine:
         return False
 
     async def _heartbeat(self) -> None:
-        """Ping an engine that is silent; its reply counts as progress."""
+        """Ping an engine that is silent; its reply counts as progress. End one that gives no sign of life."""
         interval = min(1.0, self.options.health_timeout / 4)
         asked: asyncio.Future[Reply] | None = None
         while True:
             await asyncio.sleep(interval)
             silent = time.monotonic() - self._last_event >= interval
-            if self.state == "ready" and silent and (asked is None or asked.done()):
+            gone = 0.0 if self._signs is None else self._signs.silence()
+            if self.state == "ready" and gone >= self.options.health_timeout:
+                await self._end_hung()
+            elif self.state == "ready" and silent and (asked is None or asked.done()):
                 asked = self._ask(Ping())
                 asked.add_done_callback(lambda f: f.cancelled() or f.exception())
+
+    async def _end_hung(self) -> None:
+        """Log what a hung engine does, and kill it: `_supervise` starts another."""
+        engine = self._engine
+        if engine is None or engine.process.returncode is not None:
+            return
+        why = f"it gave no sign of life for {self.options.health_timeout:g} s, at its {self._doing}"
+        log.error("the engine hangs: %s", why)
+        engine.failure = EngineFailed("EngineError", why)
+        engine.process.send_signal(signal.SIGUSR1)  # it prints its stacks
+        await asyncio.sleep(STACK_SECONDS)
+        if engine.process.returncode is None:
+            engine.process.kill()
 
     # --- requests --------------------------------------------------------------------------------------
 

@@ -69,6 +69,14 @@ class Families:
         )
         reasons.add_metric((metrics.model_name, "0", "capacity"), stats.num_waiting)
         yield reasons
+        stays = GaugeMetricFamily(
+            self._name("engine_longest_stay_seconds"),
+            "The longest time that the engine's loop spent on something other than a forward pass, by cause.",
+            labels=("model_name", "engine", "cause"),
+        )
+        for cause, seconds in stats.longest_stays.items():
+            stays.add_metric((metrics.model_name, "0", cause), seconds)
+        yield stays
         if metrics.cache_config:
             labels = ("model_name", "engine", *metrics.cache_config)
             info = GaugeMetricFamily(

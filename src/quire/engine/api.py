@@ -8,6 +8,7 @@ from typing import Protocol
 
 from quire.config import EngineConfig
 from quire.engine.verbs import Result, Verb
+from quire.runtime.watch import Watch
 from quire.types import Delta, EngineStats, ModelCard, Request, ScheduledBatch
 
 
@@ -15,6 +16,7 @@ class Core(Protocol):
     """Takes requests and steps them: driven by a process or a thread."""
 
     on_batch: Callable[[ScheduledBatch], None] | None  # called before a batch with new sequences
+    watch: Watch
     on_step: Callable[[float, float], None] | None  # called with seconds of a step and of its prompts
 
     @property

@@ -13,6 +13,7 @@ from quire.engine.api import Host
 from quire.engine.gates import Gate, Gates, Keeper
 from quire.engine.verbs import Handler, Ping, ResetPrefixCache, Result, Verb
 from quire.errors import EngineError, FailedStepError, QuireError
+from quire.runtime.watch import Doing, Watch
 from quire.sched.scheduler import Scheduler
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends, failures
 
@@ -21,6 +22,8 @@ log = logging.getLogger("quire.engine")
 
 class Executor(Protocol):
     """Computes batches in order, in this process or elsewhere."""
+
+    watch: Watch  # told of slots, forward passes and results
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Compute a batch now."""
@@ -55,6 +58,8 @@ class EngineCore:
         self.handlers: dict[type, Handler] = {Ping: lambda _: None, ResetPrefixCache: self._reset}
         self._executor = executor
         self._depth = depth
+        self._watch = Watch()
+        self.watches: list[Watch] = []  # of the executor's thread
         # With its start, and its result if it is computed ahead.
         self._flight: deque[tuple[ScheduledBatch, float, Future[StepOutput] | None]] = deque()
         self._ended = 0.0  # when the last step ended
@@ -63,6 +68,17 @@ class EngineCore:
         self._keepers: list[Keeper] = []
         # Samples that ended, by step: samples of a step in flight still use what keepers keep for them.
         self._ended_samples: deque[list[tuple[str, int | None]]] = deque()
+
+    @property
+    def watch(self) -> Watch:
+        """What the loop does; with one step at a time the executor's part too."""
+        return self._watch
+
+    @watch.setter
+    def watch(self, watch: Watch) -> None:
+        self._watch = watch
+        if self._depth == 1:
+            self._executor.watch = watch
 
     def add_gate(self, gate: Gate) -> None:
         """Let requests pass a further gate, after the others."""
@@ -158,14 +174,22 @@ class EngineCore:
 
     def step(self) -> list[Delta]:
         """Fill the flight and take in the oldest result; returns the deltas of all its sequences."""
+        enter = self._watch.enter
         if self.host is not None:
+            enter(Doing.PROGRAMS)
             self.host.advance()
         deltas = self._take_ready() if self.asleep else self._compute()
-        return deltas if self.host is None else self.host.route(deltas)
+        if self.host is None:
+            return deltas
+        enter(Doing.PROGRAMS)
+        return self.host.route(deltas)
 
     def _compute(self) -> list[Delta]:
+        enter = self._watch.enter
         if self._waiting:
+            enter(Doing.GATES)
             self._pass_gates()
+        enter(Doing.SCHEDULE)
         deltas = self._take_ready()
         flight = self._flight
         while len(flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
@@ -213,6 +237,7 @@ class EngineCore:
     def _finish_oldest(self) -> list[Delta]:
         """Take in the result of the oldest step in flight."""
         batch, started, result = self._flight[0]
+        self._watch.enter(Doing.FORWARD_PASS)
         # An interrupt leaves the step in flight.
         try:
             output = self._executor.execute(batch) if result is None else result.result()
@@ -221,6 +246,7 @@ class EngineCore:
             wait([later for _, _, later in self._flight if later is not None])
             self._flight.clear()
             return self.scheduler.undo(str(error))
+        self._watch.enter(Doing.RESULTS)
         self._flight.popleft()
         began, self._ended = max(started, self._ended), perf_counter()
         if self.on_computed is not None:
@@ -250,6 +276,8 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Return counters and gauges."""
         stats = self.scheduler.stats()
+        for watch in (*self.watches, self._watch):
+            stats.longest_stays |= watch.longest
         if self.host is not None:
             self.host.count(stats)
         return stats

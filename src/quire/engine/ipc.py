@@ -135,7 +135,8 @@ Event = Loading | EngineReady | Updates | Reply | EngineFailed
 class Launch(msgspec.Struct, frozen=True, array_like=True):
     """The engine process's configuration, read from its standard input.
 
-    `channel` is the descriptor of its end of the channel, `maker` the module that makes the core.
+    `channel` is the descriptor of its end of the channel, `maker` the module that makes the core, `page` the descriptor
+    of the page for its signs of life.
     """
 
     channel: int
@@ -144,6 +145,7 @@ class Launch(msgspec.Struct, frozen=True, array_like=True):
     stats_interval: float = 0.25
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
+    page: int | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

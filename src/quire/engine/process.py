@@ -6,6 +6,7 @@ it closes, the API process has gone, and this one exits too.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import logging
 import signal
@@ -41,6 +42,7 @@ from quire.engine.log import set_up_logging
 from quire.engine.verbs import WakeUp
 from quire.engine.wire import Channel, ChannelClosedError, framed, leave_with_parent, read_frame
 from quire.errors import EngineError, QuireError, message_of
+from quire.runtime.watch import Doing, Watch, shared_page
 from quire.types import Delta, FinishReason, Request, ScheduledBatch, ends
 
 log = logging.getLogger("quire.engine")
@@ -68,7 +70,9 @@ def _read_launch(fd: int) -> Launch:
 class EngineLoop:
     """Read commands, step, send updates, until a Stop arrives."""
 
-    def __init__(self, core: Core, channel: Channel, stats_interval: float) -> None:
+    def __init__(
+        self, core: Core, channel: Channel, stats_interval: float, page: memoryview | None = None
+    ) -> None:
         self._core = core
         self._channel = channel
         self._stats_interval = stats_interval
@@ -79,6 +83,7 @@ class EngineLoop:
         self._scheduled: list[Scheduled] = []
         self._steps: list[StepTime] = []
         self._running = True
+        self._watch = core.watch = Watch(page)
         core.on_batch = self._saw_batch
         core.on_step = self._saw_step
 
@@ -86,6 +91,7 @@ class EngineLoop:
         while self._running:
             self._drain()
             if self._calls:
+                self._watch.enter(Doing.ORDERS)
                 self._answer(self._calls.popleft())
             if self._jobs:
                 self._answer_jobs()
@@ -101,7 +107,9 @@ class EngineLoop:
     def _drain(self) -> None:
         """Read all waiting commands; block for one if there is nothing else to do."""
         if not (self._core.has_work or self._calls or self._refused):
+            self._watch.enter(Doing.IDLE)
             self._channel.wait(JOB_POLL if self._jobs else None)
+        self._watch.enter(Doing.COMMANDS)
         for frame in self._channel.receive():
             if self._running:
                 self._obey(decode_command(frame))
@@ -156,7 +164,9 @@ class EngineLoop:
         if not (self._core.has_work or self._refused):
             return
         deltas, self._refused = self._refused, []
+        self._watch.enter(Doing.STEP)
         deltas += self._core.step()
+        self._watch.enter(Doing.SENDING)
         scheduled, self._scheduled = self._scheduled, []
         steps, self._steps = self._steps, []
         stats, now = None, time.monotonic()
@@ -177,7 +187,8 @@ def _serve(launch: Launch, channel: Channel) -> None:
     started = maker.start_core(launch.config)
     garbage.keep()
     garbage.collect_rarely()
-    loop = EngineLoop(started.core, channel, launch.stats_interval)
+    page = None if launch.page is None else shared_page(launch.page)
+    loop = EngineLoop(started.core, channel, launch.stats_interval, page)
     channel.send(encode(EngineReady(started.info, started.report.phases, started.core.stats())))
     loop.run()
 
@@ -198,6 +209,7 @@ def main() -> int:
     stdin = sys.stdin.fileno()
     launch = _read_launch(stdin)
     set_up_logging(launch.log_format, launch.log_level)
+    faulthandler.register(signal.SIGUSR1)  # the API process asks a hung engine for its stacks
     threading.Thread(target=leave_with_parent, args=(stdin,), daemon=True).start()
     channel = Channel(launch.channel)
     try:

@@ -101,6 +101,7 @@ def begin_start(
         released = release(runner, model, load, parts.kv_cache, parts.executable)
         stages = config.parallel.pipeline_parallel_size
         core = EngineCore(_make_scheduler(plan), runner, stages + config.scheduler.async_scheduling)
+        core.watches.append(runner.watch)
         Sleeper(core, released)
         Tracer(core, config.device.trace_directory)
         if tokenizer is None and has_tokenizer(config.model):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import tempfile
 from collections.abc import Callable, Sequence
 
 from quire.devices import registry
 from quire.devices.protocol import Peers
 from quire.errors import EngineError
+from quire.files import unnamed_file
 from quire.ranks.connections import Address, Hello, Kind, Links, connect
 from quire.ranks.options import ParallelConfig
 
@@ -26,19 +25,8 @@ def shared_files(parallel: ParallelConfig) -> dict[int, int]:
     for rank in parallel.own_ranks:
         group = parallel.group_of(rank)
         if rank not in files and group.start in parallel.own_ranks and group[-1] in parallel.own_ranks:
-            files |= dict.fromkeys(group, _shared_file(registry.peers_bytes(size)))
+            files |= dict.fromkeys(group, unnamed_file(registry.peers_bytes(size)))
     return files
-
-
-def _shared_file(size: int) -> int:
-    """Make a file without a name: nothing is left of it when its processes have ended, however they end."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("quire-ranks")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    os.truncate(fd, size)
-    return fd
 
 
 class PeerGroup:

@@ -16,6 +16,7 @@ from quire.errors import EngineError, FailedStepError, message_of
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import SlotPart
+from quire.runtime.watch import Doing, Watch
 from quire.types import NewSeq, ScheduledBatch, StepOutput
 
 log = logging.getLogger("quire.engine")
@@ -61,6 +62,7 @@ class Runner:
         self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
         self._unclear: set[int] = set()  # slots that a part could not forget
         self._thread = ThreadPoolExecutor(1, "quire-step")
+        self.watch = Watch()
 
     def add_part(self, part: SlotPart, last: bool = False) -> None:
         """Let a further part act from the next batch on, after sampling or as the `last`."""
@@ -129,6 +131,7 @@ class Runner:
         return step, inputs
 
     def _execute(self, batch: ScheduledBatch, begun: Begun | None) -> StepOutput:
+        self.watch.enter(Doing.SLOTS)
         for slot in batch.freed:
             self._clear(slot)
             if self._earlier is None:
@@ -197,7 +200,9 @@ class Runner:
             if begun is not None:
                 executable.run(begun[1])  # the earlier stages have begun it
             raise FailedStepError(message_of(error)) from error
+        self.watch.enter(Doing.FORWARD_PASS)
         logits = executable.run(inputs)
+        self.watch.enter(Doing.RESULTS)
         result = StepRows(executable, logits, len(rows), self._max_logit_rows)
         try:
             for part, first in zip(self._active, firsts, strict=True):

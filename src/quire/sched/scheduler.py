@@ -288,7 +288,8 @@ class Scheduler:
         stats.num_cached_blocks = available - free
         stats.num_free_blocks = free
         stats.num_kept_blocks = self._queue.num_kept_blocks
-        return EngineStats(**{**stats.as_dict(), "spec_accepted_per_pos": list(stats.spec_accepted_per_pos)})
+        copies = {"spec_accepted_per_pos": list(stats.spec_accepted_per_pos), "longest_stays": {}}
+        return EngineStats(**{**stats.as_dict(), **copies})
 
     def check(self) -> None:
         """Assert the invariants of queue, slots, tables, pool and index. O(state); when idle and in tests."""

@@ -41,9 +41,7 @@ def add_operations(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         if service.healthy:
             return Response()
-        raise unavailable(
-            "the server is shutting down" if service.draining else f"the engine is {service.engine.state}"
-        )
+        raise unavailable("the server is shutting down" if service.draining else service.engine.condition)
 
     async def version() -> Response:
         return json_response({"version": __version__})
