@@ -301,6 +301,12 @@ class Delta(msgspec.Struct, array_like=True):
             return None
         return RequestError(self.error) if self.refused else EngineError(self.error)
 
+    @property
+    def num_scores(self) -> int:
+        """Count the entries of its log-probabilities."""
+        scores = (*(self.logprobs or ()), *(self.prompt_logprobs or ()))
+        return sum(1 + len(one.top_ids) + len(one.asked) for one in scores)
+
     def join(self, later: Delta) -> None:
         """Append a later delta of the same sample."""
         self.tokens += later.tokens

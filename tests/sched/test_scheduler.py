@@ -12,6 +12,8 @@ from quire.config import SchedulerConfig
 from quire.errors import EngineError
 from quire.params import OutputKind, RepetitionDetectionParams
 from quire.sched import Scheduler
+from quire.sched.plan import MOST_ENTRIES
+from quire.sched.sequence import VOCABULARY
 from quire.types import Delta, FinishReason, Request, ScheduledBatch, StepOutput, TokenLogprobs
 
 
@@ -639,3 +641,27 @@ def test_a_repeated_pattern_ends_the_output(
     deltas = feed(World(), made, *([out[:1], out[1:]] if drafted else [[token] for token in out[:kept]]))
     assert [token for delta in deltas for token in delta.tokens] == out[:kept]
     assert deltas[-1].finish_reason is (None if kept is None else FinishReason.REPETITION)
+
+
+def test_a_step_makes_a_bounded_number_of_log_probabilities() -> None:
+    world = World(num_blocks=200, max_num_seqs=8)
+    scored = world.add("scored", list(range(1, 7)), 4, prompt_logprobs=-1)
+    plain = world.add("plain", [7, 8, 9], 4)
+    counts = []
+    while sum(counts) < 6:
+        counts.append(sum(len(seq.tokens) for seq in world.step().seqs if seq.slot == 0))
+    assert (max(counts), sum(counts), len(counts)) == (MOST_ENTRIES // (VOCABULARY + 1), 6, 6)
+    world.drain()
+    world.expect(scored, plain)
+
+
+def test_few_requests_with_all_log_probabilities_run_at_a_time() -> None:
+    world = World(num_blocks=200, max_num_seqs=8)
+    wide = [world.add(f"wide {i}", [1, i], 4, logprobs=-1) for i in range(6)]
+    plain = [world.add(f"plain {i}", [2, i], 4, logprobs=20) for i in range(4)]
+    first = world.step()
+    begun = [new.request.id for new in first.new]
+    assert sum(name.startswith("wide") for name in begun) <= MOST_ENTRIES // VOCABULARY
+    assert sum(name.startswith("plain") for name in begun) == 4
+    world.drain()
+    world.expect(*wide, *plain)

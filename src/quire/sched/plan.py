@@ -33,13 +33,12 @@ from bisect import bisect_right, insort
 from collections import deque
 from itertools import chain, pairwise
 
-import msgspec
-
 from quire.config import SchedulerConfig
 from quire.sched.pace import Pace
 from quire.sched.prefix import PrefixMatch
 from quire.sched.queue import WaitingQueue, key_of
 from quire.sched.sequence import RUNNING, Sequence
+from quire.sched.step_plan import StepPlan
 from quire.sched.tables import BlockTables
 from quire.sched.times import StepWork
 from quire.sched.turns import Turns
@@ -49,46 +48,15 @@ CLOSED = ""
 """CLOSED stands among a step's adapters once one found no room; it equals no digest."""
 
 MOST_ENTRIES = 1 << 18
-"""MOST_ENTRIES of the lists of requests become tables in a step, unless one request alone has more: a few ms."""
+"""MOST_ENTRIES of the lists of requests become tables in a step, and as many log-probabilities are made: some ms each.
+
+One request alone may have more.
+"""
+WIDE = 1024
+"""WIDE requests ask for more log-probabilities per token: only a few run at a time."""
 
 MOST_PASSED = 64
 """A step looks beyond at most MOST_PASSED waiting prompts that `pace` holds back."""
-
-
-class StepPlan(msgspec.Struct):
-    """A step being planned: `seqs[i]` is the batch entry of `flight[i]`.
-
-    `short`: blocks ran out, so admit nothing. `awaited`: a decoding sequence waits for the step. `decoding`: seconds
-    that the step is expected to take without its prompts.
-    """
-
-    step: int
-    budget: int
-    seqs: list[ScheduledSeq] = []
-    flight: list[Sequence] = []
-    new: list[NewSeq] = []
-    copies: list[tuple[int, int]] = []
-    short: bool = False
-    awaited: bool = False
-    work: StepWork = StepWork()
-    decoding: float = 0.0
-    num_prompt_tokens: int = 0
-    list_entries: int = 0  # of requests whose first sample starts
-
-    def place(self, seq: Sequence, count: int, new_blocks: list[int]) -> None:
-        """Let `seq` compute its next `count` tokens. If fewer than pending, cut the draft first."""
-        start, tokens, draft = seq.num_computed, seq.tokens, seq.draft
-        known = len(tokens) + seq.num_unseen - start
-        if count >= known:
-            if draft and count < known + len(draft):
-                draft = draft[: count - known]
-            chunk = tokens[start:] + [UNSEEN] if seq.num_unseen else tokens[start:]
-            item = ScheduledSeq(seq.slot, start, chunk, draft, new_blocks, True)
-        else:
-            item = ScheduledSeq(seq.slot, start, tokens[start : start + count], [], new_blocks, False)
-        self.budget -= count
-        self.seqs.append(item)
-        self.flight.append(seq)
 
 
 class Planner:
@@ -341,7 +309,7 @@ class Planner:
             if seq.status is RUNNING:
                 if not self._continue_prompt(seq, plan):
                     return
-            elif adapters is not None and not self._has_room(seq, adapters):
+            elif (adapters is not None and not self._has_room(seq, adapters)) or self._scores_much(seq):
                 passed += 1
             elif pace.may_start(seq, num_partial, num_long):
                 if not self._admit(seq, plan, making):
@@ -373,6 +341,11 @@ class Planner:
             return False
         return True
 
+    def _scores_much(self, seq: Sequence) -> bool:
+        """Whether a step with `seq` would make more than MOST_ENTRIES log-probabilities of output."""
+        width = seq.output_width
+        return width > WIDE and MOST_ENTRIES - width < sum(other.output_width for other in self.running) > 0
+
     def _next_waiting(self, plan: StepPlan, passed: int) -> Sequence | None:
         """Pick the next sequence to admit, after `passed` ones that `pace` holds back; None if there is no room."""
         seqs = self._queue.seqs
@@ -398,6 +371,10 @@ class Planner:
     def _chunk(self, plan: StepPlan, seq: Sequence, start: int, pending: int) -> int:
         """Count how many of a prompt's pending tokens the step computes. The first prompt always gets some."""
         most = min(pending, plan.budget)
+        if seq.prompt_width:
+            most = min(
+                most, max(0 if plan.num_scores else 1, (MOST_ENTRIES - plan.num_scores) // seq.prompt_width)
+            )
         if self._whole_prompts:
             fits = most == pending and (not plan.seqs or self._pace.chunk(plan, start, most, True) == most)
             return most if fits else 0
@@ -410,6 +387,7 @@ class Planner:
         ends = plan.seqs[-1].wants_logits
         plan.work = self._pace.times.with_prompt(plan.work, start, count, ends)
         plan.num_prompt_tokens += count
+        plan.num_scores += count * seq.prompt_width
 
     def _admit(self, seq: Sequence, plan: StepPlan, making: list[Sequence]) -> bool:
         """Give a waiting sequence a slot, blocks and its first chunk; hold it if another sample computes its prompt.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from quire.errors import EngineError
-from quire.sched.plan import Planner, StepPlan
+from quire.sched.plan import Planner
 from quire.sched.queue import WaitingQueue
 from quire.sched.sequence import FINISHED, RUNNING, WAITING, Sequence
+from quire.sched.step_plan import StepPlan
 from quire.sched.tables import BlockTables
 from quire.types import Delta, EngineStats, FinishReason, ScheduledSeq, StepOutput
 

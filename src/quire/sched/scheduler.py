@@ -24,6 +24,7 @@ from quire.sched.sequence import (
     active_repetition,
     refusal,
     report_interval,
+    width_of,
 )
 from quire.sched.suspects import Suspects
 from quire.sched.tables import BlockTables
@@ -191,6 +192,10 @@ class Scheduler:
             num_prompt_logprobs=request.scored_from,
             base=base,
             repetition=active_repetition(sampling),
+            prompt_width=0
+            if index
+            else width_of(sampling.prompt_logprobs, sampling.prompt_logprob_token_ids),
+            output_width=width_of(sampling.logprobs, sampling.logprob_token_ids),
         )
 
     def _common(self, request_id: str, index: int, group: Group, tokens: list[int]) -> PrefixMatch | None:

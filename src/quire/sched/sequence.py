@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Sized
 from dataclasses import dataclass, field
 
 from quire.params import OutputKind, RepetitionDetectionParams, SamplingParams
 from quire.radix import RadixNode
 from quire.sched.prefix import PrefixMatch
 from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
+
+VOCABULARY = 1 << 17
+"""VOCABULARY stands for the size of a large one."""
 
 
 class SequenceStatus(enum.Enum):
@@ -69,6 +72,8 @@ class Sequence:
     arrival: float = 0.0  # seconds, if there is a target for steps
     prefill_end: int = 0  # its tokens when it got its slot: up to there it is a prompt, computed in chunks
     index_at: int = sys.maxsize
+    prompt_width: int = 0  # log-probabilities of a token of the prompt
+    output_width: int = 0
 
     @property
     def num_settled(self) -> int:
@@ -178,6 +183,13 @@ def active_repetition(sampling: SamplingParams) -> RepetitionDetectionParams | N
     """Return the repetition patterns that end an output, if the request names any."""
     rule = sampling.repetition_detection
     return rule if rule is not None and rule.max_pattern_size else None
+
+
+def width_of(count: int | None, asked: Sized | None) -> int:
+    """Count the log-probabilities of a token: its own, the `count` likeliest (-1: all), and those asked for."""
+    if count is None and asked is None:
+        return 0
+    return 1 + (VOCABULARY if count == -1 else count or 0) + len(asked or ())
 
 
 def report_interval(request: Request, default: int) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from quire.sched.plan import Planner, StepPlan
+from quire.sched.plan import Planner
 from quire.sched.queue import WaitingQueue
 from quire.sched.sequence import FINISHED, RUNNING, Sequence
+from quire.sched.step_plan import StepPlan
 from quire.sched.tables import BlockTables
 from quire.types import StepOutput
 

@@ -16,8 +16,9 @@ from quire.client.metrics import RequestTimes
 from quire.client.outputs import Chunk, OutputStream
 from quire.errors import EngineError
 from quire.params import OutputKind
-from quire.serve.errors import timed_out
+from quire.serve.errors import invalid, timed_out
 from quire.serve.options import ServerConfig
+from quire.serve.threads import FEW_SCORES
 from quire.serve.tools import Reading
 from quire.types import Delta, Request, Usage
 
@@ -25,6 +26,12 @@ log = logging.getLogger("quire.serve")
 
 SLICE_SECONDS = 0.005
 """The text of one call is made for so long before others go on."""
+
+MAX_SCORES = 1 << 23
+"""MAX_SCORES entries of log-probabilities make an answer of some 600 MB."""
+TOO_LARGE = (
+    f"the answer would hold more than {MAX_SCORES} log-probabilities: ask for fewer, or in several calls"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,8 @@ class Call(EngineCall):
     ) -> None:
         self.reading = prompts[0].reading
         self.streams: list[OutputStream] = [front.stream(p.request, p.text) for p in prompts]
+        self._vocab_size = front.info.vocab_size
+        self._check_scores()
         self._position = {p.request.id: i for i, p in enumerate(prompts)}
         super().__init__(engine, call_id, [p.request for p in prompts], config)
 
@@ -144,7 +153,11 @@ class Call(EngineCall):
                 found = []
                 await asyncio.sleep(0)
                 end = time.monotonic() + SLICE_SECONDS
-            self._push(delta, found)
+            if delta.num_scores > FEW_SCORES:
+                await asyncio.to_thread(self._push, delta, found)
+            else:
+                self._push(delta, found)
+            self._end_stopped(found)
         yield found
 
     def pieces(self, deltas: list[Delta]) -> list[Piece]:
@@ -152,6 +165,7 @@ class Call(EngineCall):
         found: list[Piece] = []
         for delta in deltas:
             self._push(delta, found)
+        self._end_stopped(found)
         return found
 
     async def finish(self) -> None:
@@ -161,12 +175,32 @@ class Call(EngineCall):
         while deltas := await self.generation.take(whole):
             async for _ in self.slices(deltas):
                 pass
+            if self.size > MAX_SCORES:
+                raise invalid(TOO_LARGE, "logprobs", "invalid_value")
 
     @property
     def size(self) -> int:
-        """Count the tokens, and entries of log-probabilities, of the outputs."""
-        each = (1 + (s.request.sampling.logprobs or 0) for s in self.streams)
-        return sum(s.usage.num_output * count for s, count in zip(self.streams, each, strict=True))
+        """Count the tokens, and entries of log-probabilities, of the answer."""
+        total = 0
+        for stream in self.streams:
+            params = stream.request.sampling
+            total += stream.usage.num_output * (1 + self._width(params.logprobs))
+            total += len(stream.output.prompt_logprobs or ()) * self._width(params.prompt_logprobs)
+        return total
+
+    def _width(self, given: int | None) -> int:
+        """Count the entries of a token where `given` are asked for."""
+        return self._vocab_size if given == -1 else given or 0
+
+    def _check_scores(self) -> None:
+        """Raise 400 if log-probabilities of the prompts would make the answer too large."""
+        requests = [stream.request for stream in self.streams if stream.request.sampling.prompt_logprobs]
+        due = (
+            (len(one.tokens) - one.scored_from) * self._width(one.sampling.prompt_logprobs)
+            for one in requests
+        )
+        if sum(due) > MAX_SCORES:
+            raise invalid(TOO_LARGE, "prompt_logprobs", "invalid_value")
 
     def _push(self, delta: Delta, found: list[Piece]) -> None:
         position = self._position[delta.request_id]
@@ -177,9 +211,14 @@ class Call(EngineCall):
                 return
             if chunk.error is not None or chunk.finish_reason == "error":
                 raise chunk.error or EngineError("the engine failed on this request")
+            if part.tokens or chunk.finish_reason is not None:  # else it is a part of the prompt's scores
+                found.append(Piece(position, chunk))
+
+    def _end_stopped(self, found: list[Piece]) -> None:
+        """End the samples whose text has ended, as the engine does not see it."""
+        for prompt, chunk in found:
             if chunk.abort:
-                self.generation.end_sample(delta.request_id, delta.index)
-            found.append(Piece(position, chunk))
+                self.generation.end_sample(self.streams[prompt].request.id, chunk.index)
 
     def _log(self) -> None:
         for stream, times in zip(self.streams, self.generation.times, strict=True):

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.serve.errors import HttpError, as_http
-from quire.serve.threads import Threads, within
+from quire.serve.threads import FEW_SCORES, Threads, within
 from quire.types import Delta
 
 DONE = b"data: [DONE]\n\n"
@@ -152,6 +152,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._answer = answer
         self._keep_alive = keep_alive
+        self._num_scores = 0  # entries of log-probabilities since the last event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self._answer.call
@@ -186,12 +187,16 @@ class EventStream(Response):
     async def _events(self, deltas: list[Delta]) -> AsyncIterator[bytes]:
         """The encoded events of deltas, if there are any; a slice at a time if they are many."""
         answer, call = self._answer, self._answer.call
-        if len(deltas) == 1:
+        self._num_scores += sum(delta.num_scores for delta in deltas)
+        if len(deltas) == 1 and self._num_scores <= FEW_SCORES:
             if data := answer.step(call.pieces(deltas)):
+                self._num_scores = 0
                 yield data
             return
         async for pieces in call.slices(deltas):
-            if data := answer.step(pieces):
+            many = self._num_scores > FEW_SCORES
+            if data := await asyncio.to_thread(answer.step, pieces) if many else answer.step(pieces):
+                self._num_scores = 0
                 yield data
 
     async def _kept_alive(self, send: Send) -> list[Delta]:

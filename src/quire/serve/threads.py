@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 # Bodies up to this many bytes are worked on at once: a thread costs more.
 INLINE_BYTES = 16384
+# Up to this many entries of log-probabilities, too.
+FEW_SCORES = 1 << 14
 # Larger ones have one thread of their own, and cannot hold up the others.
 LARGE_BYTES = 1 << 20
 

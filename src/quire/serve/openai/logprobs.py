@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from quire.client.outputs import Logprob, OutputStream
 from quire.text.detok import Detokenizer
 from quire.text.tokenizer import Tokenizer
+
+Entries = TypeVar("Entries", bound=Collection[Any])
+
+MANY = 1000
+_encode = msgspec.json.Encoder().encode
 
 
 class LogprobInfo(msgspec.Struct):
@@ -127,7 +133,7 @@ def chat_logprobs(steps: list[dict[int, Logprob]], count: int, names: TokenNames
     for entries in steps:
         token, entry = next(iter(entries.items()))
         top = [TopLogprob(names.name(t, e), e.logprob, names.data(t)) for t, e in names.top(entries, count)]
-        content.append(TokenLogprob(names.name(token, entry), entry.logprob, names.data(token), top))
+        content.append(TokenLogprob(names.name(token, entry), entry.logprob, names.data(token), _part(top)))
     return content
 
 
@@ -149,7 +155,7 @@ def completion_logprobs(
             shown = {names.distinct(token, entry): entry.logprob}
             for t, e in names.top(entries, count):
                 shown.setdefault(names.distinct(t, e), e.logprob)
-        result.top_logprobs.append(shown)
+        result.top_logprobs.append(shown and _part(shown))
     return result
 
 
@@ -185,6 +191,11 @@ def prompt_logprobs(stream: OutputStream) -> PromptLogprobs | None:
     return [
         None
         if entries is None
-        else {t: LogprobInfo(e.logprob, e.rank, e.decoded_token) for t, e in entries.items()}
+        else _part({t: LogprobInfo(e.logprob, e.rank, e.decoded_token) for t, e in entries.items()})
         for entries in steps
     ]
+
+
+def _part(entries: Entries) -> Entries:
+    """Encode many entries now: encoding a whole answer of millions at once would hold the interpreter lock."""
+    return cast(Entries, msgspec.Raw(_encode(entries))) if len(entries) > MANY else entries
