@@ -11,9 +11,8 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.client import signs
 from quire.client.signs import SignsOfLife
-from quire.files import unnamed_file
 from quire.runtime import watch
-from quire.runtime.watch import PAGE_BYTES, Doing, Page, Watch, shared_page
+from quire.runtime.watch import Doing, Watch, shared_page
 
 
 def test_the_longest_stay_is_kept_by_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,11 +47,11 @@ def test_signs_of_life(doing: Doing, code: str, hangs: bool, monkeypatch: pytest
     """By a clock of its own: long things are alive while they use the processor, others while they go on."""
     now = 0.0
     monkeypatch.setattr(signs.time, "monotonic", lambda: now)
-    descriptor = unnamed_file(PAGE_BYTES)
-    loop = Watch(shared_page(descriptor))
+    life = SignsOfLife(False)
+    loop = Watch(shared_page(life.descriptor))
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         try:
-            life = SignsOfLife(Page(descriptor), process.pid, False)
+            life.pid = process.pid
             for _ in range(3):
                 now += 1.0
                 loop.enter(doing)

@@ -15,12 +15,11 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from quire.client.engine_process import EngineProcess, Startup, startup_of, status_of
 from quire.client.generation import Generation
 from quire.client.metrics import Metrics, RequestTimes
-from quire.client.signs import SignsOfLife
 from quire.config import EngineConfig
 from quire.engine.ipc import (
     Abort,
@@ -35,15 +34,19 @@ from quire.engine.ipc import (
     Stop,
     Submit,
     Updates,
+    encode,
 )
 from quire.engine.log import LogFormat, LogLevel
-from quire.engine.process import pack_launch
 from quire.engine.verbs import Ping, Result, Sleep, Verb, WakeUp
-from quire.engine.wire import open_pair
+from quire.engine.wire import framed, open_pair
 from quire.errors import ConfigError, EngineError, ModelError, OverloadedError, QuireError, RequestError
-from quire.files import unnamed_file
-from quire.runtime.watch import PAGE_BYTES, Page
+from quire.lazy import Lazy
 from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request
+
+if TYPE_CHECKING:
+    from quire.client import signs
+else:
+    signs = Lazy("quire.client.signs")
 
 log = logging.getLogger("quire.client")
 
@@ -102,7 +105,7 @@ class AsyncEngine:
         self._num_queued = 0
         self._num_queued_tokens = 0
         self._last_event = 0.0
-        self._signs: SignsOfLife | None = None
+        self._signs: signs.SignsOfLife | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- life of the engine ----------------------------------------------------------------------------
@@ -161,8 +164,8 @@ class AsyncEngine:
     async def _launch(self) -> ModelCard:
         began = time.monotonic()
         ours, theirs = open_pair()
-        with theirs, open(unnamed_file(PAGE_BYTES), "rb") as file:
-            page = Page(file.fileno())
+        life = signs.SignsOfLife(self.config.parallel.world > 1)
+        with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -170,12 +173,12 @@ class AsyncEngine:
                     "quire.engine.process",
                     stdin=PIPE,
                     start_new_session=True,
-                    pass_fds=(theirs.fileno(), file.fileno()),
+                    pass_fds=(theirs.fileno(), life.descriptor),
                 )
             except OSError:
                 ours.close()
                 raise
-            channel, descriptor = theirs.fileno(), file.fileno()
+            channel, life.pid = theirs.fileno(), process.pid
         loop = asyncio.get_running_loop()
         _, engine = await loop.create_unix_connection(partial(EngineProcess, process), sock=ours)
         assert process.stdin is not None
@@ -186,9 +189,9 @@ class AsyncEngine:
             self.config,
             log_format=options.log_format,
             log_level=options.log_level,
-            page=descriptor,
+            page=life.descriptor,
         )
-        process.stdin.write(pack_launch(launch))
+        process.stdin.write(framed(encode(launch)))
         try:
             info = await asyncio.wait_for(self._until_ready(engine, began), options.start_timeout)
         except BaseException as error:
@@ -196,9 +199,7 @@ class AsyncEngine:
             if isinstance(error, asyncio.TimeoutError):
                 raise EngineError(f"the engine did not start within {options.start_timeout:g} s") from error
             raise
-        self._engine = engine
-        self._failure = None
-        self._signs = SignsOfLife(page, process.pid, self.config.parallel.world > 1)
+        self._engine, self._failure, self._signs = engine, None, life
         engine.listen(partial(self._receive, engine))
         self.sleeping = False
         self._last_event = time.monotonic()

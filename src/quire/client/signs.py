@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from pathlib import Path
 
-from quire.runtime.watch import Doing, Page
+from quire.files import unnamed_file
+from quire.runtime.watch import PAGE_BYTES, Doing, Page
 
 LONG = (Doing.FORWARD_PASS, Doing.ORDERS)
 """LONG things may take minutes, as a pass of a large model or the load of its weights does; they use the processor."""
@@ -14,10 +17,15 @@ LONGEST_LOOK = 2.0
 
 
 class SignsOfLife:
-    """Looks at the engine process `pid` now and then. `patient`: long things may also wait for other machines."""
+    """Looks at the engine process `pid` now and then. `patient`: long things may also wait for other machines.
 
-    def __init__(self, page: Page, pid: int, patient: bool) -> None:
-        self._page, self._pid, self._patient = page, pid, patient
+    The engine writes to the page of the file of `descriptor`.
+    """
+
+    def __init__(self, patient: bool) -> None:
+        self.descriptor, self.pid = unnamed_file(PAGE_BYTES), 0
+        weakref.finalize(self, os.close, self.descriptor)
+        self._page, self._patient = Page(self.descriptor), patient
         self._seen: tuple[int, float] | None = None
         self._silence, self._looked = 0.0, time.monotonic()
 
@@ -38,7 +46,7 @@ class SignsOfLife:
         if self.doing not in LONG:
             return 0.0
         try:
-            fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return time.monotonic()
         return time.monotonic() if self._patient else float(fields[11]) + float(fields[12])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quire.config import EngineConfig
 from quire.engine.verbs import Result, Verb
-from quire.runtime.watch import Watch
 from quire.types import Delta, EngineStats, ModelCard, Request, ScheduledBatch
+
+if TYPE_CHECKING:
+    from quire.runtime.watch import Watch
 
 
 class Core(Protocol):

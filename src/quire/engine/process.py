@@ -40,7 +40,7 @@ from quire.engine.ipc import (
 )
 from quire.engine.log import set_up_logging
 from quire.engine.verbs import WakeUp
-from quire.engine.wire import Channel, ChannelClosedError, framed, leave_with_parent, read_frame
+from quire.engine.wire import Channel, ChannelClosedError, leave_with_parent, read_frame
 from quire.errors import EngineError, QuireError, message_of
 from quire.runtime.watch import Doing, Watch, shared_page
 from quire.types import Delta, FinishReason, Request, ScheduledBatch, ends
@@ -54,10 +54,6 @@ JOB_POLL = 5  # milliseconds between looks at work beside the steps, while nothi
 def _load_maker(name: str) -> CoreMaker:
     """Import the maker; tests use a scripted one."""
     return cast(CoreMaker, importlib.import_module(name))
-
-
-def pack_launch(launch: Launch) -> bytes:
-    return framed(encode(launch))
 
 
 def _read_launch(fd: int) -> Launch:

@@ -62,10 +62,11 @@ class StopProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Load an adapter's directory, and with `pin` keep it in memory. The answer is the digest of its files."""
+    """Load an adapter's directory for `owner`, and with `pin` keep it in memory. The answer is its files' digest."""
 
     path: str
     pin: bool = False
+    owner: str = ""
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -7,18 +7,28 @@ uses makes room. Knows digests and requests; knows no weights.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from quire.engine.verbs import LoadAdapter, UnloadAdapter
 from quire.errors import EngineError, ModelError, QuireError
+from quire.shares import largest_holder
 from quire.types import Request
 
 A = TypeVar("A")
+
+LOAD_SECONDS = 60.0
+"""LOAD_SECONDS is the longest load of an adapter that is not pinned."""
+REMEMBER_SECONDS = 60.0
+"""REMEMBER_SECONDS pass before an adapter that could not be loaded is read again as it is."""
+MOST_FAILURES = 256
+MOST_FILES = 64
 
 
 class AdapterArena(Generic[A]):
@@ -46,7 +56,11 @@ class AdapterArena(Generic[A]):
         self._held: dict[str, Future[None]] = {}  # loads, by request
         self._queued: dict[str, Future[None]] = {}  # requests that wait for a slot, in order
         self._lock = threading.RLock()
+        self._owners: dict[str, str] = {}  # who used or loaded a resident last
+        self._failures: dict[Hashable, tuple[float, Exception]] = {}  # of loads, by directory, oldest first
+        # Adapters that requests know were loaded before: no new one keeps them waiting.
         self._thread = ThreadPoolExecutor(1, "quire-adapters")
+        self._new = ThreadPoolExecutor(1, "quire-new-adapters")
         self.nbytes: dict[str, int] = {}
 
     @property
@@ -63,29 +77,47 @@ class AdapterArena(Generic[A]):
     def load(self, verb: LoadAdapter) -> Future[str]:
         """Check an adapter's files and load it if a slot is free or can be made so; the result is its digest.
 
-        ModelError if it cannot be loaded, EngineError if no slot is left to pin it in.
+        ModelError if it cannot be loaded, EngineError if no slot is left to pin it in. A failure is remembered for
+        REMEMBER_SECONDS, unless the files change.
         """
 
-        path, pin = verb.path, verb.pin
-
         def work() -> str:
-            digest, build = self._read(Path(path))
-            with self._lock:
-                self._unwanted.discard(digest)
-                resident = digest in self._resident
-                slot = None if resident else self._take_slot()
-                if pin and slot is None and not resident:
-                    raise EngineError("every slot of an adapter is in use or pinned: raise --max-cpu-loras")
-            if slot is not None:
-                self._fill(slot, digest, path, build)
-            elif not resident:
-                build()  # only to check it: it is loaded once a request needs it
-            with self._lock:
-                if pin:
-                    self._pinned.add(digest)
-            return digest
+            state, now = _state_of(verb.path), time.monotonic()
+            failed = self._failures.get(state)
+            if failed is not None and now < failed[0]:
+                raise failed[1]
+            try:
+                return self._load(verb, now + LOAD_SECONDS)
+            except QuireError as error:
+                self._failures.pop(state, None)
+                self._failures[state] = time.monotonic() + REMEMBER_SECONDS, error
+                if len(self._failures) > MOST_FAILURES:
+                    del self._failures[next(iter(self._failures))]
+                raise
 
-        return self._thread.submit(work)
+        return self._new.submit(work)
+
+    def _load(self, verb: LoadAdapter, deadline: float) -> str:
+        path, pin = verb.path, verb.pin
+        digest, build = self._read(Path(path))
+        built = build()
+        if not pin and time.monotonic() > deadline:
+            raise EngineError(
+                f"{path}: it takes more than {LOAD_SECONDS:g} s to load: make the adapter smaller"
+            )
+        with self._lock:
+            self._unwanted.discard(digest)
+            resident = digest in self._resident
+            slot = None if resident else self._take_slot()
+            if pin and slot is None and not resident:
+                raise EngineError("every slot of an adapter is in use or pinned: raise --max-cpu-loras")
+        if slot is not None:  # else it was only checked: it is loaded once a request needs it
+            self._fill(slot, digest, path, lambda: built)
+        with self._lock:
+            self._owners[digest] = verb.owner
+            if pin:
+                self._pinned.add(digest)
+        return digest
 
     def unload(self, verb: UnloadAdapter) -> None:
         """Let go of an adapter once nobody uses it."""
@@ -144,6 +176,7 @@ class AdapterArena(Generic[A]):
             with self._lock:
                 self._requests[request.id] = request.adapter, request.sampling.n
                 self._users[request.adapter] += 1
+                self._owners[request.adapter] = request.owner
                 if request.adapter in self._resident:
                     self._resident.move_to_end(request.adapter)
 
@@ -216,16 +249,20 @@ class AdapterArena(Generic[A]):
                 self._free.append(slot)
             raise
         with self._lock:
+            if digest in self._resident:  # the other thread was faster
+                self._place(slot, None)
+                self._free.append(slot)
+                return
             self._resident[digest] = slot
             self._paths[digest], self.nbytes[digest] = path, nbytes
 
     def _take_slot(self) -> int | None:
-        """Take a free slot, or the least recently used adapter's; None if all are pinned."""
+        """Take a free slot, or the least recently used one of the owner with most; None if all are pinned."""
         if not self._free:
-            for digest in self._resident:
-                if not self._users[digest] and digest not in self._pinned:
-                    self._evict(digest)
-                    break
+            idle = [one for one in self._resident if not self._users[one] and one not in self._pinned]
+            if idle:
+                owner = largest_holder((self._owners.get(digest, ""), 1) for digest in idle)
+                self._evict(next(digest for digest in idle if self._owners.get(digest, "") == owner))
         return self._free.pop() if self._free else None
 
     def _evict(self, digest: str) -> None:
@@ -233,7 +270,17 @@ class AdapterArena(Generic[A]):
         if slot is not None:
             self._place(slot, None)
             self.nbytes.pop(digest, None)
+            self._owners.pop(digest, None)
             self._free.append(slot)
+
+
+def _state_of(path: str) -> Hashable:
+    """Name a directory as it is now: its files with their sizes and times."""
+    try:
+        files = sorted((entry.name, entry.stat()) for entry in os.scandir(path))
+    except (OSError, ValueError):
+        files = []
+    return path, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in files[:MOST_FILES])
 
 
 def files_changed(path: str) -> str:
