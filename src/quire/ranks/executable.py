@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire.devices.adapters import Adapter
-from quire.devices.protocol import Executable, FloatArray, KVCache, KVSpec, ModelInput
+from quire.devices.protocol import Executable, FloatArray, KVCache, ModelInput
 from quire.devices.sampling import Logits
 from quire.engine.memory_release import MemoryRelease
 from quire.errors import EngineError, QuireError
@@ -77,18 +77,7 @@ class RankedKVCache:
 
     def __init__(self, own: KVCache, ranks: Ranks) -> None:
         self.own, self._ranks = own, ranks
-
-    @property
-    def spec(self) -> KVSpec:
-        return self.own.spec
-
-    @property
-    def num_blocks(self) -> int:
-        return self.own.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        return self.own.block_size
+        self.spec, self.num_blocks, self.block_size = own.spec, own.num_blocks, own.block_size
 
     def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
         raise EngineError("ranks keep blocks whole")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.devices.protocol import IntArray, KVCache, KVSpec
+from quire.devices.protocol import IntArray, KVCache
 from quire.errors import EngineError
 
 
@@ -19,24 +19,12 @@ class DraftBlocks:
 
     def __init__(self, kv: KVCache, num_blocks: int, max_seqs: int, max_blocks: int, ahead: int) -> None:
         """`kv` has `num_blocks` blocks, then the slots' own (`scratch_blocks`); drafts reach `ahead` positions."""
-        self.kv = kv
-        size = kv.block_size
+        self.kv, size = kv, kv.block_size
+        self.spec, self.num_blocks, self.block_size = kv.spec, kv.num_blocks, size
         self._scratch = scratch_blocks(ahead, size)
         self._own = num_blocks + np.arange(max_seqs * self._scratch, dtype=np.int32).reshape(max_seqs, -1)
         self.table_SM = np.zeros((max_seqs, max_blocks + self._scratch), np.int32)
         self._filled = np.zeros(kv.num_blocks, np.int32)
-
-    @property
-    def spec(self) -> KVSpec:
-        return self.kv.spec
-
-    @property
-    def num_blocks(self) -> int:
-        return self.kv.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        return self.kv.block_size
 
     def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
         raise EngineError("with a drafter blocks are whole")

@@ -33,30 +33,18 @@ class NativeKVCache:
     def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
         shape = spec.block_shape
         num_slabs = num_blocks * (shape.full + shape.windowed)
-        self._spec, self._num_blocks, self._block_size = spec, num_slabs // shape.full, block_size
+        self.spec, self.num_blocks, self.block_size = spec, num_slabs // shape.full, block_size
         with native_errors:
             self.store = _native.KVStore(
                 layer_tuples(spec),
                 spec.value_dim or 0,
                 spec.dtype,
-                self._num_blocks,
+                self.num_blocks,
                 block_size,
                 scale_lists(spec),
                 spec.columns,
                 num_slabs,
             )
-
-    @property
-    def spec(self) -> KVSpec:
-        return self._spec
-
-    @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
 
     def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
         with native_errors:

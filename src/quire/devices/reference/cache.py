@@ -35,36 +35,24 @@ class ReferenceKVCache:
             self.values = [np.full(shape, np.nan, kept) for shape in shapes]
         else:
             self.values = [keys[..., : spec.value_dim] for keys in self.keys]
-        self._spec, self._num_blocks, self._block_size = spec, num_blocks, block_size
+        self.spec, self.num_blocks, self.block_size = spec, num_blocks, block_size
         found = [spec.scales_of(index) for index in range(spec.num_layers)]
         self.key_scales = [_column(None if scales is None else scales.keys) for scales in found]
         self.value_scales = [_column(None if scales is None else scales.values) for scales in found]
 
-    @property
-    def spec(self) -> KVSpec:
-        return self._spec
-
-    @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
-
     def rounded(self, heads: Array, scales: FloatArray) -> FloatArray:
         """Keys or values [heads, H] as the cache keeps them, before its own type's rounding. scales are [heads, 1]."""
         values: FloatArray = heads.astype(np.float32) / scales
-        if self._spec.dtype == "int8":
+        if self.spec.dtype == "int8":
             return round_int8(values)
-        most = FP8_MOST.get(self._spec.dtype)
+        most = FP8_MOST.get(self.spec.dtype)
         return values if most is None else np.clip(values, -most, most)
 
     def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
         raise EngineError("this backend keeps blocks whole")
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        sides = self.keys + (self.values if self._spec.value_dim is None else [])
+        sides = self.keys + (self.values if self.spec.value_dim is None else [])
         for source, destination in copies:
             for side in sides:
                 side[destination] = side[source]

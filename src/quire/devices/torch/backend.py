@@ -13,7 +13,6 @@ import torch
 
 from quire import _native
 from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
-from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.graph import Graph, widest_activation
 from quire.devices.protocol import (
     Arithmetic,
@@ -93,7 +92,7 @@ class TorchBackend:
         return TorchExecutable(graph, own_cache(kv), limits, self._threads, FORMULAS)
 
     def sampler(self, vocab_size: int) -> TorchSampler:
-        return TorchSampler(NativeSampler(vocab_size, _native.ThreadPool(self._threads)))
+        return TorchSampler(vocab_size, _native.ThreadPool(self._threads))
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """Logits and four of the widest activation, which is about what torch holds at once."""

@@ -15,7 +15,7 @@ from quire.devices.formulas import Formulas
 from quire.devices.graph import Interpreter
 from quire.devices.host import HostLogits, check_input
 from quire.devices.protocol import FloatArray, Graph, IntArray, Limits, ModelInput
-from quire.devices.sampling import Logits, Samples, SlotSampling, TokenMask
+from quire.devices.sampling import Logits, Samples, TokenMask
 from quire.devices.torch.cache import TorchKVCache, TorchStep
 from quire.errors import EngineError
 from quire.types import TokenLogprobs
@@ -91,23 +91,8 @@ class TorchExecutable:
         return () if self._step is None else tuple(_numpy(tap.float()) for tap in self._step.tapped)
 
 
-class TorchSampler:
+class TorchSampler(NativeSampler):
     """Copies logits to the host and samples there."""
-
-    def __init__(self, sampler: NativeSampler) -> None:
-        self._sampler = sampler
-
-    def set(self, slot: int, state: SlotSampling) -> None:
-        self._sampler.set(slot, state)
-
-    def clear(self, slot: int) -> None:
-        self._sampler.clear(slot)
-
-    def extend(self, slot: int, tokens: list[int]) -> None:
-        self._sampler.extend(slot, tokens)
-
-    def retract(self, slot: int, count: int) -> None:
-        self._sampler.retract(slot, count)
 
     def sample(
         self,
@@ -117,10 +102,10 @@ class TorchSampler:
         drafts: list[int] | None = None,
         masks_LW: TokenMask | None = None,
     ) -> Samples:
-        return self._sampler.sample(_to_host(logits), slots, positions, drafts, masks_LW)
+        return super().sample(_to_host(logits), slots, positions, drafts, masks_LW)
 
     def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
-        return self._sampler.logprobs(_to_host(logits), targets_L, num_top)
+        return super().logprobs(_to_host(logits), targets_L, num_top)
 
 
 def _to_host(logits: Logits) -> HostLogits:
