@@ -10,7 +10,7 @@ import pytest
 
 from quire import SamplingParams
 from quire.params import BeamRules
-from quire.spec_decode.proposer import Draft, SpecSequence, StepView, TokenProposer
+from quire.spec_decode.proposer import Draft, Proposer, SpecSequence, StepView
 from tests.exactness.requests import PARAMS, make_prompts
 from tests.exactness.test_schedule import load, remembered, results
 
@@ -104,7 +104,8 @@ def test_predictions_change_nothing(
     """Right predictions, predictions with a part cut out or put in, and rubbish."""
     wanted = plain("llama-f32")
     llm = load(tiny_model, "llama-f32")
-    llm._features.join("spec_decode")
+    _, features = llm._front.compile_grammar.args
+    features.join("spec_decode")
     llm._core._executor.parts[-1].controller.adaptive = False  # so that times do not count
     outputs = [list(outputs[0].token_ids) for _, outputs in wanted]
     for number, change in enumerate(
@@ -166,7 +167,7 @@ def test_beams_are_those_without_speculation(proposer: str, tiny_model: Callable
     llm._core.scheduler.check()
 
 
-class Checking(TokenProposer):
+class Checking(Proposer):
     """Proposes nothing, and compares the tokens of each sequence with those that it is known to have."""
 
     def __init__(self, known: dict[tuple[int, int], list[int]]) -> None:

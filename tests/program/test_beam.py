@@ -117,7 +117,8 @@ def use_table(llm: LLM, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
         return msgspec.structs.replace(made, grammar="table" if "allowed" in case else None)
 
     monkeypatch.setattr(llm._front, "request", constrained)
-    llm._features.join("program")
+    _, features = llm._front.compile_grammar.args
+    features.join("program")
     monkeypatch.setattr(llm._core.host, "_grammars", lambda: TableGrammars(case))
 
 

@@ -106,13 +106,13 @@ def test_shared_outputs_are_bounded_and_apart_by_salt() -> None:
     rng = random.Random(0)
     for number in range(20):
         salt = "ab"[number % 2]
-        name = shared.open()
+        name = next(shared.ids)
         shared.tree(salt).extend(name, [rng.randrange(9) for _ in range(50)])
         shared.close(salt, name)
         assert sum(shared.tree(s).num_sequences for s in "ab") <= 3
     small = SharedOutputs(8, max_outputs=100, max_bytes=20_000)
     for _ in range(20):
-        name = small.open()
+        name = next(small.ids)
         small.tree("").extend(name, [rng.randrange(1000) for _ in range(50)])
         small.close("", name)
         assert small.nbytes <= 20_000

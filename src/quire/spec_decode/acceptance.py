@@ -23,12 +23,10 @@ class Tally:
     def record(self, drafted: int, accepted: int) -> None:
         """Count a draft of `drafted` tokens, of which the first `accepted` were accepted."""
         seen = min(drafted, accepted + 1)
-        for place in range(min(seen, POSITIONS)):
-            self.tried[place] = self.tried[place] * self.fade + 1.0
-            self.accepted[place] = self.accepted[place] * self.fade + (place < accepted)
-        for place in range(POSITIONS, seen):
-            self.tried[-1] = self.tried[-1] * self.fade + 1.0
-            self.accepted[-1] = self.accepted[-1] * self.fade + (place < accepted)
+        for place in range(seen):
+            at = min(place, POSITIONS - 1)
+            self.tried[at] = self.tried[at] * self.fade + 1.0
+            self.accepted[at] = self.accepted[at] * self.fade + (place < accepted)
 
     def share(self, place: int, prior: float) -> float:
         return (self.accepted[place] + PRIOR_WEIGHT * prior) / (self.tried[place] + PRIOR_WEIGHT)

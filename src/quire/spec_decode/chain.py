@@ -18,7 +18,7 @@ from quire.spec_decode.blocks import DraftBlocks
 from quire.spec_decode.controller import PROBE_SHARE
 from quire.spec_decode.draft_pass import Feed, Pass, Picker, draft_chain
 from quire.spec_decode.head import Head
-from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, SpecSequence, StepView
+from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, Proposer, SpecSequence, StepView
 
 MOST_WAITING = 32
 """MOST_WAITING positions' hidden states wait for the next draft; more are computed at once."""
@@ -37,7 +37,7 @@ class Progress:
     lost: bool = False
 
 
-class ChainProposer:
+class ChainProposer(Proposer):
     """Batches sequences; computes the new tokens of each, then one drafted token per pass."""
 
     drafts_freely = False

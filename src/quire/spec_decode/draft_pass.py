@@ -39,11 +39,8 @@ class Pass:
         positions = np.concatenate(
             [np.arange(feed.start, end, dtype=np.int32) for feed, end in zip(feeds, ends, strict=True)]
         )
-        hidden = None
-        if feeds[0].hidden is not None:
-            hidden = np.concatenate(
-                [feed.hidden for feed in feeds if feed.hidden is not None], dtype=np.float32
-            )
+        states = [feed.hidden for feed in feeds if feed.hidden is not None]
+        hidden = np.concatenate(states, dtype=np.float32) if states else None
         return self._executable.run(
             ModelInput(
                 np.array([token for feed in feeds for token in feed.tokens], np.int32),
@@ -97,12 +94,8 @@ class Picker:
     """
 
     def __init__(self, sampler: Sampler, vocab_size: int, target_ids: IntArray | None, largest: bool) -> None:
-        self._sampler, self._vocab_size, self._target_ids, self._largest = (
-            sampler,
-            vocab_size,
-            target_ids,
-            largest,
-        )
+        self._sampler, self._vocab_size = sampler, vocab_size
+        self._target_ids, self._largest = target_ids, largest
         self._drawn: dict[int, int] = {}  # by slot
 
     def needs_largest(self, seqs: Sequence[SpecSequence]) -> bool:
@@ -133,12 +126,9 @@ class Picker:
     def _best(self, logits: Logits) -> list[int]:
         if isinstance(logits, HostLogits) and logits.best is not None and (logits.best >= 0).all():
             best: list[int] = logits.best.tolist()
-        else:
-            values = logits.numpy()
-            width = (
-                values.shape[1] if self._target_ids is not None else min(values.shape[1], self._vocab_size)
-            )
-            best = values[:, :width].argmax(1).tolist()
+            return best
+        values, width = logits.numpy(), None if self._target_ids is not None else self._vocab_size
+        best = values[:, :width].argmax(1).tolist()
         return best
 
     def _widened(self, logits: Logits) -> Logits:
@@ -147,12 +137,9 @@ class Picker:
         if self._target_ids is None and values.shape[1] == self._vocab_size:
             return logits
         wide = np.full((len(values), self._vocab_size), -np.inf, np.float32)
-        if self._target_ids is None:
-            width = min(values.shape[1], self._vocab_size)
-            wide[:, :width] = values[:, :width]
-        else:
-            known = self._target_ids >= 0
-            wide[:, self._target_ids[known]] = values[:, known]
+        ids = np.arange(values.shape[1]) if self._target_ids is None else self._target_ids
+        known = (ids >= 0) & (ids < self._vocab_size)
+        wide[:, ids[known]] = values[:, known]
         return HostLogits(wide)
 
 

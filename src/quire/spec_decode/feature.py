@@ -7,7 +7,8 @@ from quire.engine.directory import speculative_options
 from quire.engine.feature import Joined
 from quire.engine.plan import Need, Planning
 from quire.errors import ConfigError
-from quire.spec_decode.make import Drafter, find_drafter, make_drafting, plan_draft
+from quire.spec_decode.controller import Controller
+from quire.spec_decode.make import Drafter, find_drafter, make_proposer, plan_draft
 from quire.spec_decode.part import SpeculationPart
 
 
@@ -31,14 +32,16 @@ class Speculation:
 
     def join(self, engine: Joined) -> None:
         """Load the drafter, and add the slot part that reports to it."""
-        drafting = make_drafting(self._drafter, engine)
+        drafter, proposer, limit, cache = self._drafter, None, 0, None
+        if drafter is not None:
+            proposer, limit, cache = make_proposer(drafter, engine)
+        controller = Controller(drafter is None or drafter.options.adaptive)
         part = SpeculationPart(
-            *(drafting.proposer, drafting.limit, drafting.controller, engine.inputs),
-            lambda slot, draft: engine.count_allowed(slot, draft),
+            proposer, limit, controller, engine.inputs, lambda *a: engine.count_allowed(*a)
         )
         engine.runner.add_part(part, last=True)
-        if drafting.cache is not None:
-            engine.runner.caches.append(drafting.cache)
+        if cache is not None:
+            engine.runner.caches.append(cache)
             engine.memory.keeps_weights = True  # the drafter shares them
 
 

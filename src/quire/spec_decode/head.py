@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.devices.protocol import Array, Backend, FloatArray, Graph, IntArray, KVSpec, Matrix
+from quire.devices.protocol import Backend, FloatArray, Graph, IntArray, KVSpec, Matrix
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.families.names import TensorNames
@@ -122,10 +122,6 @@ class HeadSource:
     def norm(self, name: str, size: int, eps: float, bias: bool = False) -> Norm:
         return Norm(NormConfig("rms", eps, bias=bias), Named(self), name, size)
 
-    def token_ids(self, name: str, size: int) -> Array:
-        self.part(name, (size,))
-        return self.checkpoint.get(name)
-
     def shape(self, name: str) -> tuple[int, ...]:
         if not self.has(name):
             raise ModelError(f"{self.path}: tensor {name} is missing; it is not a drafter of this kind")
@@ -211,7 +207,8 @@ def target_map(source: HeadSource, draft_vocab: int, vocab_size: int) -> IntArra
                 "d2t that maps them"
             )
         return None
-    offsets = np.asarray(source.token_ids("d2t", draft_vocab)).astype(np.int64)
+    source.part("d2t", (draft_vocab,))
+    offsets = np.asarray(source.checkpoint.get("d2t")).astype(np.int64)
     ids = np.arange(draft_vocab) + offsets
     if draft_vocab and (ids.min() < 0 or ids.max() >= vocab_size):
         raise ModelError(f"{source.path}: d2t names tokens outside the target's vocabulary of {vocab_size}")

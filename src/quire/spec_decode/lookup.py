@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from quire import _native
 from quire.devices.shared import Shared
-from quire.spec_decode.proposer import NO_DRAFT, Draft, SpecSequence, StepView, TokenProposer
+from quire.spec_decode.proposer import NO_DRAFT, Draft, Proposer, SpecSequence, StepView
 
 REALIGN_TOKENS = (2, 16)
 """A draft from a prediction resumes where the last 2 to 16 tokens of the output are found in it."""
@@ -24,7 +24,7 @@ def lookup(tokens: array[int], low: int, high: int, count: int) -> list[int]:
     return tokens[end : end + count].tolist() if length else []
 
 
-class NgramProposer(TokenProposer):
+class NgramProposer(Proposer):
     """Prompt lookup in the sequence's own tokens, prompt and output."""
 
     def __init__(self, low: int, high: int) -> None:
@@ -34,7 +34,7 @@ class NgramProposer(TokenProposer):
         return [Draft(lookup(seq.tokens, self._low, self._high, count)) for seq, count in asks]
 
 
-class PredictionProposer(TokenProposer):
+class PredictionProposer(Proposer):
     """Drafts of requests that predict their output: the prediction from a cursor on.
 
     While the output follows the prediction, the cursor moves along. After tokens that differ it is set behind the next
@@ -43,9 +43,8 @@ class PredictionProposer(TokenProposer):
 
     def __init__(self) -> None:
         self._texts: Shared[array[int]] = Shared()
-        self._cursors: dict[
-            int, tuple[int, int]
-        ] = {}  # by slot: place in the prediction, length of the sequence
+        # By slot: the place in the prediction, and the length of the sequence.
+        self._cursors: dict[int, tuple[int, int]] = {}
         self._searched = self._turn = 0
 
     def start(self, seq: SpecSequence) -> None:

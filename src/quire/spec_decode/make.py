@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from quire.model.loaded import LoadedModel
 from quire.spec_decode.block import BlockProposer
 from quire.spec_decode.blocks import DraftBlocks, scratch_blocks
 from quire.spec_decode.chain import ChainProposer
-from quire.spec_decode.controller import Controller
 from quire.spec_decode.draft_pass import Pass, Picker
 from quire.spec_decode.head import MEDUSA_FILES, Head, HeadSource
 from quire.spec_decode.heads.dflash import read_dflash
@@ -102,7 +101,7 @@ class Drafter:
         try:
             tokenizers = open_tokenizer(self.path), open_tokenizer(target.info.directory)
         except ModelError:
-            if not _padded(draft_size, target_size):
+            if abs(draft_size - target_size) > max(draft_size, target_size) // 100:  # more than padding
                 raise ModelError(
                     f"{self.path}: the draft model has {draft_size} tokens and the target {target_size}, and without "
                     "their tokenizers they cannot be mapped: add tokenizer.json to both"
@@ -128,11 +127,6 @@ class Drafter:
     def ahead(self, head: Head) -> int:
         """Return the most positions after the known ones that one draft computes."""
         return self.limit(head) if head.block is None else head.most
-
-
-def _padded(draft: int, target: int) -> bool:
-    """Tell whether vocabularies of these sizes may be the same but for padding at the end."""
-    return abs(draft - target) <= max(draft, target) // 100
 
 
 def _within(draft: int, target: int) -> Any:
@@ -197,25 +191,12 @@ def plan_draft(drafter: Drafter, planning: Planning) -> Need:
     return Need(weights, workspace, per_token, head.taps, reads_pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """A proposer that is ready, its most tokens for a sequence, its controller, and its KV cache, if it has one."""
-
-    proposer: Proposer | None = None
-    limit: int = 0
-    controller: Controller = field(default_factory=Controller)
-    cache: KVCache | None = None
-
-
-def make_drafting(drafter: Drafter | None, engine: Joined) -> Drafting:
-    """Load a drafter and put its proposer together."""
-    if drafter is None:
-        return Drafting()
-    controller = Controller(drafter.options.adaptive)
+def make_proposer(drafter: Drafter, engine: Joined) -> tuple[Proposer, int, KVCache | None]:
+    """Load a drafter. Returns its proposer, its most tokens for a sequence, and its KV cache, if it has one."""
     if drafter.method == "ngram":
-        return Drafting(NgramProposer(*drafter.options.lookup_range), drafter.limit(None), controller)
+        return NgramProposer(*drafter.options.lookup_range), drafter.limit(None), None
     if drafter.method == "suffix":
-        return Drafting(SuffixProposer(drafter.options), drafter.limit(None), controller)
+        return SuffixProposer(drafter.options), drafter.limit(None), None
     backend, limits, memory = engine.plan.backend, engine.plan.limits, engine.plan.memory
     target: Any = drafting_target(engine.model, backend)
     head = drafter.head(backend, target, outline=False)
@@ -228,12 +209,12 @@ def make_drafting(drafter: Drafter | None, engine: Joined) -> Drafting:
 
     if head.stages:
         stages = passes(head.stages, backend.kv_cache(NO_CACHE, 1, block_size))
-        return Drafting(StageProposer(head, stages, picker, max_seqs), limit, controller)
+        return StageProposer(head, stages, picker, max_seqs), limit, None
     assert head.kv_spec is not None
     own = max_seqs * scratch_blocks(drafter.ahead(head), block_size)
     kv = backend.kv_cache(head.kv_spec, memory.num_blocks + own, block_size)
     blocks = DraftBlocks(kv, memory.num_blocks, max_seqs, engine.max_blocks, drafter.ahead(head))
     first, *rest = passes(head.graphs, kv)
     kind = ChainProposer if head.block is None else BlockProposer
-    proposer = kind(head, first, rest[-1] if rest else first, blocks, picker, limits.max_tokens)
-    return Drafting(proposer, limit, controller, blocks)
+    again = rest[-1] if rest else first
+    return kind(head, first, again, blocks, picker, limits.max_tokens), limit, blocks

@@ -24,7 +24,6 @@ HOLD = 4
 """HOLD steps without a draft end the wait of a sequence for one."""
 DECODE_TOKENS = 2
 """DECODE_TOKENS: a step measures the cost of rows if no sequence computes more besides its draft."""
-
 IN_FLIGHT = 4
 """IN_FLIGHT steps later, a draft has been computed or dropped."""
 
@@ -73,9 +72,8 @@ class SpeculationPart:
         self._wake()
         request = new.request
         predicts = bool(request.prediction)
-        if request.pooling is not None or not request.sampling.speculative_decoding:
-            return
-        if self._proposer is None and not predicts:
+        wanted = request.sampling.speculative_decoding and (self._proposer is not None or predicts)
+        if request.pooling is not None or not wanted:
             return
         tally = self._tallies["predictions" if predicts else "drafts"]
         prompt = self._prompts.take(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from quire.devices.protocol import FloatArray, IntArray
 from quire.spec_decode.acceptance import Odds
@@ -77,7 +76,7 @@ class StepView:
         return self.block_table_SM[slot, : self.num_blocks[slot]]
 
 
-class Proposer(Protocol):
+class Proposer:
     """Drafts for running sequences. All calls are made by one thread, the one that computes steps.
 
     In each step: `stop` for slots that were freed, `start` for new ones, `observe` once the target has drawn, and then
@@ -87,10 +86,12 @@ class Proposer(Protocol):
     @property
     def drafts_freely(self) -> bool:
         """Tell whether drafting costs next to nothing, so that drafts are made first and cut afterwards."""
+        return True
 
     @property
     def may_sleep(self) -> bool:
         """Tell whether it may miss steps that plan no drafts; it learns later where they computed."""
+        return True
 
     def start(self, seq: SpecSequence) -> None:
         """Begin with a sequence that takes a slot."""
@@ -103,16 +104,4 @@ class Proposer(Protocol):
 
     def propose(self, asks: Sequence[tuple[SpecSequence, int]], step: StepView) -> list[Draft]:
         """Draft at most the given number of tokens for each sequence. All have been observed to their end."""
-
-
-class TokenProposer:
-    """The part of the protocol that does nothing for proposers that look at tokens alone."""
-
-    drafts_freely = True
-    may_sleep = True
-
-    def start(self, seq: SpecSequence) -> None: ...
-
-    def stop(self, seq: SpecSequence) -> None: ...
-
-    def observe(self, computed: Sequence[Computed], step: StepView) -> None: ...
+        raise NotImplementedError

@@ -9,23 +9,20 @@ import numpy as np
 from quire.devices.protocol import FloatArray
 from quire.spec_decode.draft_pass import Feed, Pass, Picker, draft_chain
 from quire.spec_decode.head import Head
-from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, SpecSequence, StepView
+from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, Proposer, SpecSequence, StepView
 
 
-class StageProposer:
+class StageProposer(Proposer):
     """Drafts by one graph per token. If the graphs tap a state, each gets the state of the one before (an MLP
     speculator), else all get the target's (Medusa).
     """
 
     drafts_freely = False
-    may_sleep = True
 
     def __init__(self, head: Head, stages: Sequence[Pass], picker: Picker, max_seqs: int) -> None:
         self._head, self._stages, self._picker = head, stages, picker
         self._table_SM = np.zeros((max_seqs, 1), np.int32)  # nothing is cached
         self._last: dict[int, tuple[int, FloatArray]] = {}  # by slot: a position, and its features [1, F]
-
-    def start(self, seq: SpecSequence) -> None: ...
 
     def stop(self, seq: SpecSequence) -> None:
         self._last.pop(seq.slot, None)

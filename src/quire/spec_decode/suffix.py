@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from quire import _native
 from quire.config import SpeculativeOptions
-from quire.spec_decode.proposer import Computed, Draft, SpecSequence, StepView, TokenProposer
+from quire.spec_decode.proposer import Computed, Draft, Proposer, SpecSequence, StepView
 
 SHARED_BYTES = 256 << 20
 """SHARED_BYTES hold all shared trees together; the oldest outputs are forgotten first."""
@@ -26,15 +26,12 @@ class SharedOutputs:
         self._max_depth, self._max_outputs, self._max_bytes = max_depth, max_outputs, max_bytes
         self._trees: dict[str, _native.SuffixTree] = {}
         self._ended: deque[tuple[str, int]] = deque()  # outputs that grow no more, oldest first
-        self._ids = itertools.count()
+        self.ids = itertools.count()
 
     def tree(self, salt: str) -> _native.SuffixTree:
         if salt not in self._trees:
             self._trees[salt] = _native.SuffixTree(self._max_depth)
         return self._trees[salt]
-
-    def open(self) -> int:
-        return next(self._ids)
 
     def close(self, salt: str, number: int) -> None:
         """Keep an output that has ended, and forget the oldest beyond the limits."""
@@ -51,7 +48,7 @@ class SharedOutputs:
         return sum(tree.nbytes for tree in self._trees.values())
 
 
-class SuffixProposer(TokenProposer):
+class SuffixProposer(Proposer):
     """Drafts as long as their probability, counted in the trees, stays above a limit."""
 
     def __init__(self, options: SpeculativeOptions) -> None:
@@ -65,7 +62,7 @@ class SuffixProposer(TokenProposer):
         self._own: dict[int, tuple[_native.SuffixTree, int, int]] = {}  # by slot: tree, its length, shared id
 
     def start(self, seq: SpecSequence) -> None:
-        number = -1 if self._shared is None else self._shared.open()
+        number = -1 if self._shared is None else next(self._shared.ids)
         self._own[seq.slot] = _native.SuffixTree(self._depth), 0, number
 
     def stop(self, seq: SpecSequence) -> None:

@@ -5,19 +5,14 @@ A block is the newest token and masks; inside it attention goes both ways. Only 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec.structs import replace
 
 from quire.devices.graph import Recorder, record
 from quire.devices.ops import Embed, Linear, Receive, SelectRows, Value
-from quire.devices.protocol import Matrix
 from quire.errors import ModelError
 from quire.model.loaded import LoadedModel
 from quire.model.parts.attention import Attention, AttentionConfig
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.parts.layer import Layer
-from quire.model.parts.norm import Norm
 from quire.model.parts.recording import Recording
 from quire.spec_decode.head import Head, HeadSource, integer
 from quire.spec_decode.heads.layer import layer_spec, own_layers
@@ -42,19 +37,31 @@ def read_dflash(source: HeadSource, target: LoadedModel) -> Head:
             f"{path}: a drafter {spec.hidden_size} wide with mask token {mask} and blocks of {size} does not fit its "
             f"target, {width} wide with {vocab} tokens"
         )
-    eps = spec.layers[0].norm.eps
-    graph = DFlash(
-        target,
-        source.matrix(["fc.weight"], [width], len(taps) * width),
-        source.norm("hidden_norm", width, eps),
-        own_layers(source, spec),
-        source.norm("norm", width, eps),
-    )
+    eps, fc = spec.layers[0].norm.eps, source.matrix(["fc.weight"], [width], len(taps) * width)
+    hidden_norm, norm = source.norm("hidden_norm", width, eps), source.norm("norm", width, eps)
+    stack = own_layers(source, spec)
     source.refuse_left()
+
+    def context(g: Recorder) -> Value:
+        """Keys and values of the target's features go into the cache of every layer."""
+        r = Recording(g)
+        c = hidden_norm(g, g(Linear(g(Receive(fc.shape[1])), fc)))
+        for layer in stack:
+            assert isinstance(layer.mixer, Attention)
+            layer.mixer.store(r, c)
+        return c
+
+    def hidden(g: Recorder) -> Value:
+        """The block's tokens -> final hidden states of the logit rows."""
+        r, x = Recording(g), g(Embed(target.decoder.table))
+        for layer in stack:
+            x = layer(r, x)
+        return norm(g, g(SelectRows(x)))
+
     layers = range(spec.num_layers)
     return Head(
-        first=record(graph.context, None, vocab, width, layers),
-        block=record(graph.hidden, target.decoder.logits, vocab, width, layers),
+        first=record(context, None, vocab, width, layers),
+        block=record(hidden, target.decoder.logits, vocab, width, layers),
         kv_spec=spec.kv_spec(target.dtype),
         taps=tuple(taps),
         num_tokens=size - 1,
@@ -72,29 +79,3 @@ def _both_ways(config: DecoderConfig) -> DecoderConfig:
         scores = replace(layer.mixer.scores, ahead=(layer.mixer.scores.window or config.max_position) - 1)
         layers.append(replace(layer, mixer=replace(layer.mixer, scores=scores)))
     return replace(config, layers=tuple(layers), bidirectional=True)
-
-
-class DFlash:
-    """Two graphs over one cache: what the context adds to it, and a block."""
-
-    def __init__(
-        self, target: LoadedModel, fc: Matrix, hidden_norm: Norm, layers: Sequence[Layer], norm: Norm
-    ) -> None:
-        self._embedding = target.decoder.table
-        self._fc, self._hidden_norm, self._layers, self._norm = fc, hidden_norm, layers, norm
-
-    def context(self, g: Recorder) -> Value:
-        """Keys and values of the target's features go into the cache of every layer."""
-        r = Recording(g)
-        c = self._hidden_norm(g, g(Linear(g(Receive(self._fc.shape[1])), self._fc)))
-        for layer in self._layers:
-            assert isinstance(layer.mixer, Attention)
-            layer.mixer.store(r, c)
-        return c
-
-    def hidden(self, g: Recorder) -> Value:
-        """The block's tokens -> final hidden states of the logit rows."""
-        r, x = Recording(g), g(Embed(self._embedding))
-        for layer in self._layers:
-            x = layer(r, x)
-        return self._norm(g, g(SelectRows(x)))

@@ -171,12 +171,10 @@ class Eagle3:
         y = self.mlp.out(g, self.mlp(g, self.mlp_norm(g, y)), y)
         for layer in self.rest:
             y = layer(r, y)
-        if self.normed_output:
-            y = self.norm(g, y)
-            g(Tap(y))
-            return g(SelectRows(y))
+        y = self.norm(g, y) if self.normed_output else y
         g(Tap(y))
-        return self.norm(g, g(SelectRows(y)))
+        rows = g(SelectRows(y))
+        return rows if self.normed_output else self.norm(g, rows)
 
     def logits(self, g: Recorder, hidden: Value) -> Value:
         return g(Linear(hidden, self.lm_head))

@@ -6,6 +6,7 @@ Each reads the target's last hidden state alone and has a graph per token that i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,8 @@ from quire.model.loaded import LoadedModel
 from quire.model.parts.norm import Norm
 from quire.spec_decode.head import Head, HeadSource, integer
 
+Block = tuple[Matrix, FloatArray]
+
 
 def read_medusa(source: HeadSource, target: LoadedModel) -> Head:
     """Read the heads; the tensors tell their number, whatever the config says. ModelError if they misfit the target."""
@@ -27,30 +30,21 @@ def read_medusa(source: HeadSource, target: LoadedModel) -> Head:
     stages: list[Graph] = []
     while source.has(f"{base}{len(stages)}.0.linear.weight"):
         prefix = f"{base}{len(stages)}."
-        blocks: list[tuple[Matrix, FloatArray]] = []
+        blocks: list[Block] = []
         while source.has(f"{prefix}{len(blocks)}.linear.weight"):
             name = f"{prefix}{len(blocks)}.linear"
-            blocks.append(
-                (source.matrix([f"{name}.weight"], [width], width), source.vector(f"{name}.bias", width))
-            )
+            weight = source.matrix([f"{name}.weight"], [width], width)
+            blocks.append((weight, source.vector(f"{name}.bias", width)))
         head = source.matrix([f"{prefix}{len(blocks)}.weight"], [vocab], width, use="head")
-        hidden = partial(medusa_hidden, width=width, norm=target.decoder.norm, blocks=tuple(blocks))
+        hidden = partial(medusa_hidden, norm=target.decoder.norm, width=width, blocks=tuple(blocks))
         stages.append(record(hidden, partial(linear, weight=head), vocab, width))
     if not stages:
         raise ModelError(f"{source.path}: there are no Medusa heads (0.0.linear.weight)")
     source.refuse_left()
-    return Head(
-        stages=tuple(stages),
-        taps=(target.spec.num_layers - 1,),
-        num_tokens=len(stages),
-        most=len(stages),
-        weight_bytes=source.nbytes,
-    )
+    return _head(stages, source, target)
 
 
-def medusa_hidden(
-    g: Recorder, width: int, norm: Norm | None, blocks: tuple[tuple[Matrix, FloatArray], ...]
-) -> Value:
+def medusa_hidden(g: Recorder, width: int, norm: Norm | None, blocks: Sequence[Block]) -> Value:
     x = g(Receive(width))
     x = x if norm is None else norm(g, x)
     for weight, bias in blocks:
@@ -108,13 +102,7 @@ def read_mlp_speculator(source: HeadSource, target: LoadedModel) -> Head:
         head = partial(linear, weight=matrix("head", i, vocab, inner))
         stages.append(record(hidden, head, vocab, inner, range(1), (0,)))
     source.refuse_left(("speculator.ln.",) if tied else ())
-    return Head(
-        stages=tuple(stages),
-        taps=(target.spec.num_layers - 1,),
-        num_tokens=count,
-        most=count,
-        weight_bytes=source.nbytes,
-    )
+    return _head(stages, source, target)
 
 
 def mlp_hidden(
@@ -133,3 +121,8 @@ def mlp_hidden(
     state = g(Apply(norm(g, state), GELU()))
     g(Tap(state))
     return g(SelectRows(state))
+
+
+def _head(stages: Sequence[Graph], source: HeadSource, target: LoadedModel) -> Head:
+    count, taps = len(stages), (target.spec.num_layers - 1,)
+    return Head(stages=tuple(stages), taps=taps, num_tokens=count, most=count, weight_bytes=source.nbytes)
