@@ -24,11 +24,12 @@ from quire.errors import ConfigError, ModelError
 from quire.model.converted import StoredPiece
 from quire.model.engine_dir import MANIFEST, StoredTensor, Writer, read_manifest
 from quire.model.info import NOTHING, Asked, AskedDtype, EngineLimits
-from quire.model.load import inspect_model, load_model, open_files, open_for_reading
+from quire.model.load import open_files, open_for_reading
 from quire.model.loaded import LoadedModel
 from quire.model.shard import Shard
 from quire.weights.schemes import Quantization, scheme
 from tests.engine_files import rewrite, rewrite_weights
+from tests.models import inspect_model, load_model
 from tests.shared import DATA, require
 from tests.tiny import FAMILIES, OTHERS, write_checkpoint
 

@@ -95,7 +95,7 @@ def imported_modules(tree: ast.AST) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Lazy":
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Lazy", "lazy_methods"):
             names |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
     return names
 
@@ -197,7 +197,7 @@ from quire.config import EngineConfig
 from quire.engine import process
 process._load_maker("quire.client.start").start_core(EngineConfig.from_options(max_model_len=64, threads=1))
 """
-MOST_LINES = {"generate": 21_200, "server": 22_000, "engine": 21_500}
+MOST_LINES = {"generate": 20_000, "server": 20_000, "engine": 17_700}
 """Lines that a run imports at most. The aim is 15,000 for generate: lower a bound when less is imported."""
 SPINE_ONLY = ("weights.gguf.", "weights.readers.", "text.formats.", "text.output.", "serve.")
 
@@ -279,7 +279,7 @@ MADE_EXPRESSIONS = {
     "grammar/tags.py": "names, escaped",
     "model/families/names.py": "written in families, with escaped names",
     "program/language/expressions.py": "compiled for its error alone, in the user's own process",
-    "text/detok.py": "a class of characters, escaped",
+    "text/stop_strings.py": "a class of characters, escaped",
     "text/output/literals.py": "made of constants",
     "text/output/reader.py": "a class of characters, escaped",
     "weights/expressions.py": "a class of an expression, compared with one character",

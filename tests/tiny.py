@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from quire.model.families import read_model
-from quire.model.pack import wanted_tensors
+from quire.model.packing import wanted_tensors
 
 VOCAB_SIZE = 320
 BOS, EOS = 256, 257

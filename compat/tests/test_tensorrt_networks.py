@@ -18,7 +18,6 @@ from quire.errors import ConfigError
 from quire.files import read_json
 from quire.model.checkpoint import OpenedFiles
 from quire.model.info import EngineLimits
-from quire.model.load import load_model
 from quire.model.parts.attention import AttentionConfig
 from quire.model.parts.mlp import MLPConfig
 from quire.model.shard import Shard
@@ -28,6 +27,7 @@ from tensorrt_llm.layers import MLP, Attention, Embedding, GatedMLP, LayerNorm, 
 from tensorrt_llm.lowering import open_network, source_of
 from tensorrt_llm.module import Module, ModuleList
 from tensorrt_llm.network import Network, Tensor, net_guard
+from tests.models import load_model
 from tests.test_convert import packed
 from tests.tiny import write_checkpoint
 

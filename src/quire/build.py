@@ -23,11 +23,11 @@ from quire.engine.source import asked_of, for_divided
 from quire.engine.stages import share_of
 from quire.errors import ConfigError
 from quire.model import engine_dir
-from quire.model.companions import copy_companions
 from quire.model.engine_dir import MAX_PARTS, Manifest, Writer, check_output, write_share
 from quire.model.info import UNLIMITED, EngineLimits, ModelInfo
 from quire.model.load import NEUTRAL, OwnFiles, is_built, open_files
 from quire.model.loaded import LoadedModel
+from quire.model.side_files import copy_side_files
 
 
 class Source(NamedTuple):
@@ -70,7 +70,7 @@ def build_engine(
             shard = share_of(config.parallel, rank, source.files.info)
             manifest = _write(part, source.files.load(backend, shard), backend, limits)
         if source.beside is not None:
-            copy_companions(source.beside, part)
+            copy_side_files(source.beside, part)
     return manifest
 
 

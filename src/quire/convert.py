@@ -17,13 +17,13 @@ from quire.engine.source import asked_of
 from quire.engine.stages import share_of
 from quire.errors import ConfigError
 from quire.model.checkpoint import OpenModel
-from quire.model.companions import copy_companions
 from quire.model.converted import stored
 from quire.model.engine_dir import MANIFEST, WEIGHTS, Manifest, Writer, check_output, of_rank, write_share
 from quire.model.load import NEUTRAL, OLD, open_checkpoint_files
 from quire.model.parts.decoder import Decoder
 from quire.model.parts.source import Piece, Use
 from quire.model.shard import Shard
+from quire.model.side_files import copy_side_files
 from quire.model.tensors import Tensors
 from quire.weights.tensor import nothing
 
@@ -69,7 +69,7 @@ def convert_checkpoint(config: EngineConfig, output: Path, ranks: Sequence[int] 
             names=opened.names if family is None else family(),
             activations=opened.checkpoint.activations,
         )
-    copy_companions(source, output)
+    copy_side_files(source, output)
     return manifest
 
 

@@ -4,6 +4,8 @@ if TYPE_CHECKING:
     import jinja2
 else:
     jinja2 = Lazy("jinja2")
+
+`lazy_methods` does the same for a class that lends its methods to another one.
 """
 
 from __future__ import annotations
@@ -20,3 +22,19 @@ class Lazy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._name), name)
+
+
+class _LazyMethod:
+    """A method of a class in a module that is imported when the method is first asked for."""
+
+    def __init__(self, module: str, kind: str, name: str) -> None:
+        self._module, self._kind, self._name = module, kind, name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        kind = getattr(importlib.import_module(self._module), self._kind)
+        return vars(kind)[self._name].__get__(instance, owner)
+
+
+def lazy_methods(module: str, kind: str, names: str) -> Any:
+    """Make a stand-in for the class `kind` of `module`: a base that has its methods, all of them in `names`."""
+    return type(kind, (), {name: _LazyMethod(module, kind, name) for name in names.split()})

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from quire import _native
 from quire.devices import ops
-from quire.devices.graph import Interpreter, last_reads, record, widest_activation
+from quire.devices.graph import Evaluator, last_reads, record, widest_activation
 from quire.devices.ops import Add, Embed, Linear, Op, Scale, SelectRows, Tap, Value, operands, resolved
 from quire.devices.protocol import KVSpec
 from quire.devices.reference.backend import ReferenceBackend
@@ -73,15 +73,15 @@ def test_values_are_dropped_after_their_last_use() -> None:
         kept.append(len(running))
         return type(op).__name__
 
-    interpreter = Interpreter(GRAPH, dict.fromkeys(KINDS, formula))
+    evaluator = Evaluator(GRAPH, dict.fromkeys(KINDS, formula))
     running: dict[Value, str] = {}
-    assert interpreter._run(None, running, range(GRAPH.body)) == {GRAPH.hidden: "SelectRows"}
+    assert evaluator._run(None, running, range(GRAPH.body)) == {GRAPH.hidden: "SelectRows"}
     assert max(kept) == 2
-    assert interpreter.logits(None, "some rows") == "Scale"
+    assert evaluator.logits(None, "some rows") == "Scale"
 
 
 def test_a_graph_without_a_head_gives_no_logits() -> None:
-    stage = Interpreter(record(hidden, None, 5, 4), REFERENCE)
+    stage = Evaluator(record(hidden, None, 5, 4), REFERENCE)
     with pytest.raises(EngineError, match="no head"):
         stage.logits(None, np.zeros((1, 4), np.float32))  # type: ignore[arg-type]
 

@@ -14,8 +14,11 @@ from quire.config import SchedulerConfig
 from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, SlotSampling, takes_largest
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
-from quire.sched.pace import Pace, Step
+from quire.runtime.slots.sampling import SamplingPart
+from quire.runtime.slots.scoring import ScoringPart
+from quire.sched.pace import Pace
 from quire.sched.sequence import Sequence
+from quire.sched.step_plan import StepPlan
 from quire.sched.times import StepRates, StepWork
 from quire.types import NewSeq, StepOutput, TokenLogprobs
 from tests.exactness.requests import PARAMS, make_prompts
@@ -164,18 +167,22 @@ def load(make: Callable[..., str], model: str, **options: Any) -> LLM:
     return llm
 
 
+def drawing(llm: LLM) -> list[Any]:
+    """The parts that ask the sampler."""
+    return [part for part in llm._core._executor.parts if isinstance(part, (SamplingPart, ScoringPart))]
+
+
 def record(llm: LLM) -> Recorder:
-    runner = llm._core._executor
-    sampling, _, scoring, *_ = runner.parts
-    runner.parts.append(WholeLogits())
+    sampling, scoring = drawing(llm)
+    llm._core._executor.parts.append(WholeLogits())
     sampling.sampler = scoring.sampler = recorder = Recorder(sampling.sampler, {}, {})
     return recorder
 
 
 def stop_recording(llm: LLM) -> None:
     runner = llm._core._executor
-    sampling, _, scoring, *_ = runner.parts
-    del runner.parts[-1]
+    sampling, scoring = drawing(llm)
+    runner.parts = [part for part in runner.parts if not isinstance(part, WholeLogits)]
     sampling.sampler = scoring.sampler = sampling.sampler.inner
 
 
@@ -286,7 +293,7 @@ class Chaos(Pace):
     def oldest(self, prompts: Iterable[Sequence]) -> Sequence | None:
         return self._rng.choice([None, *prompts])
 
-    def chunk(self, plan: Step, start: int, pending: int, ends: bool) -> int:
+    def chunk(self, plan: StepPlan, start: int, pending: int, ends: bool) -> int:
         return self._rng.choice([0, 1, min(2, pending), self._rng.randint(0, pending), pending])
 
     def spare(self, work: StepWork, most: int) -> int:

@@ -13,9 +13,9 @@ from quire.cli import main
 from quire.config import EngineConfig
 from quire.convert import convert_checkpoint
 from quire.devices.cpu.backend import NativeBackend
-from quire.model.load import load_model
 from tests.engine_files import rewrite, rewrite_weights
 from tests.fuzz.mutate import mutate_json
+from tests.models import load_model
 from tests.tiny import write_checkpoint
 
 FAMILIES = ("llama", "qwen2_moe", "deepseek_v3", "bloom")

@@ -12,7 +12,11 @@ import quire
 from quire import LLM, AsyncLLM, PoolingParams, QuireError, RequestError, SamplingParams
 from quire.client.logprobs import FlatLogprobs
 from quire.client.outputs import CompletionOutput, RequestOutput
+from quire.llm.chats import ChatMethods
 from quire.llm.metrics import Counter, Gauge, Histogram
+from quire.llm.operator_methods import OperatorMethods
+from quire.llm.pooling import PoolingMethods
+from quire.llm.programs import ProgramMethods
 from tests.shared import REFERENCE, require
 from tests.tiny import EOS
 
@@ -245,3 +249,11 @@ def test_small_things_have_answers(llm: LLM) -> None:
     assert (len(output.outputs[0].token_ids), output.outputs[0].text) == (2, "")
     with pytest.raises(RequestError, match="this engine has no tokenizer: pass token ids"):
         bare.generate("abc")
+
+
+@pytest.mark.parametrize("kind", [ChatMethods, OperatorMethods, PoolingMethods, ProgramMethods])
+def test_the_class_has_every_method_of_the_bases_that_are_imported_later(kind: type) -> None:
+    """Each is that of its module, with its signature and docstring."""
+    methods = {name: method for name, method in vars(kind).items() if callable(method)}
+    assert methods
+    assert {name: getattr(LLM, name, None) for name in methods} == methods

@@ -26,8 +26,8 @@ import transformers
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ModelError
 from quire.model.families import read_model
-from quire.model.load import load_model
 from tests.model.tiny_models import FAMILIES, VARIANTS, Session, make_model, randomized, torch_logits
+from tests.models import load_model
 
 Config = dict[str, Any]
 PROMPT = [int(t) for t in np.random.default_rng(11).integers(3, 97, 40)]

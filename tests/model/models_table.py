@@ -21,7 +21,7 @@ from quire.model.adapter import AdapterBase, AdapterSource
 from quire.model.adapter_names import Pair
 from quire.model.families import DECODERS, load_family, read_model
 from quire.model.families.names import TensorNames
-from quire.model.pack import wanted_tensors
+from quire.model.packing import wanted_tensors
 from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.source import Listing, Piece, Use
 from quire.weights.parts import Part

@@ -20,13 +20,13 @@ from quire.devices.registry import make_backend
 from quire.errors import ModelError
 from quire.model.adapter import AdapterBase, build_adapter
 from quire.model.info import Reading
-from quire.model.load import load_model
 from quire.model.shard import Shard
 from quire.weights.adapter import open_adapter, table_rows
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.schemes import scheme
 from tests.adapter_files import write_adapter
 from tests.model.test_shard import native_peers
+from tests.models import load_model
 from tests.near import assert_near
 from tests.shared import DATA, cases_of, needs
 from tests.tiny import write_checkpoint

@@ -9,7 +9,7 @@ import pytest
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.model.cost import Attended, Cost
-from quire.model.load import load_model
+from tests.models import load_model
 
 D, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 48, 320, 3, 4, 2, 16
 ATTENTION = D * (HEADS + 2 * KV_HEADS) * HEAD_DIM + HEADS * HEAD_DIM * D  # weights of a layer

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from quire.errors import ModelError
 from quire.model.families import read_model
-from quire.model.pack import wanted_tensors
+from quire.model.packing import wanted_tensors
 from quire.model.parts.attention import AttentionConfig
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.embedding import EmbeddingConfig, HeadConfig

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from quire.devices.adapters import StepAdapters
-from quire.devices.graph import Interpreter, widths
+from quire.devices.graph import Evaluator, widths
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.reference.ops import FORMULAS, ReferenceStep
-from quire.model.load import load_model
 from tests.devices.native_cases import rows_step
 from tests.model.tiny_models import VARIANTS, make_model
+from tests.models import load_model
 
 FIRST = {family: variant for variant, (family, _) in reversed(VARIANTS.items())}
 
@@ -32,8 +32,8 @@ def test_results_are_as_wide_as_their_records_say(variant: str, tmp_path: Path) 
         return compute
 
     graph, spec = model.graph, model.spec.kv_spec("float32")
-    interpreter = Interpreter(graph, {kind: watched(formula) for kind, formula in FORMULAS.items()})
+    evaluator = Evaluator(graph, {kind: watched(formula) for kind, formula in FORMULAS.items()})
     step = ReferenceStep(rows_step(3), ReferenceBackend().kv_cache(spec, 3, 1), StepAdapters())
-    interpreter.logits(step, interpreter.hidden(step))
+    evaluator.logits(step, evaluator.hidden(step))
     assert seen == widths(graph, spec)
     assert seen[-1] == graph.vocab_size

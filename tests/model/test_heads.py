@@ -18,9 +18,9 @@ from quire.devices.protocol import Backend
 from quire.devices.registry import make_backend
 from quire.errors import ModelError
 from quire.model.families import DECODERS, HEADLESS, load_family
-from quire.model.load import load_model
 from tests.model.test_encoders import SIZES, write_tokenizer
 from tests.model.tiny_models import FAMILIES, VARIANTS, Session, randomized
+from tests.models import load_model
 from tests.near import assert_near
 
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 40)]

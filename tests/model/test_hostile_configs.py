@@ -10,9 +10,9 @@ import pytest
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
-from quire.model.load import inspect_model
 from quire.model.outline import outline_config
 from quire.text.tokenizer import Tokenizer
+from tests.models import inspect_model
 from tests.tiny import CONFIG, FAMILIES, OTHERS, write_checkpoint
 
 BIG, HUGE = 2**31 - 1, 1e400

@@ -15,8 +15,8 @@ from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
 from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 
 from quire.devices.reference.backend import ReferenceBackend
-from quire.model.load import load_model
 from tests.model.tiny_models import Session, make_model, randomized, torch_logits
+from tests.models import load_model
 from tests.near import assert_near
 
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 60)]

@@ -19,8 +19,8 @@ from quire.devices.cpu.backend import NativeBackend
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ModelError, UnknownArchitectureError
 from quire.model.info import Reading
-from quire.model.load import inspect_model, load_model
 from tests.model.tiny_models import Session, make_model
+from tests.models import inspect_model, load_model
 
 State = dict[str, torch.Tensor]
 
@@ -238,7 +238,7 @@ def test_unknown_dtype_is_refused(directory: Path) -> None:
 
 def test_loading_a_directory_imports_no_torch_and_no_http_client(directory: Path) -> None:
     code = (
-        "import sys; from quire.model.load import load_model;"
+        "import sys; from tests.models import load_model;"
         "from quire.devices.reference.backend import ReferenceBackend;"
         f"load_model({str(directory)!r}, ReferenceBackend());"
         "print(*{'torch', 'transformers', 'httpx', 'requests', 'huggingface_hub.hf_api'} & set(sys.modules))"

@@ -15,12 +15,12 @@ import pytest
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
 from quire.model.cost import matrices
-from quire.model.load import inspect_model, load_model
 from quire.model.outline import outline_config
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.layouts.blocks.make import round_fp8, round_nvfp4
 from quire.weights.layouts.blocks.scaled import E2M1, in_pairs
+from tests.models import inspect_model, load_model
 from tests.tiny import write_checkpoint
 
 E4M3 = ml_dtypes.float8_e4m3fn

@@ -15,10 +15,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from quire.devices.protocol import Backend, ModelInput
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.registry import make_backend
-from quire.model.load import inspect_model, load_model
 from quire.model.parts.attention import AttentionConfig
 from quire.weights.schemes import scheme
 from tests.model.tiny_models import VARIANTS, Session, i32, make_model, save_torch, torch_logits
+from tests.models import inspect_model, load_model
 from tests.near import assert_near
 
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(3, 97, 60)]

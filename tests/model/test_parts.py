@@ -11,10 +11,10 @@ import pytest
 
 from quire.devices.protocol import KVLayer, StateSpec
 from quire.errors import ModelError
-from quire.model.load import inspect_model
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.part import PARTS, Mixer, Part, config_of
 from quire.model.shard import Shard
+from tests.models import inspect_model
 from tests.tiny import write_checkpoint
 
 

@@ -22,10 +22,11 @@ from quire.devices.protocol import Backend, FloatArray, ModelInput, Peers
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.registry import make_exchange, peers_over
 from quire.errors import ConfigError
-from quire.model.load import load_model, open_files
+from quire.model.load import open_files
 from quire.model.shard import Shard, even
 from tests.model.test_stages import BLOCK_SIZE, LIMITS, NUM_BLOCKS, steps
 from tests.model.tiny_models import make_model
+from tests.models import load_model
 from tests.tiny import write_checkpoint
 
 # Grouped heads, biases, fused tensors, ALiBi, parallel layers, sandwich norms, experts, sinks, latent attention.

@@ -14,9 +14,9 @@ import torch
 from quire.devices.protocol import Backend, FloatArray, Graph, Limits, ModelInput
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import EngineError, ModelError
-from quire.model.load import load_model
 from quire.model.loaded import LoadedModel
 from tests.model.tiny_models import i32, make_model, save_torch
+from tests.models import load_model
 from tests.tiny import write_checkpoint
 
 # Norms before and after, over the sum; parallel; windows; latent; experts; ALiBi; positions and a projection; streams.

@@ -14,8 +14,8 @@ from quire.devices.cpu.backend import NativeBackend
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ConfigError, ModelError
 from quire.model.cost import matrices
-from quire.model.load import inspect_model, load_model, open_for_reading
-from quire.model.pack import WeightTypes, pack_weights
+from quire.model.load import open_for_reading
+from quire.model.packing import WeightTypes, pack_weights
 from quire.model.split_matrices import taken_apart
 from quire.quantize.files import HIDDEN, STATE, Output
 from quire.quantize.folding import Folding
@@ -24,6 +24,7 @@ from quire.quantize.methods import BITS, Method, Name
 from quire.quantize.run import Quantizer
 from quire.weights.checkpoint import open_checkpoint
 from tests.model.tiny_models import Session
+from tests.models import inspect_model, load_model
 from tests.tiny import VOCAB_SIZE, write_checkpoint
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}

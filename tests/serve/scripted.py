@@ -21,7 +21,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from quire.client.front import Front
+from quire.client.requests import Front
 from quire.config import EngineConfig
 from quire.engine.verbs import Ping, ResetPrefixCache, Result, Verb
 from quire.errors import EngineError, ModelError

@@ -12,8 +12,8 @@ import pytest
 
 import quire.serve.call as module
 import quire.serve.stream as streams
-from quire.client.front import Front
 from quire.client.logprobs import Logprob
+from quire.client.requests import Front
 from quire.params import SamplingParams
 from quire.serve.call import Call, Prompt
 from quire.serve.errors import HttpError

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from quire.errors import EngineError, RequestError
 from quire.params import SamplingParams
-from quire.text.detok import Detokenizer, StopMatcher, token_text
+from quire.text.detok import Detokenizer, token_text
+from quire.text.stop_strings import StopMatcher
 from quire.text.tokenizer import Tokenizer
 
 NAMES = ["byte_level", "metaspace", "old_metaspace", "words"]

@@ -14,7 +14,6 @@ from quire import LLM, SamplingParams
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ConfigError, ModelError
-from quire.model.load import load_model
 from quire.weights.activations import Rounding, restored_rounding, stored_rounding
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
@@ -24,6 +23,7 @@ from quire.weights.schemes import Kept, Quantized, scheme, weights_name
 from quire.weights.tensor import QuantTensor
 from tests.devices.native_cases import EXACT, ISAS, linear, native
 from tests.model.tiny_models import Session
+from tests.models import load_model
 from tests.shared import cases_of, needs
 from tests.weights.test_quantized_checkpoints import FOLDERS, QUANTIZED
 

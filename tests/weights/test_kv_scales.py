@@ -19,13 +19,13 @@ from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.torch.backend import TorchBackend
 from quire.errors import EngineError, ModelError
 from quire.model.info import EngineLimits
-from quire.model.load import inspect_model, load_model
 from quire.model.shard import Shard
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.readers.kv_scales import read_kv_scales
 from tests.devices.native_cases import EXACT, ISAS, native
 from tests.model.tiny_models import Session
+from tests.models import inspect_model, load_model
 from tests.shared import DATA, needs
 
 LAYERS = ["model.layers.0.", "model.layers.1."]

@@ -19,7 +19,7 @@ from quire.files import read_json
 from quire.model.cost import weight_bytes
 from quire.model.families import read_model
 from quire.model.outline import outline_config
-from quire.model.pack import WeightTypes, choose_dtype, outline_weights, own_quantization, wanted_tensors
+from quire.model.packing import WeightTypes, choose_dtype, outline_weights, own_quantization, wanted_tensors
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.readers import find_quantization
 from quire.weights.tensor import Array

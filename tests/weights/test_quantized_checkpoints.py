@@ -10,12 +10,12 @@ import pytest
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.reference.backend import ReferenceBackend
-from quire.model.load import load_model
 from quire.weights.layouts import Int4
 from quire.weights.schemes import Kept
 from quire.weights.source import open_source
 from tests.devices.native_cases import EXACT, native
 from tests.model.tiny_models import Session
+from tests.models import load_model
 from tests.shared import DATA, cases_of, needs
 
 QUANTIZED = DATA / "quantized"

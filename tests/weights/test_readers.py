@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from quire.errors import ModelError
-from quire.model.load import inspect_model
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.readers import find_quantization
 from quire.weights.readers.mxfp4 import MXFP4Checkpoint
+from tests.models import inspect_model
 from tests.tiny import write_checkpoint
 
 MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}

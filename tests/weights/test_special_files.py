@@ -9,8 +9,8 @@ import pytest
 
 from quire.errors import ModelError
 from quire.files import map_file, open_regular, read_bytes, read_json, read_text
-from quire.model.load import inspect_model
 from quire.text.tokenizer import Tokenizer
+from tests.models import inspect_model
 from tests.tiny import write_checkpoint
 
 FILES = ("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json")

@@ -22,7 +22,7 @@ from quire.model.checkpoint import OpenedFiles, OpenModel, model_info
 from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import parse_rope
-from quire.model.pack import check_tensors, choose_dtype, own_quantization
+from quire.model.packing import check_tensors, choose_dtype, own_quantization
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Placement
 from quire.model.parts.rope import RopeSpec

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quire.client.outputs import Logprob, RequestOutput
+from quire.client.logprobs import Logprob
+from quire.client.outputs import RequestOutput
 from quire.params import BeamRules, SamplingParams, StructuredOutputsParams
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from quire.client.front import Front
+from quire.client.requests import Front
 from quire.config import EngineConfig
-from quire.engine.api import Made
 from quire.types import ModelCard
+
+if TYPE_CHECKING:
+    from quire.engine.api import Made
 
 
 class Maker(Protocol):

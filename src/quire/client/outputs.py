@@ -5,17 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from quire.client.logprobs import FlatLogprobs
-from quire.client.logprobs import Logprob as Logprob
 from quire.client.metrics import RequestTimes
 from quire.errors import QuireError
+from quire.lazy import Lazy
 from quire.text.detok import Detokenizer, token_text
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
+
+if TYPE_CHECKING:
+    from quire.client import logprobs
+    from quire.client.logprobs import Logprob
+else:
+    logprobs = Lazy("quire.client.logprobs")
 
 
 @dataclass(slots=True)
@@ -143,7 +148,7 @@ class OutputStream:
         self._metrics = self.output.metrics = RequestMetrics(request.arrival, queued_ts=time.perf_counter())
         if params.wants_logprobs:
             for sample in self.output.outputs:
-                sample.logprobs = cast(Any, FlatLogprobs()) if params.flat_logprobs else []
+                sample.logprobs = cast(Any, logprobs.FlatLogprobs()) if params.flat_logprobs else []
                 sample.cumulative_logprob = 0.0
 
     def _new_detokenizer(self) -> Detokenizer | None:
@@ -277,9 +282,10 @@ class OutputStream:
 
     def _entry(self, scores: TokenLogprobs) -> dict[int, Logprob]:
         """Enter the token itself, then the most likely ones, in vLLM's order."""
-        entry = {scores.token: Logprob(scores.logprob, scores.rank, self.token_text(scores.token))}
+        make = logprobs.Logprob
+        entry = {scores.token: make(scores.logprob, scores.rank, self.token_text(scores.token))}
         for rank, (token, logprob) in enumerate(zip(scores.top_ids, scores.top, strict=True), 1):
-            entry.setdefault(token, Logprob(logprob, rank, self.token_text(token)))
+            entry.setdefault(token, make(logprob, rank, self.token_text(token)))
         if scores.asked and self.request.sampling.logprob_token_ids:
             for token, named in self._asked(scores).items():
                 entry.setdefault(token, named)
@@ -287,9 +293,8 @@ class OutputStream:
 
     def _asked(self, scores: TokenLogprobs) -> dict[int, Logprob]:
         """Enter the tokens that the request names."""
-        return {
-            token: Logprob(logprob, rank, self.token_text(token)) for token, logprob, rank in scores.asked
-        }
+        make = logprobs.Logprob
+        return {token: make(logprob, rank, self.token_text(token)) for token, logprob, rank in scores.asked}
 
     def token_text(self, token: int) -> str | None:
         """Decode one token on its own; None without a tokenizer."""

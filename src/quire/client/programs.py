@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from quire.client.front import Front
 from quire.client.program_checks import DEFAULT_MAX_TOKENS, MAX_LANES, check_lane, check_size
+from quire.client.requests import Front
 from quire.errors import RequestError
 from quire.fields import says
 from quire.params import OutputKind, SamplingParams, StructuredOutputsParams

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.client.front import Front
+from quire.client.requests import Front
 from quire.client.vectors import by_token, cosine, late_interaction, probabilities
 from quire.errors import RequestError
 from quire.types import Request

@@ -11,13 +11,13 @@ from quire.types import ModelCard
 
 if TYPE_CHECKING:
     from quire import logits_processor
-    from quire.client import front
-    from quire.client.front import Front
+    from quire.client import requests
+    from quire.client.requests import Front
     from quire.engine import start
     from quire.engine.start import Started
     from quire.text.template import render
 else:
-    front, start = Lazy("quire.client.front"), Lazy("quire.engine.start")
+    requests, start = Lazy("quire.client.requests"), Lazy("quire.engine.start")
     render, logits_processor = Lazy("quire.text.template.render"), Lazy("quire.logits_processor")
 
 
@@ -40,9 +40,9 @@ def start_front(
 
 def _make_front(config: EngineConfig, info: ModelCard, skip_tokenizer: bool, seed: int | None) -> Front:
     if skip_tokenizer or not has_tokenizer(config.model):
-        return front.Front(info, None, None, seed)
+        return requests.Front(info, None, None, seed)
     tokenizer = load_tokenizer(config.model)
     chosen = config.model.chat_template
     has_template = chosen is not None or tokenizer.chat_template is not None
     template = (lambda: render.ChatTemplate.load(tokenizer, chosen)) if has_template else None
-    return front.Front(info, tokenizer, template, seed)
+    return requests.Front(info, tokenizer, template, seed)

@@ -24,7 +24,6 @@ from quire.engine.rates import step_rates
 from quire.engine.source import quantized_weights
 from quire.errors import ConfigError
 from quire.model.outline import outline_config
-from quire.model.parts.decoder import DecoderConfig
 from quire.runtime.memory import GIB
 from quire.sched.times import StepTimes, StepWork
 from quire.serve.options import TARGET_STEP_TIME
@@ -165,21 +164,19 @@ def _costs(price: float | None, rate: float) -> dict[str, float]:
 def _parallel(plan: EnginePlan, options: PlanOptions) -> dict[str, Any]:
     """Compute the figures of each rank, stage by stage, and what the ranks send each other."""
     spec, parallel = plan.model.spec, plan.config.parallel
-    stages: list[dict[str, Any]] = []
-    if isinstance(spec, DecoderConfig):
-        stages = [
-            {
-                "layers": [spec.stage(stage.shard).start, spec.stage(stage.shard).stop],
-                "weight_bytes": stage.memory.weights,
-                "workspace_bytes": stage.memory.workspace,
-                "kv_bytes_per_token": stage.kv_spec.bytes_per_token,
-                "kv_cache_bytes": stage.memory.kv_cache,
-                "total_bytes": stage.memory.total,
-                "sent_bytes_per_token": spec.sent_bytes(stage.shard),
-                "passed_bytes_per_token": spec.passed_bytes(stage.shard),
-            }
-            for stage in plan.stages
-        ]
+    stages: list[dict[str, Any]] = [
+        {
+            "layers": [spec.stage(stage.shard).start, spec.stage(stage.shard).stop],
+            "weight_bytes": stage.memory.weights,
+            "workspace_bytes": stage.memory.workspace,
+            "kv_bytes_per_token": stage.kv_spec.bytes_per_token,
+            "kv_cache_bytes": stage.memory.kv_cache,
+            "total_bytes": stage.memory.total,
+            "sent_bytes_per_token": spec.sent_bytes(stage.shard),
+            "passed_bytes_per_token": spec.passed_bytes(stage.shard),
+        }
+        for stage in plan.stages
+    ]
     return {
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
@@ -195,8 +192,6 @@ def _parallel(plan: EnginePlan, options: PlanOptions) -> dict[str, Any]:
 def _messages(plan: EnginePlan) -> int:
     """Count the messages that a step waits for, one after the other."""
     spec = plan.model.spec
-    if not isinstance(spec, DecoderConfig):
-        return 0
     gathers = int(not plan.shard.whole and spec.has_head)  # of logits
     return sum(len(spec.messages(stage.shard)) + int(not stage.shard.ends) for stage in plan.stages) + gathers
 
@@ -204,8 +199,6 @@ def _messages(plan: EnginePlan) -> int:
 def _link_seconds(plan: EnginePlan, options: PlanOptions, tokens: int) -> float:
     """Estimate the seconds in which a step's activations pass over the link, with the logits of one row."""
     spec, size = plan.model.spec, plan.shard.size
-    if not isinstance(spec, DecoderConfig):
-        return 0.0
     sent = sum((size - 1) * spec.sent_bytes(s.shard) + spec.passed_bytes(s.shard) for s in plan.stages)
     logits = 4 * spec.vocab_size * (size - 1) / size if spec.has_head else 0.0
     return _messages(plan) * options.link_us * 1e-6 + (sent * tokens + logits) * 8 / (options.link_gbit * 1e9)

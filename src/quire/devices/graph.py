@@ -93,7 +93,7 @@ def last_reads(graph: Graph) -> list[list[Value]]:
     return found[::-1]
 
 
-class Interpreter(Generic[S, A]):
+class Evaluator(Generic[S, A]):
     """Computes a graph's operations one by one, each by the formula for its type. Drops values after their last use."""
 
     def __init__(self, graph: Graph, formulas: Mapping[type[Op[Any]], Callable[[S, Any], A]]) -> None:

@@ -11,13 +11,12 @@ G key/value heads, H head_dim, V vocabulary, S slots, M blocks per sequence, O a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.devices.adapters import Adapter
 from quire.devices.elementwise import GELU as GELU
 from quire.devices.elementwise import XIELU as XIELU
 from quire.devices.elementwise import Clamp as Clamp
@@ -48,6 +47,9 @@ from quire.weights.tensor import Array as Array
 from quire.weights.tensor import FloatArray as FloatArray
 from quire.weights.tensor import FloatDtype as FloatDtype
 from quire.weights.tensor import QuantTensor
+
+if TYPE_CHECKING:
+    from quire.devices.adapters import Adapter
 
 IntArray = NDArray[np.int32]
 
@@ -134,43 +136,6 @@ class Executable(Protocol):
 
     def taps(self) -> tuple[FloatArray, ...]:
         """Host arrays [T, D]: hidden states after the layers Graph.taps, in order, perhaps views as in `hidden`."""
-
-
-class ForeignModel(Protocol):
-    """A model of a family that Quire lacks, run by another library's code as a graph of one backend."""
-
-    @property
-    def dtype(self) -> FloatDtype: ...
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_position(self) -> int: ...
-    @property
-    def num_parameters(self) -> int: ...
-    @property
-    def weight_bytes(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def generation(self) -> dict[str, Any]:
-        """generation_config.json, or empty."""
-
-    @property
-    def bidirectional(self) -> bool: ...
-    @property
-    def segments(self) -> int: ...
-    @property
-    def has_head(self) -> bool: ...
-    def kv_spec(self, dtype: KVDtype) -> KVSpec:
-        """ConfigError if its cache cannot have that type."""
-
-    def outline(self) -> Graph:
-        """A graph to plan with. It cannot run."""
-
-    def load(self) -> Graph:
-        """Read the weights. ModelError if the model cannot run over a paged cache."""
 
 
 class MachineLimits(msgspec.Struct, frozen=True):

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     import quire.devices.torch.backend as torch
     import quire.devices.torch.exchange as gloo
     import quire.devices.torch.foreign as transformers
+    from quire.devices.foreign import ForeignModel
     from quire.devices.peers import Exchange
-    from quire.devices.protocol import Backend, ForeignModel, Peers
+    from quire.devices.protocol import Backend, Peers
 else:
     from quire.lazy import Lazy
 

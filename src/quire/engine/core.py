@@ -7,15 +7,17 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from quire.engine.api import Host
 from quire.engine.gates import Gate, Gates, Keeper
 from quire.engine.verbs import Handler, Ping, ResetPrefixCache, Result, Verb
 from quire.errors import EngineError, FailedStepError, QuireError
 from quire.runtime.watch import Doing, Watch
 from quire.sched.scheduler import Scheduler
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends, failures
+
+if TYPE_CHECKING:
+    from quire.engine.api import Host
 
 log = logging.getLogger("quire.engine")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +13,7 @@ from quire.devices.sampling import Sampler
 from quire.engine import registry
 from quire.engine.core import EngineCore
 from quire.engine.memory_release import MemoryRelease
-from quire.engine.plan import EnginePlan
+from quire.engine.plan import EnginePlan, Planned
 from quire.model.loaded import ServedModel
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.runner import Runner
@@ -80,9 +80,9 @@ class Features:
     steps.
     """
 
-    def __init__(self, config: EngineConfig, planned: dict[str, Any]) -> None:
+    def __init__(self, config: EngineConfig, planned: Mapping[str, Planned]) -> None:
         self._config, self._planned = config, planned
-        self._joined: dict[str, Any] = {}
+        self._joined: dict[str, Feature] = {}
         self._engine: Joined | None = None
         self._held: dict[str, tuple[list[str], Future[None]]] = {}
 
@@ -99,10 +99,10 @@ class Features:
         self._joined.clear()
 
     def join(self, name: str) -> Any:
-        """Join a feature, unless it has joined, and return it."""
+        """Join a feature, unless it has joined, and return it: a `Feature`, with what it offers to others."""
         assert self._engine is not None
         if name not in self._joined:
-            feature = self._planned.get(name) or registry.make(name, self._config)
+            feature = self._planned.get(name) or registry.load(name).make(self._config)
             feature.join(self._engine)
             self._joined[name] = feature
         return self._joined[name]

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from quire.engine.api import Core
 from quire.engine.verbs import Result, Verb
 from quire.errors import EngineError
 from quire.types import Delta, Request, ScheduledBatch
+
+if TYPE_CHECKING:
+    from quire.engine.api import Core
 
 T = TypeVar("T")
 
@@ -84,7 +86,7 @@ class Observer(Protocol):
     def dropped(self, request_id: str) -> None: ...
 
 
-Work = Callable[[Core], object]
+Work = Callable[["Core"], object]
 Fail = Callable[[BaseException], object]
 
 

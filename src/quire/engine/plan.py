@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace as replaced
 
@@ -29,9 +29,11 @@ from quire.model.cost import Cost
 from quire.model.info import ModelInfo
 from quire.model.load import ModelFiles
 from quire.model.loaded import ServedModel
-from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import Shard
 from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
+
+if TYPE_CHECKING:
+    from quire.engine.feature import Joined
 
 MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
 
@@ -103,6 +105,9 @@ class Planned(Protocol):
     def need(self, planning: Planning) -> Need:
         """Return what the feature takes. ConfigError if it does not go with the model."""
 
+    def join(self, engine: Joined) -> None:
+        """Add it to the engine: see `quire.engine.feature.Feature`."""
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
@@ -161,7 +166,7 @@ def plan_engine(config: EngineConfig) -> EnginePlan:
         config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs), slots
     )
     features = {
-        name: registry.make(name, config)
+        name: registry.make_planned(name, config)
         for name, entry in registry.FEATURES.items()
         if entry.by_options(config)
     }
@@ -230,7 +235,7 @@ def kv_dtype(config: EngineConfig, dtype: FloatDtype) -> KVDtype:
 
 def _max_model_len(config: ModelConfig, model: ModelInfo) -> int:
     longest = model.limits.max_seq_len or model.spec.max_position
-    if config.disable_sliding_window and isinstance(model.spec, DecoderConfig):
+    if config.disable_sliding_window:
         longest = min([longest, *model.spec.windows])
     if config.max_model_len is None:
         return longest

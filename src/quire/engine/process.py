@@ -15,10 +15,9 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from quire.engine import garbage
-from quire.engine.api import Core, CoreMaker
 from quire.engine.ipc import (
     Abort,
     Command,
@@ -45,6 +44,9 @@ from quire.errors import EngineError, QuireError, message_of
 from quire.runtime.watch import Doing, Watch, shared_page
 from quire.types import Delta, FinishReason, Request, ScheduledBatch, ends
 
+if TYPE_CHECKING:
+    from quire.engine.api import Core, CoreMaker
+
 log = logging.getLogger("quire.engine")
 
 LAST_SECONDS = 2.0  # for the last frame of an engine that failed
@@ -53,7 +55,7 @@ JOB_POLL = 5  # milliseconds between looks at work beside the steps, while nothi
 
 def _load_maker(name: str) -> CoreMaker:
     """Import the maker; tests use a scripted one."""
-    return cast(CoreMaker, importlib.import_module(name))
+    return cast("CoreMaker", importlib.import_module(name))
 
 
 def _read_launch(fd: int) -> Launch:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from quire.config import EngineConfig
 from quire.engine.directory import speculative_options
 from quire.types import Request
+
+if TYPE_CHECKING:
+    from quire.engine.feature import Feature
+    from quire.engine.plan import Planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,21 @@ FEATURES = {
 """Features in the order in which they join an engine. `quire/NAME/feature.py` has `make(config)`."""
 
 
-def load(name: str) -> Any:
+class FeatureModule(Protocol):
+    """The module `feature` of a feature's folder."""
+
+    def make(self, config: EngineConfig) -> Feature:
+        """Make the feature for a configuration."""
+
+
+def load(name: str) -> FeatureModule:
     """Import the module of a feature."""
-    return importlib.import_module(f"quire.{name}.feature")
+    return cast("FeatureModule", importlib.import_module(f"quire.{name}.feature"))
 
 
-def make(name: str, config: EngineConfig) -> Any:
-    """Import a feature and make it for a configuration. Returns a `quire.engine.feature.Feature`."""
-    return load(name).make(config)
+def make_planned(name: str, config: EngineConfig) -> Planned:
+    """Import a feature that options ask for, and make it for a configuration."""
+    return cast("Planned", load(name).make(config))
 
 
 def divider() -> Any:

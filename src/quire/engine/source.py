@@ -17,7 +17,6 @@ from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
 from quire.model import load
 from quire.model.info import Asked, ModelInfo, Reading
-from quire.model.parts.decoder import DecoderConfig
 from quire.weights.gguf import is_gguf
 from quire.weights.schemes import FLOAT_KINDS, METHODS, Quantization, scheme
 from quire.weights.source import quantization_method
@@ -72,7 +71,7 @@ def agreement(config: EngineConfig, model: ModelInfo, fingerprint: str) -> str:
     facts = (
         __version__,
         fingerprint,
-        model.spec if isinstance(model.spec, DecoderConfig) else model.spec.architecture,
+        model.spec,
         model.dtype,
         model.quantized,
         model.num_parameters,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,12 @@ from quire.engine.memory_release import MemoryRelease
 from quire.engine.plan import EnginePlan, plan_engine
 from quire.engine.rates import ASSUMED_GFLOPS, ASSUMED_READ_GBS, step_rates
 from quire.engine.report import StartReport
-from quire.engine.sleep import Sleeper
-from quire.engine.trace import Tracer
+from quire.engine.verbs import Result, Sleep, StartProfile, StopProfile, Verb, WakeUp
+from quire.lazy import Lazy
 from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.runner import Runner
-from quire.runtime.slots.protocol import SlotPart
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart
 from quire.sched.scheduler import Scheduler
@@ -34,7 +34,11 @@ from quire.types import ModelCard
 from quire.weights.schemes import weights_name
 
 if TYPE_CHECKING:
+    from quire.engine import sleep, trace
+    from quire.runtime.slots.protocol import SlotPart
     from quire.text.tokenizer import Tokenizer
+else:
+    sleep, trace = Lazy("quire.engine.sleep"), Lazy("quire.engine.trace")
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +106,8 @@ def begin_start(
         stages = config.parallel.pipeline_parallel_size
         core = EngineCore(_make_scheduler(plan), runner, stages + config.scheduler.async_scheduling)
         core.watches.append(runner.watch)
-        Sleeper(core, released)
-        Tracer(core, config.device.trace_directory)
+        _obey(core, (StartProfile, StopProfile), lambda: trace.Tracer(core, config.device.trace_directory))
+        _obey(core, (Sleep, WakeUp), lambda: sleep.Sleeper(core, released))
         if tokenizer is None and has_tokenizer(config.model):
             tokenizer = partial(load_tokenizer, config.model)
         features = Features(config, plan.features)
@@ -128,6 +132,16 @@ def begin_start(
     _describe(plan, report)
     close = _nothing if division is None else division.close
     return Started(core, card_of(plan), report, features, close), model
+
+
+def _obey(core: EngineCore, verbs: Sequence[type], make: Callable[[], object]) -> None:
+    """Have the core obey verbs by what `make` adds to its handlers, made when the first comes."""
+
+    def first(verb: Verb) -> Result | Future[str]:
+        make()
+        return core.do(verb)
+
+    core.handlers |= dict.fromkeys(verbs, first)
 
 
 def _make_scheduler(plan: EnginePlan) -> Scheduler:

@@ -8,17 +8,17 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from quire.client.adapters import LoadedAdapter, LoadedAdapters, requests_for, with_adapter
 from quire.client.client import AsyncEngine, ClientOptions
-from quire.client.front import Front
 from quire.client.grammar_check import GrammarChecker
 from quire.client.maker import load_maker
 from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
+from quire.client.requests import Front
 from quire.client.vectors import PoolingOutput, VectorRequestOutput
 from quire.config import EngineConfig
 from quire.engine.verbs import (
@@ -31,14 +31,19 @@ from quire.engine.verbs import (
     WakeUp,
 )
 from quire.errors import EngineError, QuireError, RequestError, named
+from quire.lazy import Lazy
 from quire.llm.options import EngineOptions, engine_config
 from quire.llm.pooling import pooled_request, pooling_output
 from quire.llm.prompts import Prompt, salt_of, tokens_of
 from quire.params import OutputKind, PoolingParams, SamplingParams
 from quire.text.tokenizer import Tokenizer
 from quire.types import Delta, FinishReason, Request
-from quire.weights.adapter import table_rows
-from quire.weights.hub import find_adapter
+
+if TYPE_CHECKING:
+    from quire.weights import adapter as adapter_files
+    from quire.weights import download
+else:
+    adapter_files, download = Lazy("quire.weights.adapter"), Lazy("quire.weights.download")
 
 T = TypeVar("T")
 MAKER = "quire.client.start"
@@ -197,11 +202,13 @@ class AsyncLLM:
             if found is None:
                 model = config.model
                 path = await asyncio.to_thread(
-                    find_adapter, asked.lora_path, model.download_dir, model.hf_token
+                    download.find_adapter, asked.lora_path, model.download_dir, model.hf_token
                 )
                 digest = str(await self._engine.do(LoadAdapter(str(path))))
                 number = asked.lora_int_id
-                tokens = await asyncio.to_thread(table_rows, path) if config.lora.spare_tokens else 0
+                tokens = (
+                    await asyncio.to_thread(adapter_files.table_rows, path) if config.lora.spare_tokens else 0
+                )
                 name, given = asked.lora_name, asked.lora_path
                 found = self._adapters.add(name, given, str(path), digest, number, tokens=tokens)
         return found

@@ -8,37 +8,56 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from quire.client.adapters import with_adapter
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.config import EngineConfig
-from quire.engine.local import LocalCall
-from quire.errors import RequestError
-from quire.lazy import Lazy
-from quire.llm.arrays import TokenArrays, token_arrays
+from quire.lazy import Lazy, lazy_methods
 from quire.llm.options import EngineOptions, engine_config
-from quire.llm.pooling import PoolingMethods
-from quire.llm.programs import ProgramRunner
-from quire.llm.prompts import Message, Prompt, as_list, no_media, rendered_of, salt_of, tokens_of
-from quire.llm.running import Tqdm, push, raise_error
+from quire.llm.prompts import Message, Prompt, as_list, no_media
+from quire.llm.running import Kwargs, RunningEngine, Sampling, Tqdm, push, raise_error
 from quire.params import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from quire.client import beams
     from quire.client.beams import BeamSearchOutput, BeamSearchParams
-    from quire.llm import pending
+    from quire.llm import arrays, pending
+    from quire.llm.arrays import TokenArrays
+    from quire.llm.chats import ChatMethods
+    from quire.llm.operator_methods import OperatorMethods
     from quire.llm.pending import PendingOutput, PendingOutputs
+    from quire.llm.pooling import PoolingMethods
+    from quire.llm.programs import ProgramMethods
     from quire.logits_processor import ProcessorClass
     from quire.text.template import render
 else:
+    ChatMethods = lazy_methods(
+        "quire.llm.chats",
+        "ChatMethods",
+        "chat _conversations enqueue_chat chat_token_ids _chat_prompts",
+    )
+    OperatorMethods = lazy_methods(
+        "quire.llm.operator_methods",
+        "OperatorMethods",
+        "stats watch_steps get_metrics reset_prefix_cache reset_mm_cache sleep "
+        "release_kv_cache_memory wake_up is_sleeping start_profile stop_profile collective_rpc "
+        "apply_model add_lora remove_lora list_loras pin_lora _numbered",
+    )
+    PoolingMethods = lazy_methods(
+        "quire.llm.pooling",
+        "PoolingMethods",
+        "encode reward embed classify score _texts _vectors _pooled",
+    )
+    ProgramMethods = lazy_methods(
+        "quire.llm.programs",
+        "ProgramMethods",
+        "run_program _program_events end_session role_frames",
+    )
     beams, pending = Lazy("quire.client.beams"), Lazy("quire.llm.pending")
-    render = Lazy("quire.text.template.render")
+    render, arrays = Lazy("quire.text.template.render"), Lazy("quire.llm.arrays")
 
-Kwargs = Mapping[str, Any]
-Sampling = SamplingParams | Sequence[SamplingParams]
 L = TypeVar("L", bound="LLM")
 
 
-class LLM(PoolingMethods, ProgramRunner):
+class LLM(ChatMethods, PoolingMethods, ProgramMethods, OperatorMethods, RunningEngine):
     """A model ready to generate. Any number of threads may call it; their requests share one batch.
 
     An interrupt (Ctrl-C) ends the call that it hits and leaves the object usable. Use the object in a `with` block, or
@@ -64,10 +83,6 @@ class LLM(PoolingMethods, ProgramRunner):
         names = tuple(one for one in processors if isinstance(one, str))
         given = {"model": str(model), "logits_processors": names, **options}
         self._start(engine_config(given, self.defaults), classes)
-
-    def _start(self, config: EngineConfig, processors: Sequence[ProcessorClass] = ()) -> None:
-        super()._start(config, processors)
-        self._enqueued: list[tuple[LocalCall, list[OutputStream]]] = []
 
     @cached_property
     def _pending(self) -> PendingOutputs:
@@ -129,16 +144,6 @@ class LLM(PoolingMethods, ProgramRunner):
             self._whole(as_list(prompts), sampling_params, priority, tokenization_kwargs, lora_request)
         )
 
-    def enqueue_chat(
-        self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: Sampling | None = None,
-        use_tqdm: Tqdm = True,
-        **options: Any,
-    ) -> list[str]:
-        """Begin to answer conversations, as `enqueue` does prompts. `options` as in `chat`."""
-        return self._enqueue(self._conversations(messages, sampling_params, **options))
-
     def wait_for_completion(self, output_type: Any = None, use_tqdm: Tqdm = True) -> list[RequestOutput]:
         """Return the results of everything that was enqueued, in order. If one fails, the rest is aborted."""
         pending, self._enqueued = self._enqueued, []
@@ -151,58 +156,6 @@ class LLM(PoolingMethods, ProgramRunner):
             for call, _ in pending:
                 call.__exit__(None, None, None)
         return found
-
-    def chat(
-        self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: Sampling | None = None,
-        use_tqdm: Tqdm = True,
-        lora_request: Any = None,
-        priority: Sequence[int] | None = None,
-        chat_template: str | None = None,
-        chat_template_content_format: str = "auto",
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        tokenization_kwargs: Kwargs | None = None,
-        mm_processor_kwargs: Kwargs | None = None,
-    ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, through the model's chat template or the one given.
-
-        `chat_template_content_format` is how the template wants content: "string", "openai" (a list of parts), or
-        "auto": read from the template.
-        """
-        streams = self._conversations(
-            messages,
-            sampling_params,
-            lora_request,
-            priority,
-            tokenization_kwargs,
-            mm_processor_kwargs,
-            chat_template=chat_template,
-            chat_template_content_format=chat_template_content_format,
-            chat_template_kwargs=chat_template_kwargs,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
-        return self._run(streams, use_tqdm)
-
-    def _conversations(
-        self,
-        messages: Sequence[Any],
-        params: Sampling | None,
-        lora_request: Any = None,
-        priority: Sequence[int] | None = None,
-        tokenization_kwargs: Kwargs | None = None,
-        mm_processor_kwargs: Kwargs | None = None,
-        **template: Any,
-    ) -> list[OutputStream]:
-        """Make the streams of conversations. `template` are options of `_chat_prompts`."""
-        no_media(mm_processor_kwargs)
-        prompts = self._chat_prompts(messages, **template)
-        return self._whole(prompts, params, priority, tokenization_kwargs, lora_request)
 
     def beam_search(
         self,
@@ -232,45 +185,6 @@ class LLM(PoolingMethods, ProgramRunner):
             continue_final_message=continue_final_message,
         )
         return self.stream(prompt, sampling_params)
-
-    def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Return the prompt that `chat` computes for a conversation."""
-        (prompt,) = self._chat_prompts(messages)
-        tokens: list[int] = prompt["prompt_token_ids"]
-        return tokens
-
-    def _chat_prompts(
-        self,
-        messages: Sequence[Any],
-        *,
-        chat_template: str | None = None,
-        chat_template_content_format: str = "auto",
-        chat_template_kwargs: dict[str, Any] | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-    ) -> list[dict[str, Any]]:
-        """Render the prompts of one conversation or many. `chat_template_kwargs` prevail over the other variables."""
-        options: dict[str, Any] = {
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            **(chat_template_kwargs or {}),
-        }
-        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        template = None
-        if chat_template is not None:
-            if self._front.tokenizer is None:
-                raise RequestError("chat needs a tokenizer: leave out skip_tokenizer_init", "messages")
-            template = render.ChatTemplate.load(self._front.tokenizer, chat_template)
-        prompts = []
-        for conversation in conversations:
-            rendered = self._front.render(
-                list(conversation), template=template, content_format=chat_template_content_format, **options
-            )
-            tokens = self._front.encode(rendered.text, add_special_tokens=False)
-            prompts.append({"prompt": rendered.text, "prompt_token_ids": tokens, "rendered": rendered})
-        return prompts
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, lora_request: Any = None
@@ -317,7 +231,7 @@ class LLM(PoolingMethods, ProgramRunner):
         outputs = self.generate([list(p) for p in prompts], each, False, lora_request)
         longest = max((len(p) for p in prompts), default=0)
         room = max((params.max_tokens or self.max_model_len for params in each), default=0)
-        return token_arrays(outputs, min(longest + room, self.max_model_len), pad_id)
+        return arrays.token_arrays(outputs, min(longest + room, self.max_model_len), pad_id)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters of the model's generation_config.json."""
@@ -326,63 +240,3 @@ class LLM(PoolingMethods, ProgramRunner):
     def default_params(self, **given: Any) -> SamplingParams:
         """Return the model's default sampling parameters, overridden by `given`."""
         return self._front.default_params(**given)
-
-    def _whole(
-        self,
-        prompts: Sequence[Prompt],
-        params: Sampling | None,
-        priority: Sequence[int] | None,
-        tokenization_kwargs: Kwargs | None,
-        lora_request: Any = None,
-    ) -> list[OutputStream]:
-        """Make the streams of prompts whose results are read at their end."""
-        each = self._params_for(params, len(prompts), output_kind=OutputKind.FINAL_ONLY)
-        return list(self._streams(prompts, each, priority, tokenization_kwargs, lora_request))
-
-    def _streams(
-        self,
-        prompts: Sequence[Prompt],
-        each: Sequence[SamplingParams],
-        priority: Sequence[int] | None,
-        tokenization_kwargs: Kwargs | None = None,
-        lora_request: Any = None,
-    ) -> Iterator[OutputStream]:
-        adapters = self._adapters_of(lora_request, len(prompts))
-        if priority is not None and len(priority) != len(prompts):
-            raise RequestError(
-                f"{len(prompts)} prompts need as many priorities, got {len(priority)}", "priority"
-            )
-        for i, prompt in enumerate(prompts):
-            text, tokens = tokens_of(self._front, prompt, tokenization_kwargs)
-            request = self._front.request(
-                self._new_id(),
-                tokens,
-                each[i],
-                priority=priority[i] if priority else 0,
-                salt=salt_of(prompt),
-                rendered=rendered_of(prompt),
-                clamp=True,
-            )
-            adapter = adapters[i]
-            stream = self._front.stream(with_adapter(request, adapter, self._front.info), text)
-            stream.output.lora_request = None if adapter is None else adapter.asked
-            yield stream
-
-    def _params_for(self, params: Sampling | None, count: int, **changes: Any) -> Sequence[SamplingParams]:
-        """Make a checked copy for each prompt, with `changes`, so that later changes by the caller do no harm."""
-        if params is None:
-            params = self.get_default_sampling_params()
-        if isinstance(params, SamplingParams):
-            return [params.clone(**changes)] * count
-        if len(params) != count:
-            raise RequestError(
-                f"{count} prompts need as many SamplingParams, got {len(params)}", "sampling_params"
-            )
-        return [one.clone(**changes) for one in params]
-
-    def _enqueue(self, streams: list[OutputStream]) -> list[str]:
-        self._enqueued.append((self._submit_streams(streams), streams))
-        return [stream.request.id for stream in streams]
-
-    def _run(self, streams: list[OutputStream], use_tqdm: Tqdm) -> list[RequestOutput]:
-        return self._finish(self._submit_streams(streams), streams, use_tqdm)

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
+from quire.client import scoring, vectors
 from quire.client.adapters import with_adapter
-from quire.client.front import Front
+from quire.client.requests import Front
+from quire.client.vectors import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PoolingOutput,
+    ScoringOutput,
+    VectorRequestOutput,
+)
 from quire.errors import RequestError
-from quire.lazy import Lazy
 from quire.llm.prompts import Prompt, as_list, tokens_of
-from quire.llm.running import RunningEngine
+from quire.llm.running import Kwargs, RunningEngine
 from quire.params import PoolingParams
 from quire.types import Pooling, Request
 
-if TYPE_CHECKING:
-    from quire.client import scoring, vectors
-    from quire.client.vectors import (
-        ClassificationOutput,
-        EmbeddingOutput,
-        PoolingOutput,
-        ScoringOutput,
-        VectorRequestOutput,
-    )
-else:
-    scoring, vectors = Lazy("quire.client.scoring"), Lazy("quire.client.vectors")
-
-Kwargs = Mapping[str, Any]
 Params = PoolingParams | Sequence[PoolingParams]
 BY_TOKEN = ("token_embed", "token_classify")
 TASKS = ("embed", "classify", "score", "token_embed", "token_classify", "encode", "reward", "plugin")

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from quire.client import program_events, programs
 from quire.errors import RequestError
-from quire.lazy import Lazy
 from quire.llm.running import RunningEngine
+from quire.program.frames import Frames
 from quire.types import Request
 
-if TYPE_CHECKING:
-    from quire.client import program_events, programs
-    from quire.program.frames import Frames
-else:
-    program_events, programs = Lazy("quire.client.program_events"), Lazy("quire.client.programs")
 
-
-class ProgramRunner(RunningEngine):
+class ProgramMethods(RunningEngine):
     """Runs programs of steps inside the engine."""
 
     def run_program(self, program: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from quire.client.front import Front
+from quire.client.requests import Front
 from quire.errors import RequestError
 
 

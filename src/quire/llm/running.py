@@ -5,54 +5,47 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.client.adapters import LoadedAdapter, LoadedAdapters, LoRARequest, requests_for
-from quire.client.front import Front
 from quire.client.metrics import Metrics
 from quire.client.outputs import OutputStream, RequestOutput
+from quire.client.requests import Front
 from quire.client.start import start_front
 from quire.config import EngineConfig
 from quire.engine import registry
 from quire.engine.feature import Features
 from quire.engine.local import LocalCall, LocalEngine, News
 from quire.engine.start import Started, begin_start, finish_start
-from quire.engine.verbs import (
-    LoadAdapter,
-    ResetPrefixCache,
-    Sleep,
-    StartProfile,
-    StopProfile,
-    UnloadAdapter,
-    WakeUp,
-)
-from quire.errors import EngineError, QuireError, RequestError, named
+from quire.engine.verbs import LoadAdapter
+from quire.errors import EngineError, RequestError, named
 from quire.lazy import Lazy
 from quire.llm.observer import PREFIX, LocalObserver
-from quire.params import StructuredOutputsParams
-from quire.sched import Scheduler
+from quire.llm.prompts import Prompt, rendered_of, salt_of, tokens_of
+from quire.params import OutputKind, SamplingParams, StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
-from quire.types import UNKNOWN_MODEL, Delta, EngineStats, FinishReason, Request
-from quire.weights.hub import find_adapter
+from quire.types import UNKNOWN_MODEL, Delta, FinishReason, Request
 
 if TYPE_CHECKING:
     from rich import console, progress
 
     from quire import logits_processor
-    from quire.client import chunks
-    from quire.llm import metrics
-    from quire.llm.metrics import Metric
+    from quire.client import adapters, chunks
+    from quire.client.adapters import LoadedAdapter, LoadedAdapters, LoRARequest
     from quire.logits_processor import ProcessorClass
     from quire.weights import adapter as adapter_files
+    from quire.weights import download
 else:
-    metrics, logits_processor = Lazy("quire.llm.metrics"), Lazy("quire.logits_processor")
+    adapters, download = Lazy("quire.client.adapters"), Lazy("quire.weights.download")
     chunks, adapter_files = Lazy("quire.client.chunks"), Lazy("quire.weights.adapter")
     console, progress = Lazy("rich.console"), Lazy("rich.progress")
+    logits_processor = Lazy("quire.logits_processor")
 
+Kwargs = Mapping[str, Any]
+Sampling = SamplingParams | Sequence[SamplingParams]
 Tqdm = bool | Callable[..., Any]
 
 
@@ -83,9 +76,14 @@ class RunningEngine:
             self._front.processors += logits_processor.load_processors(tuple(processors))
         self._front.takes_functions = True
         self._ids = itertools.count()
+        self._enqueued: list[tuple[LocalCall, list[OutputStream]]] = []
         self._asleep = False
-        self._adapters = LoadedAdapters()
         self._loading = threading.Lock()
+
+    @cached_property
+    def _adapters(self) -> LoadedAdapters:
+        """The loaded adapters, by name."""
+        return adapters.LoadedAdapters()
 
     def shutdown(self) -> None:
         """Stop the engine. Running calls, and later ones, raise EngineError."""
@@ -114,108 +112,11 @@ class RunningEngine:
         """Return the number of processes that compute: 1."""
         return 1
 
-    def stats(self) -> EngineStats:
-        """Read the engine's counters and gauges."""
-        return self._engine.ask(lambda core: core.stats())
-
-    def watch_steps(self, watch: Callable[[Scheduler], None] | None) -> None:
-        """Call `watch` with the scheduler after each step, on the engine's thread; None ends that."""
-        scheduler = self._core.scheduler
-        self._core.on_step = None if watch is None else lambda *times: watch(scheduler)
-
-    def get_metrics(self) -> list[Metric]:
-        """Read counters, gauges and histograms under vLLM's names (vllm:...)."""
-        return self._engine.ask(lambda core: metrics.read_metrics(self._observer.counts, core.stats()))
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget cached prefixes. Running requests keep theirs, unless they are reset: then they compute them again.
-
-        Returns True: it always succeeds.
-        """
-        return bool(self._engine.do(ResetPrefixCache(reset_running_requests)))
-
-    def reset_mm_cache(self) -> None:
-        """Does nothing: no input but text is cached."""
-
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Give memory back until `wake_up`: the KV cache at level 1, the weights too at level 2, nothing at level 0.
-
-        Running requests are ended (mode "abort"), finished first ("wait"), or resumed afterwards ("keep").
-        """
-        self._asleep = True
-        try:
-            self._engine.do(Sleep(level, mode))
-        except BaseException:
-            self._asleep = False
-            raise
-
-    def release_kv_cache_memory(self) -> None:
-        """Sleep at level 1."""
-        self.sleep(1)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Take the memory again; only "weights" or "kv_cache" if `tags` say so. It sleeps until both are there."""
-        self._asleep = bool(self._engine.do(WakeUp(None if tags is None else tuple(tags))))
-
-    def is_sleeping(self) -> bool:
-        return self._asleep
-
-    def start_profile(
-        self, profile_prefix: str | None = None, delay_iterations: int = 0, max_iterations: int = 0
-    ) -> None:
-        """Trace steps until `stop_profile` (Chrome's format), in the directory of `profiler_config`."""
-        self._engine.do(StartProfile(profile_prefix, delay_iterations, max_iterations))
-
-    def stop_profile(self) -> str | None:
-        """Write the trace and return its path; None if none was started."""
-        path = self._engine.do(StopProfile())
-        return None if path is None else str(path)
-
-    def collective_rpc(
-        self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Refused: there are no worker processes, and the engine runs no foreign code."""
-        raise QuireError(
-            "collective_rpc is not supported: this engine has no workers; use the methods of LLM"
-        )
-
-    def apply_model(self, func: Callable[[Any], Any]) -> Any:
-        """Refused: the model is a recorded plan, not a module of torch."""
-        raise QuireError("apply_model is not supported: the model is no torch module; use logits_processors")
-
-    def add_lora(self, lora_request: Any) -> bool:
-        """Load an adapter before its first request. True: it was not loaded before. ModelError: it cannot be."""
-        (request,) = requests_for(lora_request, 1)
-        known = request is not None and self._adapters.find_request(request) is not None
-        self._adapters_of(lora_request, 1)
-        return not known
-
-    def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter; running requests finish with it. False: no adapter has the number."""
-        with self._loading:
-            found = self._numbered(lora_id)
-            digest = None if found is None else self._adapters.remove(found.name)
-            if digest is not None:
-                self._engine.do(UnloadAdapter(digest))
-        return found is not None
-
-    def list_loras(self) -> set[int]:
-        """List the numbers of the loaded adapters."""
-        return {one.number for one in self._adapters.all}
-
-    def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory, whatever others are used. False: no adapter has the number."""
-        found = self._numbered(lora_id)
-        if found is not None:
-            self._load_adapter(found.path, pin=True)
-        return found is not None
-
-    def _numbered(self, number: int) -> LoadedAdapter | None:
-        return next((one for one in self._adapters.all if one.number == number), None)
-
     def _adapters_of(self, lora_request: Any, count: int) -> list[LoadedAdapter | None]:
         """Find the adapter of each of `count` prompts; new ones are loaded."""
-        each = requests_for(lora_request, count)
+        if lora_request is None:
+            return [None] * count
+        each = adapters.requests_for(lora_request, count)
         if any(each) and not self.config.lora.enable_lora:
             raise RequestError("lora_request: adapters are off: start with enable_lora=True", "lora_request")
         return [None if one is None else self._adapter_of(one) for one in each]
@@ -226,7 +127,7 @@ class RunningEngine:
             if found is not None:
                 return found
             config = self.config.model
-            path = str(find_adapter(request.lora_path, config.download_dir, config.hf_token))
+            path = str(download.find_adapter(request.lora_path, config.download_dir, config.hf_token))
             digest = self._load_adapter(path)
             name, number = request.lora_name, request.lora_int_id
             tokens = adapter_files.table_rows(Path(path)) if self.config.lora.spare_tokens else 0
@@ -253,6 +154,68 @@ class RunningEngine:
         for stream in streams:
             stream.times = self._observer.begin(stream.request)
         return self._engine.submit([stream.request for stream in streams], news)
+
+    def _whole(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sampling | None,
+        priority: Sequence[int] | None,
+        tokenization_kwargs: Kwargs | None,
+        lora_request: Any = None,
+    ) -> list[OutputStream]:
+        """Make the streams of prompts whose results are read at their end."""
+        each = self._params_for(params, len(prompts), output_kind=OutputKind.FINAL_ONLY)
+        return list(self._streams(prompts, each, priority, tokenization_kwargs, lora_request))
+
+    def _streams(
+        self,
+        prompts: Sequence[Prompt],
+        each: Sequence[SamplingParams],
+        priority: Sequence[int] | None,
+        tokenization_kwargs: Kwargs | None = None,
+        lora_request: Any = None,
+    ) -> Iterator[OutputStream]:
+        each_adapter = self._adapters_of(lora_request, len(prompts))
+        if priority is not None and len(priority) != len(prompts):
+            raise RequestError(
+                f"{len(prompts)} prompts need as many priorities, got {len(priority)}", "priority"
+            )
+        for i, prompt in enumerate(prompts):
+            text, tokens = tokens_of(self._front, prompt, tokenization_kwargs)
+            request = self._front.request(
+                self._new_id(),
+                tokens,
+                each[i],
+                priority=priority[i] if priority else 0,
+                salt=salt_of(prompt),
+                rendered=rendered_of(prompt),
+                clamp=True,
+            )
+            adapter, info = each_adapter[i], self._front.info
+            if adapter is not None or info.spare_tokens:
+                request = adapters.with_adapter(request, adapter, info)
+            stream = self._front.stream(request, text)
+            stream.output.lora_request = None if adapter is None else adapter.asked
+            yield stream
+
+    def _params_for(self, params: Sampling | None, count: int, **changes: Any) -> Sequence[SamplingParams]:
+        """Make a checked copy for each prompt, with `changes`, so that later changes by the caller do no harm."""
+        if params is None:
+            params = self._front.default_params()
+        if isinstance(params, SamplingParams):
+            return [params.clone(**changes)] * count
+        if len(params) != count:
+            raise RequestError(
+                f"{count} prompts need as many SamplingParams, got {len(params)}", "sampling_params"
+            )
+        return [one.clone(**changes) for one in params]
+
+    def _enqueue(self, streams: list[OutputStream]) -> list[str]:
+        self._enqueued.append((self._submit_streams(streams), streams))
+        return [stream.request.id for stream in streams]
+
+    def _run(self, streams: list[OutputStream], use_tqdm: Tqdm) -> list[RequestOutput]:
+        return self._finish(self._submit_streams(streams), streams, use_tqdm)
 
     def _finish(self, call: LocalCall, streams: list[OutputStream], use_tqdm: Tqdm) -> list[RequestOutput]:
         """Wait until all are finished. If one fails, abort the rest."""

@@ -11,7 +11,6 @@ from quire.errors import ConfigError, EngineError
 from quire.lora.arena import AdapterArena
 from quire.lora.options import LoraConfig
 from quire.lora.reader import adapter_reader, adapters_bytes
-from quire.model.parts.decoder import DecoderConfig
 
 
 class LoraFeature:
@@ -27,7 +26,7 @@ class LoraFeature:
             ("--exact-across-ranks", parallel.exact_across_ranks),
             (
                 "--tensor-parallel-size of such a model",
-                isinstance(spec, DecoderConfig) and spec.division(shard).gathers,
+                spec.division(shard).gathers,
             ),
         ):
             if given:

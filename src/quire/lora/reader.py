@@ -15,7 +15,7 @@ from quire.lora.options import LoraConfig
 from quire.model.adapter import AdapterBase, build_adapter
 from quire.model.cost import matrices
 from quire.model.families.names import TensorNames
-from quire.model.loaded import LoadedModel, ServedModel
+from quire.model.loaded import ServedModel
 from quire.model.parts.decoder import DecoderConfig
 from quire.weights.adapter import open_adapter
 from quire.weights.checkpoint import Checkpoint
@@ -28,10 +28,9 @@ else:
 Reader = Callable[[Path], tuple[str, Callable[[], Adapter]]]
 
 
-def adapter_base(model: ServedModel, backend: Backend) -> AdapterBase:
+def adapter_base(served: ServedModel, backend: Backend) -> AdapterBase:
     """Describe the model as adapters change it. ConfigError if it takes none."""
-    if not isinstance(model, LoadedModel):
-        raise ConfigError("--enable-lora is for Quire's own families; this model runs through transformers")
+    model = served.own("--enable-lora")
     if model.names is None:
         raise ConfigError(
             f"--enable-lora: {model.info.directory} was built by an older version: run `quire build` again"

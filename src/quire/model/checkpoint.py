@@ -19,7 +19,7 @@ from quire.model.families.names import TensorNames
 from quire.model.info import NOTHING, UNLIMITED, Asked, EngineLimits, ModelInfo
 from quire.model.kv_scales import kv_scales
 from quire.model.loaded import LoadedModel
-from quire.model.pack import (
+from quire.model.packing import (
     WeightTypes,
     check_tensors,
     choose_dtype,

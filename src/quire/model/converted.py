@@ -17,7 +17,7 @@ from quire.devices.protocol import Backend
 from quire.errors import ModelError
 from quire.model.engine_dir import BuiltFiles, Manifest, Places, Size
 from quire.model.info import AS_IT_IS, Asked
-from quire.model.pack import Packed, Packer, WeightTypes, choose_dtype, own_quantization
+from quire.model.packing import Packed, Packer, WeightTypes, choose_dtype, own_quantization
 from quire.model.parts.source import Piece, WeightSource
 from quire.model.tensors import filled
 from quire.weights.activations import KeptActivations, Rounding

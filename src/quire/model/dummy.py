@@ -11,7 +11,7 @@ import xxhash
 
 from quire.errors import ModelError
 from quire.model.families.names import TensorNames
-from quire.model.pack import BFLOAT16, WantedTensor, wanted_tensors
+from quire.model.packing import BFLOAT16, WantedTensor, wanted_tensors
 from quire.model.parts.decoder import DecoderConfig
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.source import Source

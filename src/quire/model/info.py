@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
@@ -39,7 +39,16 @@ class ModelShape(Protocol):
     def segments(self) -> int: ...
     @property
     def has_head(self) -> bool: ...
-    def kv_spec(self, dtype: KVDtype) -> KVSpec: ...
+    @property
+    def windows(self) -> Sequence[int]: ...
+    @property
+    def stream_width(self) -> int: ...
+    def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE) -> KVSpec: ...
+    def division(self, shard: Shard) -> Shard: ...
+    def stage(self, shard: Shard) -> range: ...
+    def messages(self, shard: Shard) -> list[int]: ...
+    def sent_bytes(self, shard: Shard) -> int: ...
+    def passed_bytes(self, shard: Shard) -> int: ...
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +130,7 @@ class ModelInfo:
 
     def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE) -> KVSpec:
         """The KV cache of a rank; in FP8 with the scales that came along with the weights."""
-        if not isinstance(self.spec, DecoderConfig):
-            return self.spec.kv_spec(dtype)
-        return scaled_spec(self.spec.kv_spec(dtype, shard), self.spec, self.kv_scales, shard)
+        kv = self.spec.kv_spec(dtype, shard)
+        return (
+            scaled_spec(kv, self.spec, self.kv_scales, shard) if isinstance(self.spec, DecoderConfig) else kv
+        )

@@ -11,14 +11,12 @@ from quire.lazy import Lazy
 from quire.model.checkpoint import CheckpointFiles, open_with_experts
 from quire.model.families import read_model
 from quire.model.families.names import TensorNames
-from quire.model.info import AS_IT_IS, NOTHING, Asked, AskedDtype, ModelInfo, Reading
+from quire.model.info import NOTHING, Asked, ModelInfo
 from quire.model.loaded import LoadedModel, ServedModel
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import WHOLE, Shard
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf import is_gguf
-from quire.weights.hub import find_model
-from quire.weights.schemes import Quantization
 from quire.weights.source import open_source, quantization_method
 
 if TYPE_CHECKING:
@@ -75,28 +73,6 @@ def open_files(path: Path, asked: Asked = NOTHING) -> OwnFiles:
 def is_built(path: Path) -> bool:
     """Whether a directory was written by `quire build` or `quire convert`."""
     return (path / BUILT).exists() or any(path.glob(BUILT_RANKS))
-
-
-def inspect_model(
-    model: str | Path,
-    dtype: AskedDtype = "auto",
-    quantized: Quantization | None = None,
-    reading: Reading = AS_IT_IS,
-) -> ModelInfo:
-    """Read what the headers of a directory, a GGUF file or a hub id describe."""
-    return open_files(find_model(str(model)), Asked(dtype, quantized, reading)).info
-
-
-def load_model(
-    model: str | Path,
-    backend: Backend,
-    dtype: AskedDtype = "auto",
-    quantized: Quantization | None = None,
-    reading: Reading = AS_IT_IS,
-    shard: Shard = WHOLE,
-) -> LoadedModel:
-    """Load a directory, a GGUF file or a hub id."""
-    return open_files(find_model(str(model)), Asked(dtype, quantized, reading)).load(backend, shard)
 
 
 def open_checkpoint_files(path: Path, asked: Asked = NOTHING) -> CheckpointFiles:

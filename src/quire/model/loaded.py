@@ -27,6 +27,11 @@ class ServedModel(Protocol):
 
     @property
     def cost(self) -> Cost: ...
+    @property
+    def shard(self) -> Shard: ...
+    def own(self, feature: str) -> LoadedModel:
+        """The model, if it is of Quire's own families. ConfigError if not: `feature` is for those alone."""
+
     def stage(self, layers: range | None = None, taps: Sequence[int] = ()) -> Graph:
         """The run of `layers` that a pipeline rank computes, or all of its share, with `taps` tapped (see Graph)."""
 
@@ -49,6 +54,9 @@ class LoadedModel:
     names: TensorNames | None = None
     open: Callable[[], Checkpoint] | None = None
     family: Callable[[], TensorNames] | None = None
+
+    def own(self, feature: str) -> LoadedModel:
+        return self
 
     @property
     def dtype(self) -> FloatDtype:

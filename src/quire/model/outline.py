@@ -14,8 +14,8 @@ from quire.model.checkpoint import eos_ids, model_info
 from quire.model.families import read_model, text_config
 from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
-from quire.model.pack import WeightTypes, outline_weights, own_quantization, wanted_tensors
 from quire.model.packed_experts import experts_apart
+from quire.model.packing import WeightTypes, outline_weights, own_quantization, wanted_tensors
 from quire.model.parts.decoder import DecoderConfig
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.readers import Quantization as Quantized

@@ -17,7 +17,7 @@ from quire.errors import ModelError
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.mixture import MixtureConfig
-from quire.model.split_matrices import ApartCheckpoint, Piece
+from quire.model.split_matrices import ApartCheckpoint, TensorPart
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.tensor import Array
 
@@ -68,7 +68,7 @@ def stacks_apart(spec: DecoderConfig, names: TensorNames, stored: Checkpoint) ->
     """
     present = frozenset(stored.names())
     names = names.fitted(present)
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorPart] = {}
     for i, layer in enumerate(spec.layers):
         if layer.mixture is not None:
             own = names.of_sublayer(i % names.sublayers)
@@ -84,7 +84,7 @@ def experts_apart(names: TensorNames) -> TensorNames:
 
 def _of_layer(
     mixture: MixtureConfig, names: TensorNames, layer: str, stored: Checkpoint, present: frozenset[str]
-) -> dict[str, Piece]:
+) -> dict[str, TensorPart]:
     stacks = [stack for stack in _stacks(mixture, names, layer, present) if stack.fields.keys() & set(CODES)]
     packed = any(stack.fields.keys() & set(OTHERS) for stack in stacks)
     if not stacks or (names.expert_stack and not packed):
@@ -95,14 +95,16 @@ def _of_layer(
             f"{layer}: of the stacked experts, some have outputs as rows and others have them as columns"
         )
     columns = told.pop() if told else names.expert_stack == "columns"
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorPart] = {}
     for stack in stacks:
         for field, name in stack.fields.items():
             for e in range(stack.count):
                 for place, module in enumerate(stack.modules):
                     take = partial(_taken, stack, stored, field, e, place, bool(columns))
                     outline = np.broadcast_to(np.zeros((), stored.dtype(name)), stored.shape(name))
-                    pieces[f"{layer}{module.format(e=e)}.{field}"] = Piece(name, take, take(outline).shape)
+                    pieces[f"{layer}{module.format(e=e)}.{field}"] = TensorPart(
+                        name, take, take(outline).shape
+                    )
     return pieces
 
 

@@ -26,7 +26,7 @@ LINEAR = ("q", "k", "v", "qkv", "out", "gate", "up", "gate_up", "down")  # field
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPart:
     """A tensor that is a part of another one."""
 
     source: str
@@ -37,7 +37,7 @@ class Piece:
 class ApartCheckpoint:
     """A `Checkpoint` around another one. `pieces` take the place of the tensors that they are parts of."""
 
-    def __init__(self, inner: Checkpoint, pieces: dict[str, Piece]) -> None:
+    def __init__(self, inner: Checkpoint, pieces: dict[str, TensorPart]) -> None:
         self._inner, self._pieces = inner, pieces
         used = {piece.source for piece in pieces.values()}
         self._names = [*(name for name in inner.names() if name not in used), *pieces]
@@ -87,7 +87,7 @@ def taken_apart(
     turns: Callable[[str], bool] = lambda name: True,
 ) -> tuple[ApartCheckpoint, TensorNames]:
     """Split the checkpoint, and adapt its names. `turns` tells which matrices of a transposed family are transposed."""
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorPart] = {}
     present = set(checkpoint.names())
     for i, config in enumerate(spec.layers):
         own = names.of_sublayer(i % names.sublayers)
@@ -98,22 +98,22 @@ def taken_apart(
             modules = {f"{layer}{module}.weight" for field in LINEAR if (module := getattr(own, field))}
             for name in sorted(modules & present):
                 if turns(name):
-                    pieces[name] = Piece(name, lambda array: array.T, checkpoint.shape(name)[::-1])
+                    pieces[name] = TensorPart(name, lambda array: array.T, checkpoint.shape(name)[::-1])
     apart = ApartCheckpoint(checkpoint, pieces)
     plain = replace(names, transposed=False)
     return apart, plain.fitted(apart.names())
 
 
-def _experts(mixture: MixtureConfig, names: TensorNames, layer: str) -> dict[str, Piece]:
+def _experts(mixture: MixtureConfig, names: TensorNames, layer: str) -> dict[str, TensorPart]:
     """Find each expert's gate, up and down projection with biases, and the shared expert's if it is fused."""
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorPart] = {}
     count = mixture.routing.num_experts - mixture.zero_experts
     inner, d = mixture.intermediate_size, mixture.hidden_size
     whole = layer + names.experts
     for e in range(count):
         prefix = f"{whole}{e}."
         for module, name, rows, out, width in _matrices(names, inner, d):
-            pieces[f"{prefix}{module}.weight"] = Piece(
+            pieces[f"{prefix}{module}.weight"] = TensorPart(
                 whole + name, _of_expert(names.expert_stack == "columns", e, rows), (out, width)
             )
         if mixture.bias:
@@ -122,16 +122,16 @@ def _experts(mixture: MixtureConfig, names: TensorNames, layer: str) -> dict[str
                 ("up_proj", names.expert_up, slice(1, None, 2), inner),
                 ("down_proj", names.expert_down, slice(None), d),
             ):
-                pieces[f"{prefix}{module}.bias"] = Piece(
+                pieces[f"{prefix}{module}.bias"] = TensorPart(
                     f"{whole}{name}_bias", _of_expert(False, e, rows), (out,)
                 )
     if mixture.routing.shared and names.shared_gate_up is not None:
         size, prefix = mixture.shared_intermediate_size, layer + names.shared
         fused = f"{prefix}{names.shared_gate_up}.weight"
         for module, rows in (("gate_proj", slice(0, size)), ("up_proj", slice(size, 2 * size))):
-            pieces[f"{prefix}{module}.weight"] = Piece(fused, _rows(rows), (size, d))
+            pieces[f"{prefix}{module}.weight"] = TensorPart(fused, _rows(rows), (size, d))
         down = f"{prefix}{names.shared_down}.weight"
-        pieces[f"{prefix}down_proj.weight"] = Piece(down, _rows(slice(None)), (d, size))
+        pieces[f"{prefix}down_proj.weight"] = TensorPart(down, _rows(slice(None)), (d, size))
     return pieces
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from quire.devices.protocol import Backend, FloatArray, IntArray, Limits, ModelInput
 from quire.errors import ModelError
 from quire.model.families.names import TensorNames
-from quire.model.pack import Packer, WeightTypes
+from quire.model.packing import Packer, WeightTypes
 from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.tensors import Tensors
 from quire.quantize.watch import Input, Noted, watched

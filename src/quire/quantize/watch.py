@@ -11,7 +11,7 @@ import numpy as np
 from quire.devices.graph import Graph, Recorder
 from quire.devices.ops import GatedLinear, Linear, Op, RunExperts, Tap, Value, operands
 from quire.devices.protocol import FloatArray, Matrix
-from quire.model.pack import Packer
+from quire.model.packing import Packer
 from quire.model.parts.source import Piece, Use
 from quire.model.tensors import Tensors
 from quire.weights.parts import Part

@@ -8,9 +8,7 @@ from typing import Any, TypeVar
 from quire.devices.protocol import Executable, KVCache, Peers
 from quire.engine.plan import EnginePlan, device_of
 from quire.engine.source import agreement
-from quire.errors import ConfigError
 from quire.model.loaded import ServedModel
-from quire.model.parts.decoder import DecoderConfig
 from quire.ranks.control import Ranks
 from quire.ranks.executable import EarlierStages, RankedExecutable, RankedKVCache, RankedMemoryRelease
 from quire.ranks.numa import bind_rank
@@ -25,8 +23,6 @@ class Division:
     def __init__(self, plan: EnginePlan) -> None:
         """Start the other ranks, which load while the engine does. ConfigError if the model cannot be divided."""
         config, spec, memory = plan.config, plan.model.spec, plan.memory
-        if not isinstance(spec, DecoderConfig):
-            raise ConfigError("a model that runs through transformers cannot be divided among ranks")
         agreed = agreement(config, plan.model, plan.backend.fingerprint)
         self._plan, self._size = plan, memory.block_size
         self._ranks = ranks = Ranks(config, spec.stream_width, plan.limits, agreed)

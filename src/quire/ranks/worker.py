@@ -31,7 +31,6 @@ from quire.lora.arena import files_changed
 from quire.lora.reader import Reader, adapter_reader
 from quire.model.load import ModelFiles
 from quire.model.loaded import ServedModel
-from quire.model.parts.decoder import DecoderConfig
 from quire.ranks.commands import (
     MOST_COMMAND,
     Beat,
@@ -213,7 +212,6 @@ def _load(
     parallel, rank, size = join.config.parallel, join.rank, join.config.parallel.tensor_parallel_size
     group = PeerGroup(parallel, rank, join.memory)
     shard = msgspec.structs.replace(share_of(parallel, rank, info), peers=group.peers)
-    assert isinstance(info.spec, DecoderConfig)
     kv_spec = info.kv_spec(kv_dtype(join.config, info.dtype), shard)
 
     def load_share() -> ServedModel:

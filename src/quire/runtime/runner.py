@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
 
-from quire.devices.adapters import Adapter
 from quire.devices.protocol import Executable, KVCache, ModelInput
 from quire.errors import EngineError, FailedStepError, message_of
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
-from quire.runtime.slots.protocol import SlotPart
 from quire.runtime.watch import Doing, Watch
 from quire.types import NewSeq, ScheduledBatch, StepOutput
+
+if TYPE_CHECKING:
+    from quire.devices.adapters import Adapter
+    from quire.runtime.slots.protocol import SlotPart
 
 log = logging.getLogger("quire.engine")
 

@@ -20,11 +20,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from quire.config import SchedulerConfig
 from quire.sched.sequence import Sequence
 from quire.sched.times import StepRates, StepTimes, StepWork
+
+if TYPE_CHECKING:
+    from quire.sched.step_plan import StepPlan
 
 PATIENCE = 300.0
 """A prompt waits at most PATIENCE times its own prefill time for prompts that arrive after it."""
@@ -36,19 +39,6 @@ SLACK = 0.05
 """When nobody waits for a token, a step grows until reading the weights takes at most the share SLACK of it."""
 LONG_SHARE = 0.04
 """A prompt above LONG_SHARE of the model's length is long, unless --long-prefill-token-threshold says otherwise."""
-
-
-class Step(Protocol):
-    """The part of a `StepPlan` that bounds the step's length."""
-
-    @property
-    def work(self) -> StepWork: ...
-    @property
-    def awaited(self) -> bool: ...
-    @property
-    def decoding(self) -> float: ...
-    @property
-    def num_prompt_tokens(self) -> int: ...
 
 
 class Pace:
@@ -111,7 +101,7 @@ class Pace:
 
     # --- length of a step
 
-    def chunk(self, plan: Step, start: int, pending: int, ends: bool) -> int:
+    def chunk(self, plan: StepPlan, start: int, pending: int, ends: bool) -> int:
         """Count how many of `pending` tokens from `start` on the step has time for, on top of what it has.
 
         `ends`: the last of them gives a token.
@@ -141,7 +131,7 @@ class Pace:
 
         return _most(most, fits)
 
-    def took(self, plan: Step, seconds: float) -> float:
+    def took(self, plan: StepPlan, seconds: float) -> float:
         """Learn from a step that took `seconds`; return the seconds that its prompts took."""
         prompts = plan.num_prompt_tokens > 0
         share = 0.0

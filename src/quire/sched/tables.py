@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
+from quire.lazy import Lazy
 from quire.radix import RadixNode
 from quire.sched.pool import BlockPool
 from quire.sched.prefix import PrefixIndex, PrefixMatch
 from quire.sched.sequence import Sequence
-from quire.sched.slabs import SlabPool
 from quire.types import WHOLE_BLOCK, BlockShape
+
+if TYPE_CHECKING:
+    from quire.sched import slabs
+else:
+    slabs = Lazy("quire.sched.slabs")
 
 Cursor = RadixNode[int]
 Copies = list[tuple[int, int]]
@@ -47,9 +53,10 @@ class BlockTables:
         self._num_slabs = num_blocks * shape.slabs
         self._most_in_sight = shape.most_in_sight(block_size, budget)
         self.most_tokens = shape.longest(self._num_slabs, block_size, budget)
-        slabs = self.slabs = SlabPool(shape, self._num_slabs, block_size) if shape.windowed else None
-        self.pool = BlockPool(self._num_slabs // shape.full, None if slabs is None else slabs.take_back)
-        self.prefix = PrefixIndex(self.pool, block_size, None if slabs is None else slabs.is_whole)
+        made = slabs.SlabPool(shape, self._num_slabs, block_size) if shape.windowed else None
+        self.slabs = made
+        self.pool = BlockPool(self._num_slabs // shape.full, None if made is None else made.take_back)
+        self.prefix = PrefixIndex(self.pool, block_size, None if made is None else made.is_whole)
 
     @property
     def num_available(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,9 +15,14 @@ from quire.client.client import AsyncEngine
 from quire.config import EngineConfig
 from quire.engine.verbs import LoadAdapter, UnloadAdapter
 from quire.errors import ConfigError, EngineError, ModelError
+from quire.lazy import Lazy
 from quire.serve.options import ServerConfig
-from quire.weights.adapter import table_rows
-from quire.weights.hub import find_adapter
+
+if TYPE_CHECKING:
+    from quire.weights import adapter as adapter_files
+    from quire.weights import download
+else:
+    adapter_files, download = Lazy("quire.weights.adapter"), Lazy("quire.weights.download")
 
 
 class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,12 +97,14 @@ class Adapters:
         roots = None if trusted else tuple(Path(root).expanduser() for root in self._config.lora_root)
         model = self._engine.config.model
         async with self._locks[name]:
-            directory = await asyncio.to_thread(find_adapter, path, model.download_dir, model.hf_token, roots)
+            directory = await asyncio.to_thread(
+                download.find_adapter, path, model.download_dir, model.hf_token, roots
+            )
             digest = str(await self._engine.do(LoadAdapter(str(directory), pinned)))
             old = self.loaded.find(name)
             forgotten = self.loaded.remove(name) if old is not None and old.digest != digest else None
             spare = self._engine.config.lora.spare_tokens
-            tokens = await asyncio.to_thread(table_rows, directory) if spare else 0
+            tokens = await asyncio.to_thread(adapter_files.table_rows, directory) if spare else 0
             found = self.loaded.add(name, path, str(directory), digest, pinned=pinned, tokens=tokens)
             if forgotten is not None:
                 await self._engine.do(UnloadAdapter(forgotten))

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from quire.client.client import AsyncEngine
-from quire.client.front import Front
 from quire.client.metrics import RequestTimes
 from quire.client.outputs import Chunk, OutputStream
+from quire.client.requests import Front
 from quire.errors import EngineError
 from quire.params import OutputKind
 from quire.serve.errors import invalid, timed_out

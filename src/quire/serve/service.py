@@ -17,9 +17,9 @@ from starlette.requests import Request as HttpRequest
 
 from quire.client.adapters import with_adapter
 from quire.client.client import AsyncEngine
-from quire.client.front import Front
 from quire.client.grammar_check import GrammarChecker
 from quire.client.metrics import Metrics
+from quire.client.requests import Front
 from quire.errors import RequestError
 from quire.serve.adapters import Adapters
 from quire.serve.call import Call, Prompt

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.client.front import Front
+from quire.client.requests import Front
 from quire.errors import RequestError
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.serve.errors import invalid, unsupported

@@ -14,7 +14,7 @@ from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
-from quire.model.pack import Packer, WeightTypes
+from quire.model.packing import Packer, WeightTypes
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.source import Piece, Use

@@ -18,7 +18,7 @@ from quire.errors import ConfigError, ModelError
 from quire.files import read_json
 from quire.model.info import Asked
 from quire.model.load import open_files
-from quire.model.loaded import LoadedModel
+from quire.model.loaded import LoadedModel, ServedModel
 from quire.spec_decode.block import BlockProposer
 from quire.spec_decode.blocks import DraftBlocks, scratch_blocks
 from quire.spec_decode.chain import ChainProposer
@@ -63,10 +63,9 @@ class Drafter:
     def runs_model(self) -> bool:
         return self.method not in ("ngram", "suffix")
 
-    def head(self, backend: Backend, target: Any, outline: bool) -> Head:
+    def head(self, backend: Backend, served: ServedModel, outline: bool) -> Head:
         """Read the graphs over `backend`'s weights. ModelError, ConfigError: the drafter does not fit the target."""
-        if not isinstance(target, LoadedModel):
-            raise ConfigError(f"speculation with method {self.method} needs a target of Quire's own families")
+        target = served.own(f"speculation with method {self.method}")
         if self.method == "mtp" and self.path is None:
             return read_mtp(backend, target, outline)
         assert self.path is not None

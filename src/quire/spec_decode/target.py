@@ -6,21 +6,21 @@ from dataclasses import replace
 
 from quire.devices.protocol import Backend
 from quire.errors import ConfigError
-from quire.model.loaded import LoadedModel, ServedModel
-from quire.model.pack import Packed, Packer, WeightTypes
+from quire.model.loaded import ServedModel
+from quire.model.packing import Packed, Packer, WeightTypes
 from quire.model.parts.embedding import Head
 from quire.model.parts.source import Given
 from quire.model.shard import WHOLE
 from quire.model.tensors import Tensors
 
 
-def drafting_target(model: ServedModel, backend: Backend, outline: bool = False) -> ServedModel:
+def drafting_target(served: ServedModel, backend: Backend, outline: bool = False) -> ServedModel:
     """Return the model for a drafter on one rank: its head is whole, so that logits need no other rank.
 
     ConfigError: the head cannot be read again.
     """
-    if not isinstance(model, LoadedModel) or model.shard.whole or model.spec.head is None:
-        return model
+    if served.shard.whole or (model := served.own("speculation")).spec.head is None:
+        return served
     config = model.spec
     assert config.head is not None
     tied = config.tied and not (config.head.bias or config.embedding.spare_tokens)
@@ -40,7 +40,7 @@ def drafting_target(model: ServedModel, backend: Backend, outline: bool = False)
 
 def own_head_bytes(target: ServedModel, model: ServedModel) -> int:
     """Return the bytes of the head that a drafter's target has beside the rank's share."""
-    if target is model or not isinstance(target, LoadedModel) or target.decoder.head is None:
+    own = None if target is model else target.own("speculation").decoder
+    if own is None or own.head is None or own.head.weight is own.table:
         return 0
-    head = target.decoder.head.weight
-    return 0 if head is target.decoder.table else head.nbytes
+    return own.head.weight.nbytes

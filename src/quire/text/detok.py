@@ -1,97 +1,22 @@
-"""Token ids to text as they come, on bytes: no split character, no leaked stop string. Knows one output.
-
-A stop string ends the text at the first character that completes one; of two completed by the same character
-the longer counts. That rule sees characters alone, so how tokens split the text does not change the result.
-"""
+"""Token ids to text as they come, on bytes: no split character, no leaked stop string. Knows one output."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from codecs import utf_8_decode
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
-from quire.errors import EngineError, RequestError
+from quire.errors import EngineError
+from quire.lazy import Lazy
 from quire.params import SamplingParams
-from quire.text.tokenizer import Tokenizer, check_text
+from quire.text.tokenizer import Tokenizer
 
-MAX_STOP_CHARACTERS = 16384
-
-
-class StopMatcher:
-    """Finds the first of several strings in a stream of characters (Aho and Corasick 1975).
-
-    `depth` is the length of the longest end of the stream that could still become a stop string: what must be
-    held back. Cost is constant per character, whatever the strings.
-    """
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        if sum(map(len, stop)) > MAX_STOP_CHARACTERS:
-            raise RequestError(f"stop must be at most {MAX_STOP_CHARACTERS} characters in all", "stop")
-        self._next: list[dict[str, int]] = [{}]
-        self._depth = [0]
-        self._found: list[str | None] = [None]
-        for text in stop:
-            check_text(text, "stop")
-            self._insert(text)
-        self._fail = self._failures()
-        self._first = re.compile("[" + "".join(map(re.escape, self._next[0])) + "]")
-        self._state = 0
-
-    def _insert(self, text: str) -> None:
-        node = 0
-        for c in text:
-            if c not in self._next[node]:
-                self._next[node][c] = len(self._next)
-                self._next.append({})
-                self._depth.append(self._depth[node] + 1)
-                self._found.append(None)
-            node = self._next[node][c]
-        self._found[node] = text
-
-    def _failures(self) -> list[int]:
-        """Find each node's longest proper suffix, breadth first; inherits shorter matches."""
-        fail = [0] * len(self._next)
-        queue = list(self._next[0].values())
-        for node in queue:
-            for c, child in self._next[node].items():
-                fail[child] = self._step(fail, fail[node], c)
-                if self._found[child] is None:
-                    self._found[child] = self._found[fail[child]]
-                queue.append(child)
-        return fail
-
-    def _step(self, fail: list[int], state: int, c: str) -> int:
-        while (to := self._next[state].get(c)) is None:
-            if not state:
-                return 0
-            state = fail[state]
-        return to
-
-    @property
-    def depth(self) -> int:
-        return self._depth[self._state]
-
-    def feed(self, text: str, ignore: bool = False) -> tuple[int, str] | None:
-        """Take `text`; give the first match as (characters of `text` up to its end, stop string), or None.
-
-        With `ignore` matches are passed over, but their characters still count towards later ones.
-        """
-        state, at = self._state, 0
-        if not state:
-            first = self._first.search(text)
-            if first is None:
-                return None
-            at = first.start()
-        for i in range(at, len(text)):
-            state = self._step(self._fail, state, text[i])
-            found = self._found[state]
-            if found is not None and not ignore:
-                self._state = state
-                return i + 1, found
-        self._state = state
-        return None
+if TYPE_CHECKING:
+    from quire.text import stop_strings
+else:
+    stop_strings = Lazy("quire.text.stop_strings")
 
 
 def _incomplete_tail(data: bytes) -> bytes:
@@ -134,7 +59,7 @@ class Detokenizer:
         self.offsets: list[int] = []
         self._tokenizer = tokenizer
         self._table: Mapping[int, bytes] = tokenizer.pieces(skip_special_tokens)
-        self._matcher = StopMatcher(stop) if stop else None
+        self._matcher = stop_strings.StopMatcher(stop) if stop else None
         self._include_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
         # Only a tokenizer that joins tokens with spaces has any between special tokens.

@@ -1,29 +1,20 @@
-"""Finds the local directory or GGUF file of a model argument: a path, or a hub id that is fetched or found cached.
-
-`import huggingface_hub` is light; its client is imported when `snapshot_download` is first touched, so that
-serving a local directory never pays for it.
-"""
+"""Finds the local directory or GGUF file of a model argument: a path, or a hub id that is fetched or found cached."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-
-import huggingface_hub
+from typing import TYPE_CHECKING
 
 from quire.errors import ModelError
+from quire.lazy import Lazy
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-HUB_GGUF = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([\w-]+)")  # owner/name:Q4_K_M
+if TYPE_CHECKING:
+    from quire.weights import download
+else:
+    download = Lazy("quire.weights.download")
+
 LATER_PART = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}\.gguf")
-ABOUT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")  # config, tokenizer, chat template
-SAFETENSORS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-TORCH = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json")
-# Names that tools of quantization gave to the one file of weights.
-OTHER_SAFETENSORS = ("gptq_model-*.safetensors", "*bit*.safetensors", "*awq*.safetensors")
-ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-SUBFOLDERS = ("*/*",)
-SHIPPED = Path(__file__).parent.parent / "assets"
 
 
 def find_model(
@@ -50,54 +41,18 @@ def find_model(
         raise ModelError(
             f"{model} is a file; give a GGUF file, or the directory that holds config.json and the weights"
         )
-    quantized = HUB_GGUF.fullmatch(model)
-    if quantized is not None:
-        pattern = f"*{quantized[2]}*.gguf"
-        return _only_gguf(_fetch(quantized[1], (pattern,), revision, download_dir, token), pattern)
-    if not HUB_ID.fullmatch(model):
-        raise ModelError(
-            f"{model!r} is neither an existing directory nor a Hugging Face id such as owner/name"
-        )
-    if not weights:
-        return _fetch(model, ABOUT, revision, download_dir, token)
-    directory = _fetch(model, (*ABOUT, *SAFETENSORS), revision, download_dir, token)
-    if not any(any(directory.glob(pattern)) for pattern in SAFETENSORS):
-        directory = _fetch(model, (*ABOUT, *TORCH, *OTHER_SAFETENSORS), revision, download_dir, token)
-    return directory
-
-
-def find_adapter(
-    adapter: str,
-    download_dir: str | None = None,
-    token: str | None = None,
-    roots: tuple[Path, ...] | None = None,
-) -> Path:
-    """Find an adapter's directory: a path, the name of a packaged one, or a hub id that is fetched. ModelError.
-
-    With `roots` a path must lie in one of them, links followed.
-    """
-    path = Path(adapter).expanduser()
-    named = HUB_ID.fullmatch(adapter) is not None and not path.is_dir()
-    if named and (SHIPPED / adapter / ADAPTER[0]).is_file():
-        return SHIPPED / adapter
-    if named:
-        return _fetch(adapter, ADAPTER, None, download_dir, token)
-    found = path.resolve()
-    if roots is not None and not any(found.is_relative_to(root.resolve()) for root in roots):
-        raise ModelError(f"{adapter!r:.300} is not in a directory of --lora-root, and no Hugging Face id")
-    if not found.is_dir():
-        raise ModelError(f"{adapter!r:.300} is neither a directory here nor a Hugging Face id")
-    return found
+    return download.fetch_model(model, revision, download_dir, weights, token)
 
 
 def _gguf_inside(directory: Path) -> Path:
     """Return the directory, or the GGUF file in it if that is the whole model."""
     if (directory / "config.json").exists() or not any(directory.glob("*.gguf")):
         return directory
-    return _only_gguf(directory, "*.gguf")
+    return only_gguf(directory, "*.gguf")
 
 
-def _only_gguf(directory: Path, pattern: str) -> Path:
+def only_gguf(directory: Path, pattern: str) -> Path:
+    """Find the one model in a directory of GGUF files. ModelError if there is not just one."""
     found = sorted(path for path in directory.glob(pattern) if not LATER_PART.fullmatch(path.name))
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
@@ -105,38 +60,3 @@ def _only_gguf(directory: Path, pattern: str) -> Path:
             f"{directory}: one model must match {pattern}, found {names}; name the file that you mean"
         )
     return found[0]
-
-
-def _fetch(
-    model: str, patterns: tuple[str, ...], revision: str | None, download_dir: str | None, token: str | None
-) -> Path:
-    at = f" at revision {revision}" if revision else ""
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                model,
-                revision=revision,
-                cache_dir=download_dir,
-                token=token,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(SUBFOLDERS),
-            )
-        )
-    except huggingface_hub.errors.GatedRepoError as error:
-        raise ModelError(
-            f"{model} is gated: accept its terms on its page, then log in with `hf auth login`"
-        ) from error
-    except huggingface_hub.errors.RevisionNotFoundError as error:
-        raise ModelError(f"{model} has no revision {revision!r}") from error
-    except huggingface_hub.errors.RepositoryNotFoundError as error:
-        raise ModelError(
-            f"{model} is not a directory here and not a model on the hub (or private: `hf auth login`)"
-        ) from error
-    except huggingface_hub.errors.LocalEntryNotFoundError as error:
-        raise ModelError(f"{model}{at} is not in the cache and the hub cannot be reached: {error}") from error
-    except huggingface_hub.errors.HFValidationError as error:
-        raise ModelError(
-            f"{model!r} is not an existing directory nor a valid Hugging Face id: {error}"
-        ) from error
-    except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise ModelError(f"{model}{at} cannot be fetched from the hub: {error}") from error

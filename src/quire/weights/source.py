@@ -6,15 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import ModelError
 from quire.files import read_json
+from quire.lazy import Lazy
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
-from quire.weights.checkpoint.tasks import with_task
 from quire.weights.gguf import is_gguf
 from quire.weights.readers import find_quantization
 
+if TYPE_CHECKING:
+    from quire.weights.checkpoint import tasks
+else:
+    tasks = Lazy("quire.weights.checkpoint.tasks")
+
+TASKS = "lora_adaptations"
+"""TASKS is the key of the config that names tasks: see `quire.weights.checkpoint.tasks`."""
 Change = Callable[[Checkpoint], Checkpoint]
 
 
@@ -49,7 +56,8 @@ def open_source(path: Path, changes: Mapping[str, Any] | None = None) -> Source:
         where = str(config_path)
 
         def plain(change: Change = unchanged) -> Checkpoint:
-            return with_task(change(stored()), config, where)
+            found = change(stored())
+            return found if config.get(TASKS) is None else tasks.with_task(found, config, where)
 
         return Source(path, where, config, generation, plain)
     reader = quantization.reader()

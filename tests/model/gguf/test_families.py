@@ -18,8 +18,8 @@ from quire.files import read_json
 from quire.model.families import read_model
 from quire.model.families.names import TensorNames
 from quire.model.gguf.architectures import ARCHITECTURES
-from quire.model.load import inspect_model, load_model, open_checkpoint_files
-from quire.model.pack import wanted_tensors
+from quire.model.load import open_checkpoint_files
+from quire.model.packing import wanted_tensors
 from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.source import Piece, Use
 from quire.model.tensors import Tensors
@@ -28,6 +28,7 @@ from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.schemes import Kept
 from tests.model.gguf.converter import write
 from tests.model.tiny_models import SMALL, VARIANTS, YARN, Session, make_model
+from tests.models import inspect_model, load_model
 
 # GGUF's name for a variant of tiny_models.
 CASES = {

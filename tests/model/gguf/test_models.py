@@ -22,12 +22,13 @@ from quire.model.cost import matrices
 from quire.model.gguf import read_gguf
 from quire.model.gguf.adapted import by_family_names, family_names
 from quire.model.info import EngineLimits, Reading
-from quire.model.load import inspect_model, open_checkpoint_files
+from quire.model.load import open_checkpoint_files
 from quire.model.parts.rope import RopeSpec
 from quire.weights.gguf.kinds import KINDS
 from quire.weights.tokenizer import open_tokenizer
 from tests.adapter_files import write_adapter
 from tests.gguf_files import add_config, add_tokenizer, finish, write_gguf
+from tests.models import inspect_model
 from tests.tiny import BOS, CONFIG, EOS, write_checkpoint
 
 Made = Callable[..., tuple[str, str]]

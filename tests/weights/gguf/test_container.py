@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from quire.errors import ModelError, QuireError
 from quire.model.gguf import read_gguf
-from quire.model.load import inspect_model
 from quire.weights.gguf import container
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.tokenizer import read_tokenizer
 from tests.gguf_files import finish, write_gguf
+from tests.models import inspect_model
 from tests.tiny import write_checkpoint
 
 U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10

@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from quire.client.logprobs import likeliest
-from quire.client.outputs import CompletionOutput, Logprob, OutputStream
+from quire.client.logprobs import Logprob, likeliest
+from quire.client.outputs import CompletionOutput, OutputStream
 from quire.errors import RequestError
 from quire.params import SamplingParams, StructuredOutputsParams
 

@@ -17,7 +17,7 @@ CONNECT_TIMEOUT = 600.0  # seconds; a long prompt sends nothing for a while
 
 
 @dataclass(slots=True)
-class Piece:
+class AnswerPart:
     """A piece of an answer: text, and at its end the finish reason and the token counts."""
 
     text: str = ""
@@ -31,7 +31,7 @@ class Answerer(Protocol):
 
     @property
     def name(self) -> str: ...
-    def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[Piece]:
+    def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[AnswerPart]:
         """Yield the answer in pieces. With `more`, continue the last message, which is the assistant's. QuireError."""
         ...
 
@@ -50,14 +50,14 @@ class LocalAnswerer:
     def name(self) -> str:
         return self._llm.name
 
-    def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[Piece]:
+    def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[AnswerPart]:
         params = self._llm.default_params(**settings)
         shown = 0
         for output in self._llm.stream_chat(messages, params, continue_final_message=more):
             sample = output.outputs[0]
             text, shown = sample.text[shown:], len(sample.text)
             prompt = len(output.prompt_token_ids or ())
-            yield Piece(text, sample.finish_reason, prompt, len(sample.token_ids))
+            yield AnswerPart(text, sample.finish_reason, prompt, len(sample.token_ids))
 
     def count(self, messages: list[Message]) -> tuple[int, int]:
         return len(self._llm.chat_token_ids(messages)), self._llm.max_model_len
@@ -81,17 +81,17 @@ class RemoteAnswerer:
         self.name: str = model or names[0]
         self._longest = int(listed[0].get("max_model_len") or 0)
 
-    def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[Piece]:
+    def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[AnswerPart]:
         body = {"messages": messages, **settings}
         if more:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         return self._pieces("/v1/chat/completions", body)
 
-    def complete(self, prompt: str, settings: dict[str, Any]) -> Iterator[Piece]:
+    def complete(self, prompt: str, settings: dict[str, Any]) -> Iterator[AnswerPart]:
         """Yield the text that follows `prompt` in pieces. QuireError."""
         return self._pieces("/v1/completions", {"prompt": prompt, **settings})
 
-    def _pieces(self, path: str, body: dict[str, Any]) -> Iterator[Piece]:
+    def _pieces(self, path: str, body: dict[str, Any]) -> Iterator[AnswerPart]:
         body = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}, **body}
         finish: str | None = None
         for line in self._open(path, body):
@@ -107,7 +107,7 @@ class RemoteAnswerer:
             text = choice.get("text") or choice.get("delta", {}).get("content") or ""
             tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
             if text or usage:
-                yield Piece(text, finish, *tokens)
+                yield AnswerPart(text, finish, *tokens)
 
     def count(self, messages: list[Message]) -> tuple[int, int]:
         body = {"model": self.name, "messages": messages}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quire.commands.chat.answer import Answerer, Message, Piece
+from quire.commands.chat.answer import Answerer, AnswerPart, Message
 from quire.errors import QuireError
 
 CUT = "(cut at the token limit; /more goes on)"
@@ -23,7 +23,7 @@ class Session:
         self._settings = settings
         self._system = system
         self._messages: list[Message] = []
-        self._last: Piece | None = None
+        self._last: AnswerPart | None = None
         self._times = (0.0, 0.0, 0.0)  # start, first and last piece of the last answer
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "/help": (self._help, "list the commands"),

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire import _native
-from quire.devices.cpu.adapters import AdapterPacker
 from quire.devices.cpu.errors import native_errors
 from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
 from quire.devices.cpu.pack import (
@@ -38,9 +37,15 @@ from quire.devices.protocol import (
     WeightType,
 )
 from quire.errors import EngineError
+from quire.lazy import Lazy
 from quire.weights.layouts import AnyLayout
 from quire.weights.schemes import Quantized, multiplies_integers
 from quire.weights.tensor import QuantTensor
+
+if TYPE_CHECKING:
+    from quire.devices.cpu import adapters
+else:
+    adapters = Lazy("quire.devices.cpu.adapters")
 
 
 class NativeBackend:
@@ -111,8 +116,8 @@ class NativeBackend:
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> NativeExecutable:
         if not isinstance(kv, NativeKVCache):
             raise EngineError(f"the native backend got a KV cache of {type(kv).__name__}")
-        adapting = AdapterPacker(self.isa, self.pool)
-        return NativeExecutable(self._record(graph, kv.spec, limits), kv, limits, adapting)
+        recording = self._record(graph, kv.spec, limits)
+        return NativeExecutable(recording, kv, limits, lambda: adapters.AdapterPacker(self.isa, self.pool))
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         return int(self._record(graph, kv_spec, limits).plan.workspace_bytes)

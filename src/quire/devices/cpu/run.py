@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire import _native
-from quire.devices.adapters import Adapter
-from quire.devices.cpu.adapters import AdapterPacker
 from quire.devices.cpu.errors import NATIVE, engine_error, native_errors
 from quire.devices.cpu.record import Recording
 from quire.devices.host import HostLogits
 from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelInput
+
+if TYPE_CHECKING:
+    from quire.devices.adapters import Adapter
+    from quire.devices.cpu.adapters import AdapterPacker
 
 
 def layer_tuples(spec: KVSpec) -> list[tuple[int, int]]:
@@ -61,7 +64,11 @@ class NativeExecutable:
     """A finished plan bound to a cache. One step at a time; views are overwritten by the next call."""
 
     def __init__(
-        self, recording: Recording, cache: NativeKVCache, limits: Limits, adapting: AdapterPacker
+        self,
+        recording: Recording,
+        cache: NativeKVCache,
+        limits: Limits,
+        adapting: Callable[[], AdapterPacker],
     ) -> None:
         self._plan = plan = recording.plan
         self._recording, self._adapting = recording, adapting
@@ -108,7 +115,7 @@ class NativeExecutable:
         return self._hidden[: self._plan.num_logit_rows if self._has_head else self._num_tokens]
 
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
-        changes = None if adapter is None else self._adapting.changes(adapter, self._recording)
+        changes = None if adapter is None else self._adapting().changes(adapter, self._recording)
         with native_errors:
             return int(self._plan.set_adapter(slot, changes))
 

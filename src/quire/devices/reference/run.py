@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
-from quire.devices.graph import Graph, Interpreter
+from quire.devices.graph import Evaluator, Graph
 from quire.devices.host import HostLogits, check_input
 from quire.devices.protocol import (
     FloatArray,
@@ -24,7 +24,7 @@ class ReferenceExecutable:
         self._graph, self._kv, self._limits = graph, kv, limits
         self._logits = np.full((limits.max_logit_rows, graph.vocab_size), np.nan, np.float32)
         self._hidden = np.empty((0, graph.hidden_size), np.float32)
-        self._interpreter = Interpreter(graph, FORMULAS)
+        self._evaluator = Evaluator(graph, FORMULAS)
         self._step: ReferenceStep | None = None
         self._adapters: dict[int, Adapter] = {}
 
@@ -32,7 +32,7 @@ class ReferenceExecutable:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         check_slots(self._adapters, inputs)
         self._step = ReferenceStep(inputs, self._kv, StepAdapters(self._adapters, inputs))
-        self._hidden = self._interpreter.hidden(self._step)
+        self._hidden = self._evaluator.hidden(self._step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
     def logits(self, start: int, stop: int) -> HostLogits:
@@ -48,7 +48,7 @@ class ReferenceExecutable:
         view = self._logits[: stop - start]
         if stop > start:
             self._step.adapters.narrow(start, stop)
-            view[:] = self._interpreter.logits(self._step, self._hidden[start:stop])
+            view[:] = self._evaluator.logits(self._step, self._hidden[start:stop])
         return HostLogits(view)
 
     def hidden(self) -> FloatArray:

@@ -19,15 +19,14 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
+from quire.devices.foreign import ForeignModel
 from quire.devices.formulas import Formulas
 from quire.devices.graph import Graph, record
 from quire.devices.ops import Op, Value
 from quire.devices.protocol import (
     Attention,
     FloatDtype,
-    ForeignModel,
     KVCache,
-    KVDtype,
     KVSpec,
     Limits,
     ModelInput,
@@ -36,7 +35,7 @@ from quire.devices.torch.attention import attend
 from quire.devices.torch.backend import TorchBackend, own_cache
 from quire.devices.torch.cache import DTYPES, TorchKVCache, TorchStep
 from quire.devices.torch.run import TorchExecutable
-from quire.errors import ConfigError, ModelError, QuireError
+from quire.errors import ModelError, QuireError
 from quire.files import read_json
 from quire.pretrained import check_directory, load_pretrained
 
@@ -91,20 +90,10 @@ class TransformersModel:
     num_parameters: int
     eos_token_ids: tuple[int, ...]
     generation: dict[str, Any]
-    bidirectional: bool = False
-    segments: int = 0
-    has_head: bool = True
 
     @property
     def weight_bytes(self) -> int:
         return int(self.num_parameters * DTYPES[self.dtype].itemsize)
-
-    def kv_spec(self, dtype: KVDtype) -> KVSpec:
-        if dtype not in ("float32", "bfloat16", "float16"):
-            raise ConfigError(
-                f"--kv-cache-dtype {dtype} is for Quire's own families; this model runs through transformers"
-            )
-        return KVSpec(self.num_layers, self.num_kv_heads, self.head_dim, dtype)
 
     def outline(self) -> Graph:
         return Graph((), 0, Value(0), Value(0), self.vocab_size, self.hidden_size)
@@ -336,7 +325,9 @@ FORMULAS: Formulas = {
 def _check(info: TransformersModel, model: Any, paged: PagedAttention, graph: Graph) -> None:
     """Generate from two prompts over the cache, and compare with each text by itself in transformers' own attention."""
     texts = [[token % info.vocab_size for token in prompt] for prompt in CHECKED]
-    cache = TorchKVCache(info.kv_spec("float32"), 2 * len(texts), 8, "cpu")
+    cache = TorchKVCache(
+        KVSpec(info.num_layers, info.num_kv_heads, info.head_dim, "float32"), 2 * len(texts), 8, "cpu"
+    )
     executable = TorchExecutable(graph, cache, Limits(32, 2, 32), torch.get_num_threads(), FORMULAS)
     done = [0] * len(texts)
     for _ in range(CHECKED_STEPS):

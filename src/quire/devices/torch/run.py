@@ -12,7 +12,7 @@ import torch
 from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.formulas import Formulas
-from quire.devices.graph import Interpreter
+from quire.devices.graph import Evaluator
 from quire.devices.host import HostLogits, check_input
 from quire.devices.protocol import FloatArray, Graph, IntArray, Limits, ModelInput
 from quire.devices.sampling import Logits, Samples, TokenMask
@@ -54,7 +54,7 @@ class TorchExecutable:
         self, graph: Graph, kv: TorchKVCache, limits: Limits, threads: int, formulas: Formulas
     ) -> None:
         self._graph, self._kv, self._limits = graph, kv, limits
-        self._interpreter = Interpreter(graph, formulas)
+        self._evaluator = Evaluator(graph, formulas)
         self._step: TorchStep | None = None
         self._hidden: Any = None
         self._adapters: dict[int, Adapter] = {}
@@ -65,7 +65,7 @@ class TorchExecutable:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         check_slots(self._adapters, inputs)
         self._step = TorchStep(inputs, self._kv, StepAdapters(self._adapters, inputs))
-        self._hidden = self._interpreter.hidden(self._step)
+        self._hidden = self._evaluator.hidden(self._step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
     @torch.inference_mode()
@@ -79,7 +79,7 @@ class TorchExecutable:
         if start == stop:
             return TorchLogits(self._hidden.new_empty((0, self._graph.vocab_size), dtype=torch.float32))
         self._step.adapters.narrow(start, stop)
-        return TorchLogits(self._interpreter.logits(self._step, self._hidden[start:stop]))
+        return TorchLogits(self._evaluator.logits(self._step, self._hidden[start:stop]))
 
     def hidden(self) -> FloatArray:
         return _numpy(self._hidden.float())

@@ -15,7 +15,7 @@ from quire.model.gguf.architectures import ARCHITECTURES
 from quire.model.gguf.keys import Keys
 from quire.model.gguf.names import tensor_names
 from quire.model.info import Asked
-from quire.model.pack import check_tensors, choose_dtype, own_quantization
+from quire.model.packing import check_tensors, choose_dtype, own_quantization
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import WHOLE
 from quire.weights.gguf.checkpoint import GGUFCheckpoint

@@ -7,7 +7,7 @@ from quire.model.families.config import ConfigReader
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.source import Listing
-from quire.model.split_matrices import ApartCheckpoint, Piece
+from quire.model.split_matrices import ApartCheckpoint, TensorPart
 from quire.model.tensors import Tensors
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.tensor import Array
@@ -24,14 +24,14 @@ def by_family_names(
     """Give matrices that both formats store alike the family's `names`."""
     listing, theirs, ours = Listing(), Tensors(config, names), Tensors(config, own)
     Decoder(config, listing)
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorPart] = {}
     for piece in listing.pieces:
         wanted, found = theirs.part(piece).tensors, ours.part(piece).tensors
         if len(piece.shape) < 2 or names.transposed or not len(wanted) == len(found) == 1:
             continue
         (name, shape), (source, stored) = wanted[0], found[0]
         if shape == stored:
-            pieces[name] = Piece(source, _whole, shape)
+            pieces[name] = TensorPart(source, _whole, shape)
     return ApartCheckpoint(checkpoint, pieces)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quire.client.front import Front
+from quire.client.requests import Front
 from quire.serve.errors import unsupported
 
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from quire.client.outputs import Logprob, OutputStream
+from quire.client.logprobs import Logprob
+from quire.client.outputs import OutputStream
 from quire.text.detok import Detokenizer
 from quire.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.client.front import Front
+from quire.client.requests import Front
 from quire.params import BeamRules, RepetitionDetectionParams, SamplingParams
 from quire.serve.errors import invalid
 from quire.serve.openai.protocol import SamplingFields

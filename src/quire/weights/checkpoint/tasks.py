@@ -16,7 +16,8 @@ from quire.errors import ModelError
 from quire.weights.checkpoint.protocol import Checkpoint, Unquantized
 from quire.weights.tensor import Array
 
-TASKS, TASK = "lora_adaptations", "lora_task"  # keys of the config; the second is Quire's own
+TASKS = "lora_adaptations"
+TASK = "lora_task"  # Quire's own key of the config
 DEFAULT = "text-matching"
 BEFORE, AFTER = "parametrizations.weight", "weight"
 MAX_TASKS, MAX_RANK = 64, 4096
@@ -79,10 +80,8 @@ class TaskCheckpoint(Unquantized):
 
 
 def with_task(inner: Checkpoint, config: Mapping[str, Any], where: str) -> Checkpoint:
-    """The checkpoint with the change of the config's task; as it is if its config names no tasks. ModelError."""
+    """The checkpoint with the change of the config's task. ModelError."""
     tasks = config.get(TASKS)
-    if tasks is None:
-        return inner
     if not isinstance(tasks, list) or not 1 <= len(tasks) <= MAX_TASKS or not all(map(_is_text, tasks)):
         raise ModelError(f"{where}: {TASKS} must be a list of names, got {tasks!r:.200}")
     rank, alpha, task = config.get("lora_rank"), config.get("lora_alpha"), config.get(TASK, DEFAULT)

@@ -17,7 +17,7 @@ DROPPED = ("*.index.json", BUILT, BUILT_RANKS)
 TOKENIZER = "tokenizer.json"
 
 
-def copy_companions(source: Path, target: Path) -> None:
+def copy_side_files(source: Path, target: Path) -> None:
     """Copy the files beside the weights; for a GGUF file, write the files that it stands in for."""
     if is_gguf(source):
         open_tokenizer(source).save(target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire import LLM
-from quire.client.front import Front
+from quire.client.requests import Front
 from quire.errors import RequestError
 from quire.params import SamplingParams
 
