@@ -272,3 +272,17 @@ def test_a_branch_that_fails_keeps_what_it_has(backend: Counting, trace: bool) -
         bad["never"]
     assert state.text() == "One four"
     assert backend.num_requests == 1
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_a_stream_has_what_a_join_appends(backend: Counting, trace: bool) -> None:
+    @sgl.function(trace=trace)
+    def both(s: Any) -> None:
+        s += "A cat"
+        branches = s.fork(2)
+        branches += sgl.gen("word", max_tokens=3)
+        branches.join("concate_and_append")
+        s += "." + sgl.gen("end", max_tokens=3)
+
+    state = both.run(temperature=0, stream=True)
+    assert "".join(state.text_iter()) == state.text()
