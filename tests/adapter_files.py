@@ -45,11 +45,11 @@ def write_adapter(
         if dora:
             tensors[f"{PREFIX}{module}.lora_magnitude_vector"] = normal(rng, out) * 0.1 + 1
     if tables:
-        rows, width = shapes[f"{names.embedding}.weight"]
-        tensors[f"{PREFIX}{names.embedding}.lora_embedding_A"] = normal(rng, rank, rows) * 0.3
-        tensors[f"{PREFIX}{names.embedding}.lora_embedding_B"] = normal(rng, width, rank) * 0.3
-        add(tensors, f"{PREFIX}{names.head}", rng, rows, width, rank)
-        tensors[f"{PREFIX}{names.norm}.weight"] = normal(rng, width) * 0.2 + 1
+        rows, width = shapes[f"{names['embedding']}.weight"]
+        tensors[f"{PREFIX}{names['embedding']}.lora_embedding_A"] = normal(rng, rank, rows) * 0.3
+        tensors[f"{PREFIX}{names['embedding']}.lora_embedding_B"] = normal(rng, width, rank) * 0.3
+        add(tensors, f"{PREFIX}{names['head']}", rng, rows, width, rank)
+        tensors[f"{PREFIX}{names['norm']}.weight"] = normal(rng, width) * 0.2 + 1
     about = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "use_dora": dora, **config}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(about))

@@ -163,7 +163,7 @@ def edit(**changes: Any) -> Callable[[Path], None]:
         (flip("weights.bin", 12345), "were altered"),
         (flip("weights.bin", -1), "were altered"),
         (flip("engine.json", 4000), "altered|not an engine's manifest"),
-        (edit(format=99), "format 99, this version of Quire reads 11"),
+        (edit(format=99), "format 99, this version of Quire reads 12"),
         (edit(engine={}), "altered"),
         (edit(checksum=3), "not an engine's manifest"),
         (lambda engine: (engine / "weights.bin").unlink(), "cannot be read"),

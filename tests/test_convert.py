@@ -259,6 +259,7 @@ def about(manifest: dict[str, Any]) -> dict[str, Any]:
         (lambda m: m.update(more=1), "not an engine's manifest"),
         (lambda m: m["names"].update(layer="model.layers.{i:999999999}."), "layer cannot be"),
         (lambda m: m["names"].update(layer="{i.__class__}"), "layer cannot be"),
+        (lambda m: m["names"]["modules"].update(spread="{s.__class__}"), "spread cannot be"),
         (lambda m: m["names"].update(sublayers=1 << 40), "sublayers must be"),
         (
             lambda m: m["spec"]["layers"].append(m["spec"]["layers"][0]),

@@ -183,7 +183,7 @@ def test_stacked_experts_and_outputs_as_columns_come_apart(family: str, name: Na
         for n in apart.names()
         if n.endswith(".weight") and len(apart.shape(n)) == 2 and ".wte" not in n and ".wpe" not in n
     }
-    tables = {plain.embedding, plain.head}
+    tables = {plain["embedding"], plain["head"]}
     assert packed == of_layers - set(kept) - tables
     right, got = logits(source), logits(tmp_path / "out")
     assert np.abs(got - right).std() < (0.4 if name == "fp8" else 0.9) * right.std()

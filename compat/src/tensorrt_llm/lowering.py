@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from msgspec.structs import replace
 
 from quire.build import Source
 from quire.config import EngineConfig
@@ -20,7 +19,7 @@ from quire.engine.source import asked_quantization
 from quire.errors import ConfigError
 from quire.model.checkpoint import OpenedFiles, OpenModel, model_info
 from quire.model.families.config import ConfigReader
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import parse_rope
 from quire.model.packing import check_tensors, choose_dtype, own_quantization
 from quire.model.parts.decoder import DecoderConfig
@@ -38,7 +37,7 @@ from tensorrt_llm.parameter import Parameter
 
 T = TypeVar("T")
 WHERE = "the network"
-NAMES = TensorNames(attention_post_norm="attention_post_norm", mlp_post_norm="mlp_post_norm")
+NAMES = LLAMA_NAMES.changed({"attention_post_norm": "attention_post_norm", "mlp_post_norm": "mlp_post_norm"})
 SHAPES = (
     "it must be an embedding of the token ids; layers that add attention and an MLP to their input, with norms before "
     "or after them; a norm; and a linear layer without anything after it"
@@ -64,7 +63,9 @@ def open_network(network: Network, dtype: str, quantized: Quantization | None) -
     read = _read(network.output)
     spec = _spec(network, read)
     spec.check(WHERE)
-    names = replace(NAMES, interleaved=read.blocks[0].attention.positions is PositionEmbeddingType.rope_gptj)
+    names = NAMES.changed(
+        {"interleaved": read.blocks[0].attention.positions is PositionEmbeddingType.rope_gptj}
+    )
     checkpoint = NetworkWeights(_tensors(read, spec))
     wanted = check_tensors(spec, names, checkpoint, Path(WHERE))
     kept = choose_dtype(dtype, wanted, checkpoint)
@@ -331,26 +332,29 @@ def _tensors(read: _Decoder, spec: DecoderConfig) -> dict[str, Array]:
             if parameter is not None:
                 found[f"{module}.{kind}"] = _value(parameter, f"{where}.{kind}")
 
-    take(NAMES.embedding, read.embedding, "the embedding")
-    take(NAMES.norm, read.norm, "the final norm")
+    take(NAMES["embedding"], read.embedding, "the embedding")
+    take(NAMES["norm"], read.norm, "the final norm")
     if not spec.tied:
-        take(NAMES.head, read.head, "the head")
+        take(NAMES["head"], read.head, "the head")
     elif read.head.bias is not None:
-        found[f"{NAMES.head}.bias"] = _value(read.head.bias, "the head's bias")
+        found[f"{NAMES['head']}.bias"] = _value(read.head.bias, "the head's bias")
     for i, block in enumerate(read.blocks):
         prefix, where = NAMES.layer.format(i=i), f"layer {i}: "
         for name in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"):
-            take(prefix + getattr(NAMES, name), getattr(block, name), where + name)
+            take(prefix + NAMES[name], getattr(block, name), where + name)
         attention, mlp = block.attention, block.mlp
-        for name, norm in ((NAMES.q_norm, attention.q_layernorm), (NAMES.k_norm, attention.k_layernorm)):
+        for name, norm in (
+            (NAMES["attention.q_norm"], attention.q_layernorm),
+            (NAMES["attention.k_norm"], attention.k_layernorm),
+        ):
             take(prefix + name, norm, where + "qk_layernorm")
-        take(prefix + NAMES.out, attention.dense, where + "dense")
-        take(prefix + NAMES.down, mlp.proj, where + "proj")
+        take(prefix + NAMES["attention.out"], attention.dense, where + "dense")
+        take(prefix + NAMES["mlp.down"], mlp.proj, where + "proj")
         if isinstance(mlp, GatedMLP):
-            take(prefix + NAMES.gate, mlp.fc, where + "fc")
-            take(prefix + NAMES.up, mlp.gate, where + "gate")
+            take(prefix + NAMES["mlp.gate"], mlp.fc, where + "fc")
+            take(prefix + NAMES["mlp.up"], mlp.gate, where + "gate")
         else:
-            take(prefix + NAMES.up, mlp.fc, where + "fc")
+            take(prefix + NAMES["mlp.up"], mlp.fc, where + "fc")
         _split_qkv(found, prefix, attention, where)
     return found
 
@@ -358,7 +362,11 @@ def _tensors(read: _Decoder, spec: DecoderConfig) -> dict[str, Array]:
 def _split_qkv(found: dict[str, Array], prefix: str, attention: Attention, where: str) -> None:
     """Add the parts of the fused projection."""
     q, kv = attention.num_heads * attention.head_size, attention.num_kv_heads * attention.head_size
-    bounds = {NAMES.q: (0, q), NAMES.k: (q, q + kv), NAMES.v: (q + kv, q + 2 * kv)}
+    bounds = {
+        NAMES["attention.q"]: (0, q),
+        NAMES["attention.k"]: (q, q + kv),
+        NAMES["attention.v"]: (q + kv, q + 2 * kv),
+    }
     for kind in ("weight", "bias"):
         parameter = getattr(attention.qkv, kind)
         if parameter is None:

@@ -148,7 +148,7 @@ class AdapterSource:
 
     def _embedding(self) -> Draft | None:
         """Draft the adapter's change of the rows of the embedding [V, D]."""
-        table, outputs = self._base.names.embedding, self._width
+        table, outputs = self._base.names["embedding"], self._width
         draft, stored = Draft(outputs, table), (self._spec.embedding.stored_tokens, outputs)
         pair = self.names.pair(table, embedding=True)
         if pair is not None:
@@ -169,22 +169,22 @@ class AdapterSource:
         base, names, spec = self._base, self._base.names, self._spec
         stored = spec.embedding.stored_tokens, self._width
         own = base.shard.columns(spec.vocab_size)
-        draft = Draft(len(own), names.head)
+        draft = Draft(len(own), names["head"])
 
         def mine(values: FloatArray) -> FloatArray:
             return self._padded(values)[own.start : own.stop]
 
-        whole = self.names.whole(f"{names.head}.weight", stored, table=True)
-        tokens = self.names.token_rows(names.head, stored)
+        whole = self.names.whole(f"{names['head']}.weight", stored, table=True)
+        tokens = self.names.token_rows(names["head"], stored)
         if spec.tied:
-            table = self.names.whole(f"{names.embedding}.weight", stored, table=True)
+            table = self.names.whole(f"{names['embedding']}.weight", stored, table=True)
             whole = table if whole is None and table is not None and len(table) > stored[0] else whole
-            tokens = tokens or self.names.token_rows(names.embedding, stored)
+            tokens = tokens or self.names.token_rows(names["embedding"], stored)
         draft.whole = None if whole is None else mine(whole)
-        pair = self.names.pair(names.head)
+        pair = self.names.pair(names["head"])
         if pair is not None:
-            self._check_table(len(pair.up), pair, names.head)
-            self._check_shape(pair, names.head, (len(pair.up), stored[1]))
+            self._check_table(len(pair.up), pair, names["head"])
+            self._check_shape(pair, names["head"], (len(pair.up), stored[1]))
             draft.add(pair, mine, 0)
         added = set(
             range(stored[0], max(0 if whole is None else len(whole), 0 if pair is None else len(pair.up)))
@@ -237,7 +237,7 @@ class AdapterSource:
     def _add(self, draft: Draft, part: Part, shape: tuple[int, ...], start: int, use: Use) -> None:
         name, stored = part.tensors[0]
         module = name.removesuffix(".weight")
-        if module in (self._base.names.embedding, self._base.names.head):
+        if module in (self._base.names["embedding"], self._base.names["head"]):
             return  # see `embedding` and `head`
         if use in ("table", "positions"):
             if self.names.whole(name, stored) is not None or self.names.pair(module, embedding=True):

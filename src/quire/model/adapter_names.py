@@ -191,7 +191,7 @@ class AdapterNames:
                 name = own + rest
                 break
         router = re.fullmatch(r"(.*\.\d+\.)mlp\.gate", name)
-        return f"{router[1]}{self._names.router}" if router and self._mixture is not None else name
+        return f"{router[1]}{self._names['mixture.router']}" if router and self._mixture is not None else name
 
     def _enter(self, own: str, module: str, lora: LowRank) -> None:
         if own in self._modules or own in self._stacks:
@@ -207,16 +207,16 @@ class AdapterNames:
         if not is_down and (out, width) != (2 * inner, self._spec.hidden_size):
             raise ModelError(f"{self._files.path}: {module}: a change of {[out, width]} fits no experts")
         if names.expert_stack:
-            target = names.expert_down if is_down else names.expert_up
-            self._stacks[f"{fused['layer']}{names.experts}{target}"] = lora, module
+            target = names["mixture.expert.down"] if is_down else names["mixture.expert.up"]
+            self._stacks[f"{fused['layer']}{names['mixture.experts']}{target}"] = lora, module
             return
         for e in range(moe.routing.num_experts - moe.zero_experts):
-            prefix = f"{fused['layer']}{names.experts.format(e=e)}"
+            prefix = f"{fused['layer']}{names['mixture.experts'].format(e=e)}"
             if is_down:
-                self._modules[prefix + names.expert_down] = lora, module, e, None
+                self._modules[prefix + names["mixture.expert.down"]] = lora, module, e, None
             else:
-                self._modules[prefix + names.expert_gate] = lora, module, e, slice(0, inner)
-                self._modules[prefix + names.expert_up] = lora, module, e, slice(inner, 2 * inner)
+                self._modules[prefix + names["mixture.expert.gate"]] = lora, module, e, slice(0, inner)
+                self._modules[prefix + names["mixture.expert.up"]] = lora, module, e, slice(inner, 2 * inner)
 
     def _read(self, lora: LowRank, module: str, expert: int, rows: slice | None, transposed: bool) -> Pair:
         down, up = (self._files.values(lora.tensors[part]) for part in ("A", "B"))
@@ -263,8 +263,8 @@ class AdapterNames:
                     "serve the checkpoint, or convert the adapter"
                 )
             self._checkpoint = self._open()
-        if name == f"{self._names.head}.weight" and self._spec.tied:
-            name = f"{self._names.embedding}.weight"
+        if name == f"{self._names['head']}.weight" and self._spec.tied:
+            name = f"{self._names['embedding']}.weight"
         if name not in set(self._checkpoint.names()):
             raise ModelError(f"{self._files.path}: the base has no {name}")
         return np.array(self._checkpoint.get(name), np.float32)

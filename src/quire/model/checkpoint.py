@@ -131,7 +131,7 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     else:
         checkpoint, names = _opened(source, spec, names)
     if spec.head is not None and disagrees_on_head(source.config):
-        tied = f"{names.head}.weight" not in set(checkpoint.names())
+        tied = f"{names['head']}.weight" not in set(checkpoint.names())
         spec = msgspec.structs.replace(spec, head=msgspec.structs.replace(spec.head, tied=tied))
     wanted = check_tensors(spec, names, checkpoint, path)
     kept = choose_dtype(asked.dtype, wanted, checkpoint)

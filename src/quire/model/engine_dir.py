@@ -38,7 +38,7 @@ from quire.weights.tensor import Array, FloatDtype
 
 MANIFEST, WEIGHTS = BUILT, "weights.bin"
 EMBEDDING, HEAD = "embedding", "head"  # paths
-FORMAT = 11
+FORMAT = 12
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes
 MAX_PARTS = 256
@@ -247,10 +247,9 @@ def _check(path: Path, manifest: Manifest) -> None:
 
 def _check_names(path: Path, names: TensorNames) -> None:
     """Names are formatted with numbers, so they may hold nothing else that format would read."""
-    for field in names.__struct_fields__:
-        value = getattr(names, field)
-        if field != "ignored" and isinstance(value, str) and set("{}") & {*_NUMBERS.sub("", value)}:
-            raise ModelError(f"{path}: {field} cannot be {value!r:.200}")
+    for module, name in {**names.modules, "layer": names.layer}.items():
+        if set("{}") & {*_NUMBERS.sub("", name)}:
+            raise ModelError(f"{path}: {module:.200} cannot be {name!r:.200}")
     if not 1 <= names.sublayers <= MAX_SUBLAYERS:
         raise ModelError(f"{path}: sublayers must be from 1 to {MAX_SUBLAYERS}, got {names.sublayers}")
 

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from quire.errors import ModelError
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.mixture import MixtureConfig
 from quire.model.split_matrices import ApartCheckpoint, TensorPart
@@ -79,7 +79,12 @@ def stacks_apart(spec: DecoderConfig, names: TensorNames, stored: Checkpoint) ->
 def experts_apart(names: TensorNames) -> TensorNames:
     """Adapt the names of a family that stacks its experts to split ones."""
     layer = names.layer.format(i=0)
-    return names.fitted([f"{layer}{names.experts}0.", f"{layer}{names.shared}{names.shared_gate_up}.weight"])
+    return names.fitted(
+        [
+            f"{layer}{names['mixture.experts']}0.",
+            f"{layer}{names['mixture.shared']}{names['mixture.shared.gate_up']}.weight",
+        ]
+    )
 
 
 def _of_layer(
@@ -115,18 +120,23 @@ def _stacks(
     count = mixture.routing.num_experts - mixture.zero_experts
     inner, d = mixture.intermediate_size, mixture.hidden_size
     if names.expert_stack:
-        whole, up, down = layer + names.experts, names.expert_up, names.expert_down
-        own, halves = TensorNames(), names.expert_halves
-        prefix = f"{names.experts}{{e}}."
+        whole, up, down = (
+            layer + names["mixture.experts"],
+            names["mixture.expert.up"],
+            names["mixture.expert.down"],
+        )
+        own, halves = LLAMA_NAMES, names.expert_halves
+        prefix = f"{names['mixture.experts']}{{e}}."
     else:
-        whole, up, down = layer + names.experts.partition("{e}")[0], "gate_up_proj", "down_proj"
-        own, halves, prefix = names, True, names.experts
+        whole, up, down = layer + names["mixture.experts"].partition("{e}")[0], "gate_up_proj", "down_proj"
+        own, halves, prefix = names, True, names["mixture.experts"]
     gate_name, up_name, down_name = (
-        prefix + module for module in (own.expert_gate, own.expert_up, own.expert_down)
+        prefix + module
+        for module in (own["mixture.expert.gate"], own["mixture.expert.up"], own["mixture.expert.down"])
     )
     found: list[tuple[str, tuple[str, ...], int, int]]
-    if names.expert_gate_apart:
-        found = [(names.expert_gate_apart, (gate_name,), inner, d), (up, (up_name,), inner, d)]
+    if names["mixture.expert.gate_apart"]:
+        found = [(names["mixture.expert.gate_apart"], (gate_name,), inner, d), (up, (up_name,), inner, d)]
     else:
         found = [(up, (gate_name, up_name), 2 * inner, d)]
     for name, modules, out, width in (*found, (down, (down_name,), d, inner)):

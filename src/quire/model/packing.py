@@ -215,7 +215,7 @@ def check_tensors(
     missing = [name for name in expected if name not in present]
     if missing:
         raise ModelError(f"{directory}: missing {_list(missing)}; the checkpoint does not match config.json")
-    tied = {f"{names.head}.weight"} if config.tied else set()
+    tied = {f"{names['head']}.weight"} if config.tied else set()
     left = sorted(
         name
         for name in present - expected.keys() - tied
@@ -227,7 +227,7 @@ def check_tensors(
         )
     wanted = dict(expected)
     for name in tied & present:
-        wanted[name] = expected[f"{names.embedding}.weight"]
+        wanted[name] = expected[f"{names['embedding']}.weight"]
     for name, tensor in wanted.items():
         if checkpoint.shape(name) != tensor.shape:
             found = list(checkpoint.shape(name))
@@ -312,7 +312,7 @@ def own_quantization(
 
 def _check_tied_head(config: DecoderConfig, names: TensorNames, checkpoint: Checkpoint) -> None:
     """Check that a checkpoint that also stores a tied head stores the embedding's values."""
-    head, embedding = f"{names.head}.weight", f"{names.embedding}.weight"
+    head, embedding = f"{names['head']}.weight", f"{names['embedding']}.weight"
     if not config.tied or head not in set(checkpoint.names()):
         return
     if not _equal(checkpoint.get(head), checkpoint.get(embedding)):

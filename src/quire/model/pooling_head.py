@@ -125,8 +125,8 @@ def _from_tokens(directory: Path, tokens: Any, checkpoint: Checkpoint, names: Te
     ids = [-1 if (found := tokenizer.token_to_id(token)) is None else found for token in tokens]
     if -1 in ids:
         raise ModelError(f"classifier_from_token: {tokens[ids.index(-1)]!r} is no token of {directory}")
-    head = f"{names.head}.weight"
-    whole = checkpoint.get(head if head in set(checkpoint.names()) else f"{names.embedding}.weight")
+    head = f"{names['head']}.weight"
+    whole = checkpoint.get(head if head in set(checkpoint.names()) else f"{names['embedding']}.weight")
     rows: Vector = whole[ids].astype(np.float64)
     return Dense(rows[1:] - rows[:1] if len(ids) == 2 else rows, None, None)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import DecoderConfig
@@ -22,7 +21,10 @@ from quire.weights.layouts import AnyLayout
 from quire.weights.parts import Take
 from quire.weights.tensor import Array, QuantTensor, Rows
 
-LINEAR = ("q", "k", "v", "qkv", "out", "gate", "up", "gate_up", "down")  # fields of TensorNames
+LINEAR = (
+    *(f"attention.{name}" for name in ("q", "k", "v", "qkv", "out")),
+    *(f"mlp.{name}" for name in ("gate", "up", "gate_up", "down")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,12 @@ def taken_apart(
         if config.mixture is not None and own.expert_stack:
             pieces |= _experts(config.mixture, own, layer)
         if names.transposed:
-            modules = {f"{layer}{module}.weight" for field in LINEAR if (module := getattr(own, field))}
+            modules = {f"{layer}{module}.weight" for path in LINEAR if (module := own[path])}
             for name in sorted(modules & present):
                 if turns(name):
                     pieces[name] = TensorPart(name, lambda array: array.T, checkpoint.shape(name)[::-1])
     apart = ApartCheckpoint(checkpoint, pieces)
-    plain = replace(names, transposed=False)
+    plain = names.changed({"transposed": False})
     return apart, plain.fitted(apart.names())
 
 
@@ -109,7 +111,7 @@ def _experts(mixture: MixtureConfig, names: TensorNames, layer: str) -> dict[str
     pieces: dict[str, TensorPart] = {}
     count = mixture.routing.num_experts - mixture.zero_experts
     inner, d = mixture.intermediate_size, mixture.hidden_size
-    whole = layer + names.experts
+    whole = layer + names["mixture.experts"]
     for e in range(count):
         prefix = f"{whole}{e}."
         for module, name, rows, out, width in _matrices(names, inner, d):
@@ -118,26 +120,26 @@ def _experts(mixture: MixtureConfig, names: TensorNames, layer: str) -> dict[str
             )
         if mixture.bias:
             for module, name, rows, out in (
-                ("gate_proj", names.expert_up, slice(0, None, 2), inner),
-                ("up_proj", names.expert_up, slice(1, None, 2), inner),
-                ("down_proj", names.expert_down, slice(None), d),
+                ("gate_proj", names["mixture.expert.up"], slice(0, None, 2), inner),
+                ("up_proj", names["mixture.expert.up"], slice(1, None, 2), inner),
+                ("down_proj", names["mixture.expert.down"], slice(None), d),
             ):
                 pieces[f"{prefix}{module}.bias"] = TensorPart(
                     f"{whole}{name}_bias", _of_expert(False, e, rows), (out,)
                 )
-    if mixture.routing.shared and names.shared_gate_up is not None:
-        size, prefix = mixture.shared_intermediate_size, layer + names.shared
-        fused = f"{prefix}{names.shared_gate_up}.weight"
+    if mixture.routing.shared and names["mixture.shared.gate_up"]:
+        size, prefix = mixture.shared_intermediate_size, layer + names["mixture.shared"]
+        fused = f"{prefix}{names['mixture.shared.gate_up']}.weight"
         for module, rows in (("gate_proj", slice(0, size)), ("up_proj", slice(size, 2 * size))):
             pieces[f"{prefix}{module}.weight"] = TensorPart(fused, _rows(rows), (size, d))
-        down = f"{prefix}{names.shared_down}.weight"
+        down = f"{prefix}{names['mixture.shared.down']}.weight"
         pieces[f"{prefix}down_proj.weight"] = TensorPart(down, _rows(slice(None)), (d, size))
     return pieces
 
 
 def _matrices(names: TensorNames, inner: int, d: int) -> Iterator[tuple[str, str, slice, int, int]]:
     """Yield (module, tensor of all experts, rows of it, rows and columns of the module)."""
-    apart, up = names.expert_gate_apart, names.expert_up
+    apart, up = names["mixture.expert.gate_apart"], names["mixture.expert.up"]
     if apart:
         first, second = slice(None), slice(None)
     elif names.expert_halves:
@@ -146,7 +148,7 @@ def _matrices(names: TensorNames, inner: int, d: int) -> Iterator[tuple[str, str
         first, second = slice(0, None, 2), slice(1, None, 2)
     yield "gate_proj", apart or up, first, inner, d
     yield "up_proj", up, second, inner, d
-    yield "down_proj", names.expert_down, slice(None), d, inner
+    yield "down_proj", names["mixture.expert.down"], slice(None), d, inner
 
 
 def _rows(rows: slice) -> Take:

@@ -65,14 +65,14 @@ class Folding:
         made = found.made
         kind = made.path.rpartition(".")[2] if isinstance(made, Normalize) else ""
         if kind in ("attention_norm", "mlp_norm"):
-            name = self.names.attention_norm if kind == "attention_norm" else self.names.mlp_norm
+            name = self.names["attention_norm"] if kind == "attention_norm" else self.names["mlp_norm"]
             return ("norm", f"{self.prefix}{name}") if self.layer.norm.weight else None
         if isinstance(made, GatedLinear) and made.activation != "clamped_swiglu" and not made.limit:
             tensors = noted.tensors(made.path)
             return ("rows", tensors[1].removesuffix(".weight")) if tensors and len(tensors) == 2 else None
         mixer, plain = self.layer.mixer, isinstance(made, Attend) and len(found.tensors) == 1
-        if plain and self.names.qkv is None and mixer is not None and mixer.heads_apart:
-            return "rows", f"{self.prefix}{self.names.v}"
+        if plain and not self.names["attention.qkv"] and mixer is not None and mixer.heads_apart:
+            return "rows", f"{self.prefix}{self.names['attention.v']}"
         return None
 
     def _divide(self, producer: tuple[str, str], factors: FloatArray) -> None:

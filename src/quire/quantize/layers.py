@@ -101,7 +101,7 @@ class LayerRunner:
         others = tuple(self.names.layer.format(i=i) for i in range(self.spec.num_layers) if i != index)
 
         def wanted(name: str) -> bool:
-            return not name.startswith(others) and name != f"{self.names.head}.weight"
+            return not name.startswith(others) and name != f"{self.names['head']}.weight"
 
         noted = Noted(
             Tensors(self.spec, self.names),

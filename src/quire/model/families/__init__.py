@@ -155,15 +155,15 @@ def read_model(
     config.skip(" ".join(KEYS))
     config.skip(family.unused)
     spec = family.read(config)
-    names = family.names(spec, config) if callable(family.names) else family.names
+    names = family.tensor_names(spec, config)
     names = names if text is None else text_names(names)
     if decoder != architecture:
         spec = replace(spec, architecture=architecture, head=None)
-        names = replace(names, ignored=(*names.ignored, *HEADS))
+        names = names.changed({"ignored": (*names.ignored, *HEADS)})
         config.skip("classifier_from_token is_original_qwen3_reranker method token_classification_bias")
     config.finish()
     spec.check(where)
-    return spec, replace(names, **(family.quantized.get(quantization.method, {}) if quantization else {}))
+    return spec, names.changed(family.quantized.get(quantization.method, {}) if quantization else {})
 
 
 def text_config(values: Mapping[str, Any], where: str = "config.json") -> dict[str, Any] | None:

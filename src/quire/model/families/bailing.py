@@ -5,21 +5,23 @@ from __future__ import annotations
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, read_decoder, read_moe, sparse_after
 from quire.model.families.mixtures import LIKE_V3, mtp_ignored
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.rope import rotary_dim
 from quire.model.parts.decoder import DecoderConfig
 
 
 def bailing_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return TensorNames(
-        embedding="model.word_embeddings",
-        qkv="attention.query_key_value",
-        q_norm="attention.query_layernorm",
-        k_norm="attention.key_layernorm",
-        out="attention.dense",
-        correction="mlp.gate.expert_bias",
-        shared="mlp.shared_experts.",
-        ignored=mtp_ignored(spec),
+    return LLAMA_NAMES.changed(
+        {
+            "embedding": "model.word_embeddings",
+            "attention.qkv": "attention.query_key_value",
+            "attention.q_norm": "attention.query_layernorm",
+            "attention.k_norm": "attention.key_layernorm",
+            "attention.out": "attention.dense",
+            "mixture.correction": "mlp.gate.expert_bias",
+            "mixture.shared": "mlp.shared_experts.",
+            "ignored": mtp_ignored(spec),
+        }
     )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     DENSE,
@@ -20,10 +18,10 @@ from quire.model.families.family import (
     read_moe,
     windows_of,
 )
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.parts.decoder import DecoderConfig
 
-COHERE_NAMES = TensorNames(interleaved=True)
+COHERE_NAMES = LLAMA_NAMES.changed({"interleaved": True})
 # FIXED keys stand in configs of the second generation beside the fields that decide.
 FIXED = (
     ("use_gated_activation", True),
@@ -136,7 +134,7 @@ FAMILIES = {
         "cohere2_moe",
         "Command A+ (mixture)",
         read_cohere2_moe,
-        replace(COHERE_NAMES, shared="mlp.shared_experts."),
+        COHERE_NAMES.changed({"mixture.shared": "mlp.shared_experts."}),
         {
             **COHERE,
             "head_dim": 128,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.errors import ModelError
 from quire.model.families.names import TensorNames
 
@@ -85,4 +83,4 @@ def disagrees_on_head(values: Mapping[str, Any]) -> bool:
 
 def text_names(names: TensorNames) -> TensorNames:
     """Adapt the names of a language model inside another, whose other parts are left out."""
-    return replace(names, prefixes=PREFIXES, ignored=(*names.ignored, OTHER_PARTS))
+    return names.changed({"prefixes": PREFIXES, "ignored": (*names.ignored, OTHER_PARTS)})

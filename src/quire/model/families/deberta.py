@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.model.families.bert import post_norm
 from quire.model.families.classifiers import CLASSIFIERS
 from quire.model.families.config import ConfigReader
@@ -22,27 +20,29 @@ HEADS = (r"(lm_predictions|cls|mask_predictions|classifier)\..*", r"pooler\.dens
 def deberta_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """Versions 2 and 3."""
     names = _names(spec)
-    return replace(
-        names,
-        q="attention.self.query_proj",
-        k="attention.self.key_proj",
-        v="attention.self.value_proj",
-        relative_keys="attention.self.pos_key_proj",
-        relative_queries="attention.self.pos_query_proj",
+    return names.changed(
+        {
+            "attention.q": "attention.self.query_proj",
+            "attention.k": "attention.self.key_proj",
+            "attention.v": "attention.self.value_proj",
+            "attention.relative.keys": "attention.self.pos_key_proj",
+            "attention.relative.queries": "attention.self.pos_query_proj",
+        }
     )
 
 
 def first_deberta_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """Version 1: head by head in one projection, whose biases are apart."""
-    return replace(
-        _names(spec),
-        qkv="attention.self.in_proj",
-        qkv_layout="grouped",
-        q_bias="attention.self.q_bias",
-        v_bias="attention.self.v_bias",
-        relative_keys="attention.self.pos_proj",
-        relative_keys_bias=False,
-        relative_queries="attention.self.pos_q_proj",
+    return _names(spec).changed(
+        {
+            "attention.qkv": "attention.self.in_proj",
+            "qkv_layout": "grouped",
+            "attention.q.bias": "attention.self.q_bias",
+            "attention.v.bias": "attention.self.v_bias",
+            "attention.relative.keys": "attention.self.pos_proj",
+            "relative_keys_bias": False,
+            "attention.relative.queries": "attention.self.pos_q_proj",
+        }
     )
 
 
@@ -51,11 +51,12 @@ def _names(spec: DecoderConfig) -> TensorNames:
     left_out = (
         () if spec.embedding.positions is not None else (r"deberta\.embeddings\.position_embeddings\..*",)
     )
-    return replace(
-        names,
-        relative="deberta.encoder.rel_embeddings",
-        relative_norm="deberta.encoder.LayerNorm",
-        ignored=(*names.ignored, *left_out),
+    return names.changed(
+        {
+            "relative": "deberta.encoder.rel_embeddings",
+            "relative_norm": "deberta.encoder.LayerNorm",
+            "ignored": (*names.ignored, *left_out),
+        }
     )
 
 

@@ -7,12 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.devices.protocol import Routing
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, num_layers, read_decoder, read_moe, sparse_after
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.rope import read_rope
 from quire.model.parts.bounds import MAX_LAYERS
 from quire.model.parts.decoder import DecoderConfig
@@ -24,13 +22,15 @@ NO_SCALES: Mapping[str, float] = {}
 
 def deepseek_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """The layer after the last predicts one token more; the next token does not depend on it."""
-    names = TensorNames(interleaved=config.boolean("rope_interleave", True), shared="mlp.shared_experts.")
+    names = LLAMA_NAMES.changed(
+        {"interleaved": config.boolean("rope_interleave", True), "mixture.shared": "mlp.shared_experts."}
+    )
     extra = re.escape(names.layer.format(i=spec.num_layers)) + ".*"
-    return replace(names, ignored=(*names.ignored, extra))
+    return names.changed({"ignored": (*names.ignored, extra)})
 
 
 def axk1_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return replace(deepseek_names(spec, config), moe_norm="post_mlp_layernorm")
+    return deepseek_names(spec, config).changed({"mixture.norm": "post_mlp_layernorm"})
 
 
 def read_deepseek_v2(config: ConfigReader) -> DecoderConfig:
@@ -174,23 +174,25 @@ def longcat_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """transformers saves a gate for experts that have none."""
     first = config.integer("n_routed_experts")
     unused = "|".join(str(first + i) for i in range(config.count("zero_expert_num")))
-    plain = TensorNames(interleaved=True)
-    own = {
-        name: getattr(plain, name).replace("self_attn.", "self_attn.{j}.")
-        for name in ("q_down", "q_down_norm", "q_up", "kv_down", "kv_down_norm", "kv_up", "out")
-    }
-    return replace(
-        plain,
-        sublayers=2,
-        **own,
-        attention_norm="input_layernorm.{j}",
-        mlp_norm="post_attention_layernorm.{j}",
-        gate="mlps.{j}.gate_proj",
-        up="mlps.{j}.up_proj",
-        down="mlps.{j}.down_proj",
-        router="mlp.router.classifier",
-        correction="mlp.router.e_score_correction_bias",
-        ignored=(*plain.ignored, r"model\.mtp\..*", rf"model\.layers\.\d+\.mlp\.experts\.({unused})\..*"),
+    plain = LLAMA_NAMES.changed({"interleaved": True})
+    own = {path: name.replace("self_attn.", "self_attn.{j}.") for path, name in plain.modules.items()}
+    return plain.changed(
+        {
+            "sublayers": 2,
+            **own,
+            "attention_norm": "input_layernorm.{j}",
+            "mlp_norm": "post_attention_layernorm.{j}",
+            "mlp.gate": "mlps.{j}.gate_proj",
+            "mlp.up": "mlps.{j}.up_proj",
+            "mlp.down": "mlps.{j}.down_proj",
+            "mixture.router": "mlp.router.classifier",
+            "mixture.correction": "mlp.router.e_score_correction_bias",
+            "ignored": (
+                *plain.ignored,
+                r"model\.mtp\..*",
+                rf"model\.layers\.\d+\.mlp\.experts\.({unused})\..*",
+            ),
+        }
     )
 
 
@@ -343,7 +345,7 @@ FAMILIES = {
         "minicpm3",
         "MiniCPM 3 4B",
         read_minicpm3,
-        TensorNames(),
+        {},
         {
             "q_lora_rank": 768,
             "kv_lora_rank": 256,

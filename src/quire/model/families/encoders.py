@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from quire.model.families.bert import post_norm
 from quire.model.families.classifiers import CLASSIFIERS
 from quire.model.families.config import ConfigReader
@@ -24,7 +22,7 @@ from quire.model.families.family import (
     read_decoder,
 )
 from quire.model.families.llama import read_llama
-from quire.model.families.names import TensorNames, bert_names
+from quire.model.families.names import LLAMA_NAMES, bert_names
 from quire.model.families.rope import read_layer_ropes
 from quire.model.parts.decoder import DecoderConfig
 
@@ -40,58 +38,65 @@ _MODERNBERT_UNUSED = """embedding_dropout mlp_dropout classifier_dropout classif
 
 BERT_NAMES = bert_names("bert.", r"cls\..*", r"classifier\..*", r"linear\..*")
 ROBERTA_NAMES = bert_names("roberta.", r"lm_head\..*", r"classifier\..*")
-DISTILBERT_NAMES = TensorNames(
-    base="distilbert.",
-    embedding="distilbert.embeddings.word_embeddings",
-    positions="distilbert.embeddings.position_embeddings",
-    embedding_norm="distilbert.embeddings.LayerNorm",
-    layer="distilbert.transformer.layer.{i}.",
-    q="attention.q_lin",
-    k="attention.k_lin",
-    v="attention.v_lin",
-    out="attention.out_lin",
-    attention_post_norm="sa_layer_norm",
-    up="ffn.lin1",
-    down="ffn.lin2",
-    mlp_post_norm="output_layer_norm",
-    ignored=(r"vocab_(transform|layer_norm|projector)\..*", r"(pre_)?classifier\..*"),
+DISTILBERT_NAMES = LLAMA_NAMES.changed(
+    {
+        "base": "distilbert.",
+        "embedding": "distilbert.embeddings.word_embeddings",
+        "positions": "distilbert.embeddings.position_embeddings",
+        "embedding_norm": "distilbert.embeddings.LayerNorm",
+        "layer": "distilbert.transformer.layer.{i}.",
+        "attention.q": "attention.q_lin",
+        "attention.k": "attention.k_lin",
+        "attention.v": "attention.v_lin",
+        "attention.out": "attention.out_lin",
+        "attention_post_norm": "sa_layer_norm",
+        "mlp.up": "ffn.lin1",
+        "mlp.down": "ffn.lin2",
+        "mlp_post_norm": "output_layer_norm",
+        "ignored": (r"vocab_(transform|layer_norm|projector)\..*", r"(pre_)?classifier\..*"),
+    }
 )
-MPNET_NAMES = replace(
-    bert_names("mpnet.", r"lm_head\..*", r"classifier\..*"),
-    position_bias="mpnet.encoder.relative_attention_bias",
-    q="attention.attn.q",
-    k="attention.attn.k",
-    v="attention.attn.v",
-    out="attention.attn.o",
-    attention_post_norm="attention.LayerNorm",
+MPNET_NAMES = bert_names("mpnet.", r"lm_head\..*", r"classifier\..*").changed(
+    {
+        "position_bias": "mpnet.encoder.relative_attention_bias",
+        "attention.q": "attention.attn.q",
+        "attention.k": "attention.attn.k",
+        "attention.v": "attention.attn.v",
+        "attention.out": "attention.attn.o",
+        "attention_post_norm": "attention.LayerNorm",
+    }
 )
-JINA_NAMES = TensorNames(
-    base="roberta.",
-    embedding="roberta.embeddings.word_embeddings",
-    segments="roberta.embeddings.token_type_embeddings",
-    embedding_norm="roberta.emb_ln",
-    layer="roberta.encoder.layers.{i}.",
-    qkv="mixer.Wqkv",
-    out="mixer.out_proj",
-    attention_post_norm="norm1",
-    up="mlp.fc1",
-    down="mlp.fc2",
-    mlp_post_norm="norm2",
-    ignored=(r"roberta\.pooler\.dense\..*", r"lm_head\..*", r"classifier\..*"),
+JINA_NAMES = LLAMA_NAMES.changed(
+    {
+        "base": "roberta.",
+        "embedding": "roberta.embeddings.word_embeddings",
+        "segments": "roberta.embeddings.token_type_embeddings",
+        "embedding_norm": "roberta.emb_ln",
+        "layer": "roberta.encoder.layers.{i}.",
+        "attention.qkv": "mixer.Wqkv",
+        "attention.out": "mixer.out_proj",
+        "attention_post_norm": "norm1",
+        "mlp.up": "mlp.fc1",
+        "mlp.down": "mlp.fc2",
+        "mlp_post_norm": "norm2",
+        "ignored": (r"roberta\.pooler\.dense\..*", r"lm_head\..*", r"classifier\..*"),
+    }
 )
-EUROBERT_NAMES = TensorNames(ignored=(r"(lm_head|dense|classifier)\..*",))
-MODERNBERT_NAMES = TensorNames(
-    base="model.",
-    embedding="model.embeddings.tok_embeddings",
-    embedding_norm="model.embeddings.norm",
-    norm="model.final_norm",
-    attention_norm="attn_norm",
-    qkv="attn.Wqkv",
-    out="attn.Wo",
-    mlp_norm="mlp_norm",
-    gate_up="mlp.Wi",
-    down="mlp.Wo",
-    ignored=(r"head\..*", r"decoder\..*", r"classifier\..*"),
+EUROBERT_NAMES = LLAMA_NAMES.changed({"ignored": (r"(lm_head|dense|classifier)\..*",)})
+MODERNBERT_NAMES = LLAMA_NAMES.changed(
+    {
+        "base": "model.",
+        "embedding": "model.embeddings.tok_embeddings",
+        "embedding_norm": "model.embeddings.norm",
+        "norm": "model.final_norm",
+        "attention_norm": "attn_norm",
+        "attention.qkv": "attn.Wqkv",
+        "attention.out": "attn.Wo",
+        "mlp_norm": "mlp_norm",
+        "mlp.gate_up": "mlp.Wi",
+        "mlp.down": "mlp.Wo",
+        "ignored": (r"head\..*", r"decoder\..*", r"classifier\..*"),
+    }
 )
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, num_layers, read_decoder, read_moe
-from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import DecoderConfig
 
 
@@ -44,19 +43,17 @@ ERNIE = {
     "use_bias": False,
 }
 FAMILIES = {
-    "Ernie4_5ForCausalLM": Family(
-        "ernie4_5", "Ernie 4.5 0.3B", read_ernie, TensorNames(interleaved=True), ERNIE
-    ),
+    "Ernie4_5ForCausalLM": Family("ernie4_5", "Ernie 4.5 0.3B", read_ernie, {"interleaved": True}, ERNIE),
     "Ernie4_5_MoeForCausalLM": Family(
         "ernie4_5_moe",
         "Ernie 4.5 21B-A3B, 300B-A47B",
         read_ernie_moe,
-        TensorNames(
-            interleaved=True,
-            shared="mlp.shared_experts.",
-            correction="mlp.moe_statics.e_score_correction_bias",
-            correction_row=True,
-        ),
+        {
+            "interleaved": True,
+            "mixture.shared": "mlp.shared_experts.",
+            "mixture.correction": "mlp.moe_statics.e_score_correction_bias",
+            "correction_row": True,
+        },
         {
             **{key: value for key, value in ERNIE.items() if key != "head_dim"},
             "num_key_value_heads": 4,

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, read_decoder
 from quire.model.families.gpt import PLAIN
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Placement
 
-BLOOM_NAMES = TensorNames(
-    base="transformer.",
-    embedding="transformer.word_embeddings",
-    embedding_norm="transformer.word_embeddings_layernorm",
-    norm="transformer.ln_f",
-    layer="transformer.h.{i}.",
-    qkv="self_attention.query_key_value",
-    qkv_layout="grouped",
-    out="self_attention.dense",
-    up="mlp.dense_h_to_4h",
-    down="mlp.dense_4h_to_h",
-    ignored=(r"transformer\.h\.\d+\.self_attention\.rotary_emb\.inv_freq",),
+BLOOM_NAMES = LLAMA_NAMES.changed(
+    {
+        "base": "transformer.",
+        "embedding": "transformer.word_embeddings",
+        "embedding_norm": "transformer.word_embeddings_layernorm",
+        "norm": "transformer.ln_f",
+        "layer": "transformer.h.{i}.",
+        "attention.qkv": "self_attention.query_key_value",
+        "qkv_layout": "grouped",
+        "attention.out": "self_attention.dense",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+        "ignored": (r"transformer\.h\.\d+\.self_attention\.rotary_emb\.inv_freq",),
+    }
 )
 # BLOOM_TRAINING keys tell how the kernels of training worked; they decide nothing.
 BLOOM_TRAINING = """attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi skip_bias_add
@@ -33,7 +33,7 @@ def falcon_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """Attention and MLP with a norm each have other names for them."""
     if spec.layers[0].placement != "parallel_two":
         return BLOOM_NAMES
-    return replace(BLOOM_NAMES, attention_norm="ln_attn", mlp_norm="ln_mlp")
+    return BLOOM_NAMES.changed({"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"})
 
 
 def read_falcon(config: ConfigReader) -> DecoderConfig:

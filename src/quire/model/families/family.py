@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.devices.protocol import Activation, Routing
 from quire.model.families.config import ConfigReader
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.rope import PARTIAL, context_length, read_rope, rotary_dim
 from quire.model.parts.bounds import MAX_LAYERS
 from quire.model.parts.decoder import DecoderConfig
@@ -28,27 +28,32 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 DENSE, SPARSE = "dense", "sparse"
 
 
+Names = TensorNames | Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One architecture: how its config is read, where its tensors are, and which models have it.
 
-    `read` turns a config into a model's. `names` may depend on that. `defaults` are the values that transformers'
-    config class gives to absent keys; a key without one is required, or means what llama's means. `spellings` are the
-    names that a key has in the file if not its own. `unused` are keys that the class has and the model does not use.
-    `quantized` maps methods of quantization that only change where tensors are, and how, to that change. `inside` is
-    the key of the object that holds the language model's config in a model of several parts.
+    `read` turns a config into a model's. `names` may be what differs from Llama's (TensorNames.changed), and may depend
+    on the model. `defaults` are the values that transformers' config class gives to absent keys; a key without one is
+    required, or means what llama's means. `spellings` are the names that a key has in the file if not its own. `unused`
+    are keys that the class has and the model does not use. `quantized` maps methods of quantization that only change
+    where tensors are, and how, to that change.
     """
 
     model_type: str
     models: str
     read: Callable[[ConfigReader], DecoderConfig]
-    names: TensorNames | Callable[[DecoderConfig, ConfigReader], TensorNames] = field(
-        default_factory=TensorNames
-    )
+    names: Names | Callable[[DecoderConfig, ConfigReader], TensorNames] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
     unused: str = ""
     quantized: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def tensor_names(self, model: DecoderConfig, config: ConfigReader) -> TensorNames:
+        names = self.names(model, config) if callable(self.names) else self.names
+        return names if isinstance(names, TensorNames) else LLAMA_NAMES.changed(names)
 
 
 def read_decoder(config: ConfigReader, **fields: Any) -> DecoderConfig:

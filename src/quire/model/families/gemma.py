@@ -17,17 +17,19 @@ from quire.model.families.family import (
     read_decoder,
     windows_of,
 )
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import expect_newer_name, read_layer_ropes
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Placement
 
-GEMMA_NAMES = TensorNames(norm_offset=1.0)
-SANDWICH_NAMES = TensorNames(
-    norm_offset=1.0,
-    attention_post_norm="post_attention_layernorm",
-    mlp_norm="pre_feedforward_layernorm",
-    mlp_post_norm="post_feedforward_layernorm",
+GEMMA_NAMES = LLAMA_NAMES.changed({"norm_offset": 1.0})
+SANDWICH_NAMES = LLAMA_NAMES.changed(
+    {
+        "norm_offset": 1.0,
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    }
 )
 
 
@@ -128,7 +130,7 @@ FAMILIES = {
         "vaultgemma",
         "VaultGemma 1B",
         read_vaultgemma,
-        TensorNames(norm_offset=1.0, mlp_norm="pre_feedforward_layernorm"),
+        {"norm_offset": 1.0, "mlp_norm": "pre_feedforward_layernorm"},
         GEMMA2,
         NEWER,
     ),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from statistics import NormalDist
 
-from msgspec.structs import replace
-
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     FULL,
@@ -96,7 +94,7 @@ def _cutoffs(config: ConfigReader, layers: int) -> list[float | None]:
 
 
 def gemma3n_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    names = replace(SANDWICH_NAMES, norm_offset=0.0, **PER_LAYER_NAMES)
+    names = SANDWICH_NAMES.changed({"norm_offset": 0.0, **PER_LAYER_NAMES})
     return without_shared_keys(names, spec)
 
 

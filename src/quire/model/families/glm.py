@@ -6,7 +6,6 @@ from typing import Any
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, read_decoder
-from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
 from quire.model.parts.decoder import DecoderConfig
 
@@ -35,19 +34,19 @@ FAMILIES = {
         "glm",
         "GLM-4 9B (2024)",
         read_glm,
-        TensorNames(interleaved=True, gate_up="mlp.gate_up_proj"),
+        {"interleaved": True, "mlp.gate_up": "mlp.gate_up_proj"},
         GLM,
     ),
     "Glm4ForCausalLM": Family(
         "glm4",
         "GLM-4 0414",
         read_glm4,
-        TensorNames(
-            interleaved=True,
-            gate_up="mlp.gate_up_proj",
-            attention_post_norm="post_self_attn_layernorm",
-            mlp_post_norm="post_mlp_layernorm",
-        ),
+        {
+            "interleaved": True,
+            "mlp.gate_up": "mlp.gate_up_proj",
+            "attention_post_norm": "post_self_attn_layernorm",
+            "mlp_post_norm": "post_mlp_layernorm",
+        },
         GLM,
     ),
 }

@@ -4,72 +4,78 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, num_layers, read_decoder
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import rotary_dim
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.rope import RopeSpec
 
-GPT2_NAMES = TensorNames(
-    base="transformer.",
-    embedding="transformer.wte",
-    positions="transformer.wpe",
-    norm="transformer.ln_f",
-    layer="transformer.h.{i}.",
-    attention_norm="ln_1",
-    qkv="attn.c_attn",
-    out="attn.c_proj",
-    mlp_norm="ln_2",
-    up="mlp.c_fc",
-    down="mlp.c_proj",
-    transposed=True,
-    ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+GPT2_NAMES = LLAMA_NAMES.changed(
+    {
+        "base": "transformer.",
+        "embedding": "transformer.wte",
+        "positions": "transformer.wpe",
+        "norm": "transformer.ln_f",
+        "layer": "transformer.h.{i}.",
+        "attention_norm": "ln_1",
+        "attention.qkv": "attn.c_attn",
+        "attention.out": "attn.c_proj",
+        "mlp_norm": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+        "transposed": True,
+        "ignored": (r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+    }
 )
-GPTJ_NAMES = TensorNames(
-    base="transformer.",
-    embedding="transformer.wte",
-    norm="transformer.ln_f",
-    layer="transformer.h.{i}.",
-    attention_norm="ln_1",
-    q="attn.q_proj",
-    k="attn.k_proj",
-    v="attn.v_proj",
-    out="attn.out_proj",
-    up="mlp.fc_in",
-    down="mlp.fc_out",
-    interleaved=True,
-    ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+GPTJ_NAMES = LLAMA_NAMES.changed(
+    {
+        "base": "transformer.",
+        "embedding": "transformer.wte",
+        "norm": "transformer.ln_f",
+        "layer": "transformer.h.{i}.",
+        "attention_norm": "ln_1",
+        "attention.q": "attn.q_proj",
+        "attention.k": "attn.k_proj",
+        "attention.v": "attn.v_proj",
+        "attention.out": "attn.out_proj",
+        "mlp.up": "mlp.fc_in",
+        "mlp.down": "mlp.fc_out",
+        "interleaved": True,
+        "ignored": (r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+    }
 )
-NEOX_NAMES = TensorNames(
-    base="gpt_neox.",
-    embedding="gpt_neox.embed_in",
-    norm="gpt_neox.final_layer_norm",
-    head="embed_out",
-    layer="gpt_neox.layers.{i}.",
-    qkv="attention.query_key_value",
-    qkv_layout="grouped",
-    out="attention.dense",
-    up="mlp.dense_h_to_4h",
-    down="mlp.dense_4h_to_h",
-    ignored=(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+NEOX_NAMES = LLAMA_NAMES.changed(
+    {
+        "base": "gpt_neox.",
+        "embedding": "gpt_neox.embed_in",
+        "norm": "gpt_neox.final_layer_norm",
+        "head": "embed_out",
+        "layer": "gpt_neox.layers.{i}.",
+        "attention.qkv": "attention.query_key_value",
+        "qkv_layout": "grouped",
+        "attention.out": "attention.dense",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+        "ignored": (r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+    }
 )
-OPT_NAMES = TensorNames(
-    embedding="model.decoder.embed_tokens",
-    positions="model.decoder.embed_positions",
-    project_in="model.decoder.project_in",
-    project_out="model.decoder.project_out",
-    norm="model.decoder.final_layer_norm",
-    layer="model.decoder.layers.{i}.",
-    attention_norm="self_attn_layer_norm",
-    attention_post_norm="self_attn_layer_norm",
-    out="self_attn.out_proj",
-    mlp_norm="final_layer_norm",
-    mlp_post_norm="final_layer_norm",
-    up="fc1",
-    down="fc2",
+OPT_NAMES = LLAMA_NAMES.changed(
+    {
+        "embedding": "model.decoder.embed_tokens",
+        "positions": "model.decoder.embed_positions",
+        "project_in": "model.decoder.project_in",
+        "project_out": "model.decoder.project_out",
+        "norm": "model.decoder.final_layer_norm",
+        "layer": "model.decoder.layers.{i}.",
+        "attention_norm": "self_attn_layer_norm",
+        "attention_post_norm": "self_attn_layer_norm",
+        "attention.out": "self_attn.out_proj",
+        "mlp_norm": "final_layer_norm",
+        "mlp_post_norm": "final_layer_norm",
+        "mlp.up": "fc1",
+        "mlp.down": "fc2",
+    }
 )
 
 
@@ -210,13 +216,14 @@ FAMILIES = {
         "gpt_neox_japanese",
         "GPT-NeoX Japanese 2.7B",
         read_neox_japanese,
-        replace(
-            NEOX_NAMES,
-            base="gpt_neox_japanese.",
-            embedding="gpt_neox_japanese.embed_in",
-            norm="gpt_neox_japanese.final_layer_norm",
-            layer="gpt_neox_japanese.layers.{i}.",
-            out_bias="attention.dense_bias",
+        NEOX_NAMES.changed(
+            {
+                "base": "gpt_neox_japanese.",
+                "embedding": "gpt_neox_japanese.embed_in",
+                "norm": "gpt_neox_japanese.final_layer_norm",
+                "layer": "gpt_neox_japanese.layers.{i}.",
+                "attention.out.bias": "attention.dense_bias",
+            }
         ),
         {
             "hidden_act": "gelu",

@@ -13,15 +13,17 @@ from quire.model.families.family import (
     read_moe,
     windows_of,
 )
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.parts.decoder import DecoderConfig
 
-GPT_OSS_NAMES = TensorNames(
-    router="mlp.router",
-    experts="mlp.experts.",
-    expert_up="gate_up_proj",
-    expert_down="down_proj",
-    expert_stack="columns",
+GPT_OSS_NAMES = LLAMA_NAMES.changed(
+    {
+        "mixture.router": "mlp.router",
+        "mixture.experts": "mlp.experts.",
+        "mixture.expert.up": "gate_up_proj",
+        "mixture.expert.down": "down_proj",
+        "expert_stack": "columns",
+    }
 )
 # YARN is the class's default rope.
 YARN = {

@@ -20,7 +20,7 @@ from quire.model.families.family import (
     read_moe,
     windows_of,
 )
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import read_rope
 from quire.model.parts.decoder import DecoderConfig
 
@@ -97,16 +97,18 @@ DEFAULTS = {
     "attention_multiplier": 1.0,
 }
 MOE = {**DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2}
-MOE_NAMES = TensorNames(
-    router="block_sparse_moe.router.layer",
-    experts="block_sparse_moe.",
-    expert_up="input_linear.weight",
-    expert_down="output_linear.weight",
-    expert_stack="rows",
-    expert_halves=True,
-    shared="shared_mlp.",
-    shared_gate_up="input_linear",
-    shared_down="output_linear",
+MOE_NAMES = LLAMA_NAMES.changed(
+    {
+        "mixture.router": "block_sparse_moe.router.layer",
+        "mixture.experts": "block_sparse_moe.",
+        "mixture.expert.up": "input_linear.weight",
+        "mixture.expert.down": "output_linear.weight",
+        "expert_stack": "rows",
+        "expert_halves": True,
+        "mixture.shared": "shared_mlp.",
+        "mixture.shared.gate_up": "input_linear",
+        "mixture.shared.down": "output_linear",
+    }
 )
 FAMILIES = {
     "GraniteForCausalLM": Family("granite", "Granite 3", read_granite, defaults=DEFAULTS),
@@ -133,12 +135,13 @@ FAMILIES = {
         "granitemoe_swa",
         "Granite MoE with sliding layers",
         read_granite_moe_swa,
-        replace(
-            MOE_NAMES,
-            router="block_sparse_moe.router",
-            experts="block_sparse_moe.experts.",
-            expert_up="gate_up_proj",
-            expert_down="down_proj",
+        MOE_NAMES.changed(
+            {
+                "mixture.router": "block_sparse_moe.router",
+                "mixture.experts": "block_sparse_moe.experts.",
+                "mixture.expert.up": "gate_up_proj",
+                "mixture.expert.down": "down_proj",
+            }
         ),
         {**MOE, "sliding_window": 128},
     ),
@@ -146,7 +149,7 @@ FAMILIES = {
         "hyperclovax",
         "HyperCLOVA X SEED",
         read_hyperclovax,
-        TensorNames(attention_post_norm="post_norm1", mlp_post_norm="post_norm2"),
+        {"attention_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"},
         {**DEFAULTS, "attention_multiplier": None, "use_post_norm": True},
     ),
 }

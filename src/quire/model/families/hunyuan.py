@@ -18,15 +18,17 @@ from quire.model.families.family import (
     read_decoder,
     read_moe,
 )
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import read_rope
 from quire.model.parts.decoder import DecoderConfig
 
-HUNYUAN_NAMES = TensorNames(
-    q_norm="self_attn.query_layernorm",
-    k_norm="self_attn.key_layernorm",
-    router="mlp.gate.wg",
-    shared="mlp.shared_mlp.",
+HUNYUAN_NAMES = LLAMA_NAMES.changed(
+    {
+        "attention.q_norm": "self_attn.query_layernorm",
+        "attention.k_norm": "self_attn.key_layernorm",
+        "mixture.router": "mlp.gate.wg",
+        "mixture.shared": "mlp.shared_mlp.",
+    }
 )
 
 
@@ -102,7 +104,11 @@ FAMILIES = {
         "hy_v3",
         "Hunyuan 3",
         read_hunyuan_v3,
-        TensorNames(router="mlp.router.gate", correction="mlp.expert_bias", shared="mlp.shared_mlp."),
+        {
+            "mixture.router": "mlp.router.gate",
+            "mixture.correction": "mlp.expert_bias",
+            "mixture.shared": "mlp.shared_mlp.",
+        },
         {
             "num_key_value_heads": 8,
             "head_dim": 128,

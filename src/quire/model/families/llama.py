@@ -16,7 +16,6 @@ from quire.model.families.family import (
     read_decoder,
     windows_of,
 )
-from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
 from quire.model.parts.decoder import DecoderConfig
 
@@ -96,9 +95,11 @@ FAMILIES = {
         "stablelm",
         "StableLM 3B, 2",
         read_stablelm,
-        TensorNames(
-            q_norm="self_attn.q_layernorm.norms", k_norm="self_attn.k_layernorm.norms", norm_by_head=True
-        ),
+        {
+            "attention.q_norm": "self_attn.q_layernorm.norms",
+            "attention.k_norm": "self_attn.k_layernorm.norms",
+            "norm_by_head": True,
+        },
         {"num_key_value_heads": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
         {"rms_norm_eps": "layer_norm_eps"},
     ),
@@ -151,7 +152,7 @@ FAMILIES = {
         "helium",
         "Helium 1 2B",
         read_helium,
-        TensorNames(interleaved=True),
+        {"interleaved": True},
         {
             "num_key_value_heads": 20,
             "head_dim": 128,
@@ -164,22 +165,22 @@ FAMILIES = {
         "exaone",
         "EXAONE 3.0, 3.5, Deep",
         read_llama,
-        TensorNames(
-            base="transformer.",
-            embedding="transformer.wte",
-            norm="transformer.ln_f",
-            layer="transformer.h.{i}.",
-            attention_norm="ln_1",
-            q="attn.attention.q_proj",
-            k="attn.attention.k_proj",
-            v="attn.attention.v_proj",
-            out="attn.attention.out_proj",
-            mlp_norm="ln_2",
-            gate="mlp.c_fc_0",
-            up="mlp.c_fc_1",
-            down="mlp.c_proj",
-            ignored=(r"transformer\.(h\.\d+\.attn\.attention\.)?rotary(_emb)?\.inv_freq",),
-        ),
+        {
+            "base": "transformer.",
+            "embedding": "transformer.wte",
+            "norm": "transformer.ln_f",
+            "layer": "transformer.h.{i}.",
+            "attention_norm": "ln_1",
+            "attention.q": "attn.attention.q_proj",
+            "attention.k": "attn.attention.k_proj",
+            "attention.v": "attn.attention.v_proj",
+            "attention.out": "attn.attention.out_proj",
+            "mlp_norm": "ln_2",
+            "mlp.gate": "mlp.c_fc_0",
+            "mlp.up": "mlp.c_fc_1",
+            "mlp.down": "mlp.c_proj",
+            "ignored": (r"transformer\.(h\.\d+\.attn\.attention\.)?rotary(_emb)?\.inv_freq",),
+        },
         {
             "num_key_value_heads": 8,
             "max_position_embeddings": 4096,

@@ -13,7 +13,6 @@ from quire.model.families.family import (
     read_decoder,
     read_moe,
 )
-from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import DecoderConfig
 
 CHUNKED = "chunked_attention"
@@ -65,19 +64,19 @@ FAMILIES = {
         "llama4_text",
         "Llama 4 Scout, Maverick (text)",
         read_llama4,
-        TensorNames(
-            interleaved=True,
-            gate="feed_forward.gate_proj",
-            up="feed_forward.up_proj",
-            down="feed_forward.down_proj",
-            router="feed_forward.router",
-            experts="feed_forward.experts.",
-            expert_up="gate_up_proj",
-            expert_down="down_proj",
-            expert_stack="columns",
-            expert_halves=True,
-            shared="feed_forward.shared_expert.",
-        ),
+        {
+            "interleaved": True,
+            "mlp.gate": "feed_forward.gate_proj",
+            "mlp.up": "feed_forward.up_proj",
+            "mlp.down": "feed_forward.down_proj",
+            "mixture.router": "feed_forward.router",
+            "mixture.experts": "feed_forward.experts.",
+            "mixture.expert.up": "gate_up_proj",
+            "mixture.expert.down": "down_proj",
+            "expert_stack": "columns",
+            "expert_halves": True,
+            "mixture.shared": "feed_forward.shared_expert.",
+        },
         {
             "num_key_value_heads": 8,
             "head_dim": 128,

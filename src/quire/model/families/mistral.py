@@ -15,16 +15,18 @@ from quire.model.families.family import (
     read_moe,
     windows_of,
 )
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import read_rope
 from quire.model.parts.decoder import DecoderConfig
 
-MIXTRAL_NAMES = TensorNames(
-    router="block_sparse_moe.gate",
-    experts="block_sparse_moe.experts.{e}.",
-    expert_gate="w1",
-    expert_up="w3",
-    expert_down="w2",
+MIXTRAL_NAMES = LLAMA_NAMES.changed(
+    {
+        "mixture.router": "block_sparse_moe.gate",
+        "mixture.experts": "block_sparse_moe.experts.{e}.",
+        "mixture.expert.gate": "w1",
+        "mixture.expert.up": "w3",
+        "mixture.expert.down": "w2",
+    }
 )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     DENSE,
@@ -24,13 +22,13 @@ from quire.model.families.family import (
     windows_of,
 )
 from quire.model.families.mistral import MIXTRAL_NAMES
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.olmo import exaone_layers
 from quire.model.families.qwen import sparse_layers
 from quire.model.families.rope import read_layer_ropes, rotary_dim
 from quire.model.parts.decoder import DecoderConfig
 
-SHARED = TensorNames(shared="mlp.shared_experts.")
+SHARED = LLAMA_NAMES.changed({"mixture.shared": "mlp.shared_experts."})
 LIKE_V3: dict[str, Any] = {"correction": True, "scoring": "sigmoid", "group_sum": True}
 
 
@@ -86,7 +84,7 @@ def read_glm4_moe(config: ConfigReader) -> DecoderConfig:
 
 
 def mtp_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return TensorNames(shared=SHARED.shared, ignored=mtp_ignored(spec))
+    return SHARED.changed({"ignored": mtp_ignored(spec)})
 
 
 def mtp_ignored(spec: DecoderConfig) -> tuple[str, ...]:
@@ -97,10 +95,11 @@ def mtp_ignored(spec: DecoderConfig) -> tuple[str, ...]:
 def minimax_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """Mixtral's, and up to three layers after the last that predict further tokens."""
     extra = "|".join(str(spec.num_layers + i) for i in range(3))
-    return replace(
-        MIXTRAL_NAMES,
-        correction="block_sparse_moe.e_score_correction_bias",
-        ignored=(*MIXTRAL_NAMES.ignored, rf"model\.layers\.({extra})\..*"),
+    return MIXTRAL_NAMES.changed(
+        {
+            "mixture.correction": "block_sparse_moe.e_score_correction_bias",
+            "ignored": (*MIXTRAL_NAMES.ignored, rf"model\.layers\.({extra})\..*"),
+        }
     )
 
 
@@ -348,7 +347,7 @@ FAMILIES = {
         "exaone_moe",
         "K-EXAONE 236B-A23B",
         read_exaone_moe,
-        TensorNames(shared=SHARED.shared, correction="mlp.e_score_correction_bias"),
+        {"mixture.shared": SHARED["mixture.shared"], "mixture.correction": "mlp.e_score_correction_bias"},
         {
             "num_key_value_heads": 32,
             "max_position_embeddings": 2048,
@@ -394,12 +393,12 @@ FAMILIES = {
         "kolibri1",
         "Kolibri 1",
         read_kolibri,
-        TensorNames(
-            shared=SHARED.shared,
-            correction="moe.router.expert_bias",
-            attention_post_norm="post_attn_norm",
-            mlp_post_norm="post_ffn_norm",
-        ),
+        {
+            "mixture.shared": SHARED["mixture.shared"],
+            "mixture.correction": "moe.router.expert_bias",
+            "attention_post_norm": "post_attn_norm",
+            "mlp_post_norm": "post_ffn_norm",
+        },
         {
             "num_key_value_heads": 4,
             "head_dim": 128,
@@ -418,7 +417,7 @@ FAMILIES = {
         "flint",
         "Flint",
         read_flint,
-        TensorNames(sinks="self_attn.softmax_offset"),
+        {"attention.sinks": "self_attn.softmax_offset"},
         {
             "num_key_value_heads": 4,
             "head_dim": 128,
@@ -437,14 +436,14 @@ FAMILIES = {
         "afmoe",
         "Trinity Nano, Mini",
         read_afmoe,
-        TensorNames(
-            shared=SHARED.shared,
-            router="mlp.router.gate",
-            correction="mlp.expert_bias",
-            attention_post_norm="post_attention_layernorm",
-            mlp_norm="pre_mlp_layernorm",
-            mlp_post_norm="post_mlp_layernorm",
-        ),
+        {
+            "mixture.shared": SHARED["mixture.shared"],
+            "mixture.router": "mlp.router.gate",
+            "mixture.correction": "mlp.expert_bias",
+            "attention_post_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_mlp_layernorm",
+            "mlp_post_norm": "post_mlp_layernorm",
+        },
         {
             "head_dim": 128,
             "max_position_embeddings": 16384,
@@ -478,15 +477,15 @@ FAMILIES = {
         "aria_text",
         "Aria (text)",
         read_aria,
-        TensorNames(
-            router="mlp.router",
-            shared=SHARED.shared,
-            experts="mlp.experts.",
-            expert_up="fc1.weight",
-            expert_down="fc2.weight",
-            expert_stack="columns",
-            expert_halves=True,
-        ),
+        {
+            "mixture.router": "mlp.router",
+            "mixture.shared": SHARED["mixture.shared"],
+            "mixture.experts": "mlp.experts.",
+            "mixture.expert.up": "fc1.weight",
+            "mixture.expert.down": "fc2.weight",
+            "expert_stack": "columns",
+            "expert_halves": True,
+        },
         {
             "max_position_embeddings": 2048,
             "rms_norm_eps": 1e-6,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -13,110 +13,50 @@ GGUF_LAYER = "blk.{i}."
 
 
 class TensorNames(msgspec.Struct, frozen=True):
-    """Names of modules; a tensor is module.weight or module.bias. Defaults fit Llama and its descendants.
+    """Names of modules by the paths of parts; a tensor is module.weight or module.bias.
 
-    `layer` is the prefix of layer {i}; the names after it follow that. Where a module holds several layers
-    (`sublayers`), {i} is its number and {j}, in any name, the layer's number in it. None or "" means that the family
-    has nothing of the kind. `qkv` names a fused projection: stacked (q, k, v), grouped (for each kv head its queries,
-    its key, its value), or in four blocks of q, v and k (CodeGen). `gate_up` is a fused gate and up, `shared_gate_up`
-    the shared expert's. `transposed`: matrices of layers are stored [K, O]. `interleaved`: rotary pairs are neighbours.
-    `norm_offset` is added to the weights of norms.
+    `layer` is the prefix of layer {i}; `modules` below layers follow it. Where a module holds several layers
+    (`sublayers`), {i} is its number and {j}, in any name, the layer's number in it. A family that has nothing at a path
+    lacks it. attention.qkv is a fused projection: stacked (q, k, v), grouped (for each kv head its queries, its key,
+    its value), or in four blocks of q, v and k (CodeGen); mlp.gate_up a fused gate and up. `transposed`: matrices of
+    layers are stored [K, O]. `interleaved`: rotary pairs are neighbours. `norm_offset` is added to norms' weights.
+    `norm_by_head`: norms of queries and keys are q_norm.{n} with n a head. `correction_row`: it is stored as [1, E].
 
-    `experts` is the prefix of expert {e}; if `expert_stack` is given, of tensors [E, ...] that hold all experts, with
-    outputs as their rows or as their columns. Gate and up then alternate, are halves with `expert_halves`, or are two
-    tensors if `expert_gate_apart` names the gate's.
-
-    `altup` and `laurel` are prefixes; {s} is the number of a stream less one.
+    mixture.experts is the prefix of expert {e}; if `expert_stack` is given, of tensors [E, ...] that hold all experts,
+    with outputs as their rows or as their columns. Gate and up then alternate, are halves with `expert_halves`, or are
+    two tensors if mixture.expert.gate_apart names the gate's. altup and laurel are prefixes; {s} is the number of a
+    stream less one.
 
     `ignored` are patterns of whole names that hold nothing to load (buffers that are computed from the config). `base`
     begins the names of all but the head; a checkpoint of the base model alone leaves it out, and one of several parts
     may begin with one of `prefixes` instead.
     """
 
+    modules: Mapping[str, str]
+    layer: str = "model.layers.{i}."
     base: str = "model."
     sublayers: int = 1
     prefixes: tuple[str, ...] = ()
-
-    embedding: str = "model.embed_tokens"
-    positions: str = ""
-    segments: str = ""
-    position_bias: str = ""
-    relative: str = ""
-    relative_norm: str = ""
-    relative_keys: str = ""
-    relative_queries: str = ""
-    relative_keys_bias: bool = True
-    q_bias: str = ""  # vectors of their own, beside a fused projection without biases
-    v_bias: str = ""
-    out_bias: str = ""
-    embedding_norm: str = ""
-    project_in: str = ""
-    project_out: str = ""
-    norm: str = "model.norm"
-    head: str = "lm_head"
-    layer: str = "model.layers.{i}."
-    attention_norm: str = "input_layernorm"
-    attention_post_norm: str = ""
-    q: str = "self_attn.q_proj"
-    k: str = "self_attn.k_proj"
-    v: str = "self_attn.v_proj"
-    qkv: str | None = None
     qkv_layout: Literal["stacked", "grouped", "blocks"] = "stacked"
-    q_norm: str = "self_attn.q_norm"
-    k_norm: str = "self_attn.k_norm"
-    norm_by_head: bool = False  # norms of queries and keys are q_norm.{n} with n a head
-    sinks: str = "self_attn.sinks"
-    attention_gate: str = "self_attn.gate_proj"
-    out_norm: str = ""
-    out: str = "self_attn.o_proj"
-    q_down: str = "self_attn.q_a_proj"
-    q_down_norm: str = "self_attn.q_a_layernorm"
-    q_up: str = "self_attn.q_b_proj"
-    kv_down: str = "self_attn.kv_a_proj_with_mqa"
-    kv_down_norm: str = "self_attn.kv_a_layernorm"
-    kv_up: str = "self_attn.kv_b_proj"
-    mlp_norm: str = "post_attention_layernorm"
-    mlp_post_norm: str = ""
-    gate: str = "mlp.gate_proj"
-    up: str = "mlp.up_proj"
-    gate_up: str | None = None
-    down: str = "mlp.down_proj"
-    down_norm: str = ""
-    xielu: str = "mlp.act_fn"
-    router: str = "mlp.gate"
-    correction: str = "mlp.gate.e_score_correction_bias"
-    correction_row: bool = False  # stored as [1, E]
-    experts: str = "mlp.experts.{e}."
-    expert_gate: str = "gate_proj"
-    expert_up: str = "up_proj"
-    expert_down: str = "down_proj"
+    norm_by_head: bool = False
+    relative_keys_bias: bool = True
+    correction_row: bool = False
     expert_stack: Literal["", "columns", "rows"] = ""
     expert_halves: bool = False
-    expert_gate_apart: str = ""
-    moe_norm: str = ""
-    moe_pre_norm: str = ""
-    mlp_beside_norm: str = ""
-    router_scale: str = ""
-    expert_scales: str = ""
-    shared: str = "mlp.shared_expert."
-    shared_gate_up: str | None = None
-    shared_down: str = "down_proj"
-    shared_gate: str = "mlp.shared_expert_gate"
-    layer_scale: str = ""
-    per_layer_table: str = ""
-    per_layer_model: str = ""
-    per_layer_norm: str = ""
-    per_layer_gate: str = ""
-    per_layer_out: str = ""
-    per_layer_post_norm: str = ""
-    altup: str = "altup."
-    spread: str = "model.altup_projections.{s}"
-    merge: str = "model.altup_unembed_projections.{s}"
-    laurel: str = "laurel."
     transposed: bool = False
     interleaved: bool = False
     norm_offset: float = 0.0
     ignored: tuple[str, ...] = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+
+    def __getitem__(self, path: str) -> str:
+        """Return the name of a module; empty if the family has none."""
+        return self.modules.get(path, "")
+
+    def changed(self, changes: Mapping[str, Any]) -> TensorNames:
+        """Replace fields by their names, and modules by their paths."""
+        fields = {name: value for name, value in changes.items() if name in self.__struct_fields__}
+        modules = {path: name for path, name in changes.items() if path not in fields}
+        return replace(self, modules={**self.modules, **modules}, **fields)
 
     def fitted(self, present: Iterable[str]) -> TensorNames:
         """Replace `base` by the prefix that the tensors have, or by none.
@@ -124,20 +64,12 @@ class TensorNames(msgspec.Struct, frozen=True):
         Experts that the family stacks may be tensors of their own.
         """
         present = list(present)
-        names = self
-        if self.expert_stack and any(f"{self.experts}0." in name for name in present):
-            own, fused = TensorNames(), f"{self.shared}{self.shared_gate_up}.weight"
-            whole = any(name.endswith(fused) for name in present)
-            names = replace(
-                names,
-                experts=f"{self.experts}{{e}}.",
-                expert_gate=own.expert_gate,
-                expert_up=own.expert_up,
-                expert_down=own.expert_down,
-                expert_stack="",
-                expert_halves=False,
-                shared_gate_up=self.shared_gate_up if whole else None,
-            )
+        names, experts, fused = self, self["mixture.experts"], self["mixture.shared.gate_up"]
+        if self.expert_stack and any(f"{experts}0." in name for name in present):
+            whole = any(name.endswith(f"{self['mixture.shared']}{fused}.weight") for name in present)
+            plain = {path: LLAMA_NAMES[path] for path in EXPERT_MODULES}
+            plain |= {"mixture.experts": f"{experts}{{e}}.", "mixture.shared.gate_up": fused if whole else ""}
+            names = names.changed({**plain, "expert_stack": "", "expert_halves": False})
         for prefix in (*self.prefixes, self.base):
             if any(name.startswith(prefix) for name in present):
                 return names._rebased(prefix)
@@ -147,50 +79,93 @@ class TensorNames(msgspec.Struct, frozen=True):
         """Give the names of the j-th layer of each module."""
         if self.sublayers == 1:
             return self
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        return replace(
-            self,
-            **{k: v.replace("{j}", str(j)) for k, v in values.items() if isinstance(v, str) and "{j}" in v},
-        )
+        return self.changed({path: name.replace("{j}", str(j)) for path, name in self.modules.items()})
 
     def _rebased(self, prefix: str) -> TensorNames:
         if prefix == self.base:
             return self
-        changed: dict[str, Any] = {}
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if name != "base" and isinstance(value, str) and value.startswith(self.base):
-                changed[name] = prefix + value.removeprefix(self.base)
+
+        def moved(name: str) -> str:
+            return prefix + name.removeprefix(self.base) if name.startswith(self.base) else name
+
+        changed: dict[str, Any] = {path: moved(name) for path, name in self.modules.items()}
         own = re.escape(self.base)
+        changed["layer"] = moved(self.layer)
         changed["ignored"] = tuple(
             re.escape(prefix) + pattern.removeprefix(own) if pattern.startswith(own) else pattern
             for pattern in self.ignored
         )
         if prefix.endswith(f".{self.base}"):  # the whole model with its head lies inside another
-            changed["head"] = prefix.removesuffix(self.base) + self.head
-        return replace(self, **changed)
+            changed["head"] = prefix.removesuffix(self.base) + self["head"]
+        return self.changed(changed)
 
     def is_ignored(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
 
+EXPERT_MODULES = ("mixture.expert.gate", "mixture.expert.up", "mixture.expert.down")
+# LLAMA_NAMES fit Llama and its descendants.
+LLAMA_NAMES = TensorNames(
+    {
+        "embedding": "model.embed_tokens",
+        "norm": "model.norm",
+        "head": "lm_head",
+        "attention_norm": "input_layernorm",
+        "attention.q": "self_attn.q_proj",
+        "attention.k": "self_attn.k_proj",
+        "attention.v": "self_attn.v_proj",
+        "attention.q_norm": "self_attn.q_norm",
+        "attention.k_norm": "self_attn.k_norm",
+        "attention.sinks": "self_attn.sinks",
+        "attention.gate": "self_attn.gate_proj",
+        "attention.out": "self_attn.o_proj",
+        "attention.q_down": "self_attn.q_a_proj",
+        "attention.q_down_norm": "self_attn.q_a_layernorm",
+        "attention.q_up": "self_attn.q_b_proj",
+        "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+        "attention.kv_norm": "self_attn.kv_a_layernorm",
+        "attention.kv_up": "self_attn.kv_b_proj",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+        "mlp.xielu": "mlp.act_fn",
+        "mixture.router": "mlp.gate",
+        "mixture.correction": "mlp.gate.e_score_correction_bias",
+        "mixture.experts": "mlp.experts.{e}.",
+        "mixture.expert.gate": "gate_proj",
+        "mixture.expert.up": "up_proj",
+        "mixture.expert.down": "down_proj",
+        "mixture.shared": "mlp.shared_expert.",
+        "mixture.shared.down": "down_proj",
+        "mixture.shared_gate": "mlp.shared_expert_gate",
+        "altup": "altup.",
+        "spread": "model.altup_projections.{s}",
+        "merge": "model.altup_unembed_projections.{s}",
+        "laurel": "laurel.",
+    }
+)
+
+
 def bert_names(base: str, *ignored: str) -> TensorNames:
     """Name BERT's tensors below `base`. `ignored` name heads' tensors, which are read where they are used."""
     escaped = base.replace(".", r"\.")
-    return TensorNames(
-        base=base,
-        embedding=f"{base}embeddings.word_embeddings",
-        positions=f"{base}embeddings.position_embeddings",
-        segments=f"{base}embeddings.token_type_embeddings",
-        embedding_norm=f"{base}embeddings.LayerNorm",
-        layer=f"{base}encoder.layer.{{i}}.",
-        q="attention.self.query",
-        k="attention.self.key",
-        v="attention.self.value",
-        out="attention.output.dense",
-        attention_post_norm="attention.output.LayerNorm",
-        up="intermediate.dense",
-        down="output.dense",
-        mlp_post_norm="output.LayerNorm",
-        ignored=(rf"{escaped}embeddings\.position_ids", rf"{escaped}pooler\.dense\..*", *ignored),
+    return LLAMA_NAMES.changed(
+        {
+            "base": base,
+            "embedding": f"{base}embeddings.word_embeddings",
+            "positions": f"{base}embeddings.position_embeddings",
+            "segments": f"{base}embeddings.token_type_embeddings",
+            "embedding_norm": f"{base}embeddings.LayerNorm",
+            "layer": f"{base}encoder.layer.{{i}}.",
+            "attention.q": "attention.self.query",
+            "attention.k": "attention.self.key",
+            "attention.v": "attention.self.value",
+            "attention.out": "attention.output.dense",
+            "attention_post_norm": "attention.output.LayerNorm",
+            "mlp.up": "intermediate.dense",
+            "mlp.down": "output.dense",
+            "mlp_post_norm": "output.LayerNorm",
+            "ignored": (rf"{escaped}embeddings\.position_ids", rf"{escaped}pooler\.dense\..*", *ignored),
+        }
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, num_layers, read_activation, read_decoder
 from quire.model.families.gpt import GPT, GPT2_NAMES, GPT_KEYS, GPTJ_NAMES, OPT_NAMES, PLAIN, read_gptj
@@ -31,8 +29,8 @@ def read_bigcode(config: ConfigReader) -> DecoderConfig:
 
 
 def bigcode_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    names = replace(GPT2_NAMES, transposed=False)
-    return names if spec.num_kv_heads == 1 else replace(names, qkv_layout="grouped")
+    names = GPT2_NAMES.changed({"transposed": False})
+    return names if spec.num_kv_heads == 1 else names.changed({"qkv_layout": "grouped"})
 
 
 def read_codegen(config: ConfigReader) -> DecoderConfig:
@@ -186,11 +184,12 @@ FAMILIES = {
         "codegen",
         "CodeGen 1",
         read_codegen,
-        replace(
-            GPTJ_NAMES,
-            qkv="attn.qkv_proj",
-            qkv_layout="blocks",
-            ignored=(r"transformer\.h\.\d+\.attn\.(causal_mask|bias|masked_bias)",),
+        GPTJ_NAMES.changed(
+            {
+                "attention.qkv": "attn.qkv_proj",
+                "qkv_layout": "blocks",
+                "ignored": (r"transformer\.h\.\d+\.attn\.(causal_mask|bias|masked_bias)",),
+            }
         ),
         {**GPT, "max_position_embeddings": 2048},
         GPT_KEYS,
@@ -199,15 +198,16 @@ FAMILIES = {
         "gpt_neo",
         "GPT-Neo 125M to 2.7B",
         read_gpt_neo,
-        replace(
-            GPT2_NAMES,
-            qkv=None,
-            q="attn.attention.q_proj",
-            k="attn.attention.k_proj",
-            v="attn.attention.v_proj",
-            out="attn.attention.out_proj",
-            transposed=False,
-            ignored=(r"transformer\.h\.\d+\.attn\.attention\.(masked_)?bias",),
+        GPT2_NAMES.changed(
+            {
+                "attention.qkv": "",
+                "attention.q": "attn.attention.q_proj",
+                "attention.k": "attn.attention.k_proj",
+                "attention.v": "attn.attention.v_proj",
+                "attention.out": "attn.attention.out_proj",
+                "transposed": False,
+                "ignored": (r"transformer\.h\.\d+\.attn\.attention\.(masked_)?bias",),
+            }
         ),
         {**GPT, "max_position_embeddings": 2048, "tie_word_embeddings": True, "window_size": 256},
         {
@@ -223,15 +223,16 @@ FAMILIES = {
         "openai-gpt",
         "GPT (2018)",
         read_openai,
-        replace(
-            GPT2_NAMES,
-            embedding="transformer.tokens_embed",
-            positions=POSITIONS,
-            attention_norm="",
-            attention_post_norm="ln_1",
-            mlp_norm="",
-            mlp_post_norm="ln_2",
-            ignored=(*GPT2_NAMES.ignored, r"transformer\.position_ids"),
+        GPT2_NAMES.changed(
+            {
+                "embedding": "transformer.tokens_embed",
+                "positions": POSITIONS,
+                "attention_norm": "",
+                "attention_post_norm": "ln_1",
+                "mlp_norm": "",
+                "mlp_post_norm": "ln_2",
+                "ignored": (*GPT2_NAMES.ignored, r"transformer\.position_ids"),
+            }
         ),
         {
             "hidden_act": "gelu",
@@ -245,21 +246,21 @@ FAMILIES = {
         "ctrl",
         "CTRL",
         read_ctrl,
-        TensorNames(
-            base="transformer.",
-            embedding="transformer.w",
-            norm="transformer.layernorm",
-            layer="transformer.h.{i}.",
-            attention_norm="layernorm1",
-            mlp_norm="layernorm2",
-            q="multi_head_attention.Wq",
-            k="multi_head_attention.Wk",
-            v="multi_head_attention.Wv",
-            out="multi_head_attention.dense",
-            up="ffn.0",
-            down="ffn.2",
-            ignored=(r"transformer\.pos_encoding",),
-        ),
+        {
+            "base": "transformer.",
+            "embedding": "transformer.w",
+            "norm": "transformer.layernorm",
+            "layer": "transformer.h.{i}.",
+            "attention_norm": "layernorm1",
+            "mlp_norm": "layernorm2",
+            "attention.q": "multi_head_attention.Wq",
+            "attention.k": "multi_head_attention.Wk",
+            "attention.v": "multi_head_attention.Wv",
+            "attention.out": "multi_head_attention.dense",
+            "mlp.up": "ffn.0",
+            "mlp.down": "ffn.2",
+            "ignored": (r"transformer\.pos_encoding",),
+        },
         {"max_position_embeddings": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
         {**GPT_KEYS, "intermediate_size": "dff"},
     ),
@@ -267,12 +268,13 @@ FAMILIES = {
         "xglm",
         "XGLM",
         read_xglm,
-        replace(
-            OPT_NAMES,
-            embedding="model.embed_tokens",
-            norm="model.layer_norm",
-            layer="model.layers.{i}.",
-            ignored=(r"model\.embed_positions\.weights",),
+        OPT_NAMES.changed(
+            {
+                "embedding": "model.embed_tokens",
+                "norm": "model.layer_norm",
+                "layer": "model.layers.{i}.",
+                "ignored": (r"model\.embed_positions\.weights",),
+            }
         ),
         {
             "hidden_act": "gelu",
@@ -294,14 +296,15 @@ FAMILIES = {
         "biogpt",
         "BioGPT",
         read_biogpt,
-        replace(
-            OPT_NAMES,
-            base="biogpt.",
-            embedding="biogpt.embed_tokens",
-            positions="biogpt.embed_positions",
-            norm="biogpt.layer_norm",
-            layer="biogpt.layers.{i}.",
-            head="output_projection",
+        OPT_NAMES.changed(
+            {
+                "base": "biogpt.",
+                "embedding": "biogpt.embed_tokens",
+                "positions": "biogpt.embed_positions",
+                "norm": "biogpt.layer_norm",
+                "layer": "biogpt.layers.{i}.",
+                "head": "output_projection",
+            }
         ),
         {
             "hidden_act": "gelu",
@@ -316,18 +319,18 @@ FAMILIES = {
         "mpt",
         "MPT 7B, 30B",
         read_mpt,
-        TensorNames(
-            base="transformer.",
-            embedding="transformer.wte",
-            norm="transformer.norm_f",
-            layer="transformer.blocks.{i}.",
-            attention_norm="norm_1",
-            qkv="attn.Wqkv",
-            out="attn.out_proj",
-            mlp_norm="norm_2",
-            up="ffn.up_proj",
-            down="ffn.down_proj",
-        ),
+        {
+            "base": "transformer.",
+            "embedding": "transformer.wte",
+            "norm": "transformer.norm_f",
+            "layer": "transformer.blocks.{i}.",
+            "attention_norm": "norm_1",
+            "attention.qkv": "attn.Wqkv",
+            "attention.out": "attn.out_proj",
+            "mlp_norm": "norm_2",
+            "mlp.up": "ffn.up_proj",
+            "mlp.down": "ffn.down_proj",
+        },
         {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
         {
             "hidden_size": "d_model hidden_size",
@@ -343,16 +346,16 @@ FAMILIES = {
         "persimmon",
         "Persimmon 8B",
         read_persimmon,
-        TensorNames(
-            norm="model.final_layernorm",
-            qkv="self_attn.query_key_value",
-            qkv_layout="grouped",
-            out="self_attn.dense",
-            q_norm="self_attn.q_layernorm",
-            k_norm="self_attn.k_layernorm",
-            up="mlp.dense_h_to_4h",
-            down="mlp.dense_4h_to_h",
-        ),
+        {
+            "norm": "model.final_layernorm",
+            "attention.qkv": "self_attn.query_key_value",
+            "qkv_layout": "grouped",
+            "attention.out": "self_attn.dense",
+            "attention.q_norm": "self_attn.q_layernorm",
+            "attention.k_norm": "self_attn.k_layernorm",
+            "mlp.up": "mlp.dense_h_to_4h",
+            "mlp.down": "mlp.dense_4h_to_h",
+        },
         {
             "hidden_act": "relu2",
             "max_position_embeddings": 16384,

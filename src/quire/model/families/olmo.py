@@ -18,12 +18,12 @@ from quire.model.families.family import (
     read_moe,
     windows_of,
 )
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import expect_newer_name, read_layer_ropes
 from quire.model.parts.decoder import DecoderConfig
 
-POST_NORM_NAMES = TensorNames(
-    attention_post_norm="post_attention_layernorm", mlp_post_norm="post_feedforward_layernorm"
+POST_NORM_NAMES = LLAMA_NAMES.changed(
+    {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
 )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, read_decoder
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import rotary_dim
 from quire.model.parts.decoder import DecoderConfig
 
-PHI_NAMES = TensorNames(
-    norm="model.final_layernorm",
-    out="self_attn.dense",
-    q_norm="self_attn.q_layernorm",
-    k_norm="self_attn.k_layernorm",
-    up="mlp.fc1",
-    down="mlp.fc2",
+PHI_NAMES = LLAMA_NAMES.changed(
+    {
+        "norm": "model.final_layernorm",
+        "attention.out": "self_attn.dense",
+        "attention.q_norm": "self_attn.q_layernorm",
+        "attention.k_norm": "self_attn.k_layernorm",
+        "mlp.up": "mlp.fc1",
+        "mlp.down": "mlp.fc2",
+    }
 )
 
 
@@ -79,7 +81,7 @@ FAMILIES = {
         "phi3",
         "Phi-3, 3.5, 4 (dense, text)",
         read_phi3,
-        TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
+        {"attention.qkv": "self_attn.qkv_proj", "mlp.gate_up": "mlp.gate_up_proj"},
         {
             "max_position_embeddings": 4096,
             "original_max_position_embeddings": 4096,
@@ -90,7 +92,7 @@ FAMILIES = {
         "starcoder2",
         "StarCoder2",
         read_starcoder2,
-        TensorNames(up="mlp.c_fc", down="mlp.c_proj"),
+        {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
         {
             "num_key_value_heads": 2,
             "hidden_act": "gelu_pytorch_tanh",

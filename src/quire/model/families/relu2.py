@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, biases, head_size, read_decoder
 from quire.model.families.gemma import cap
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import read_rope, rotary_dim
 from quire.model.parts.decoder import DecoderConfig
 
@@ -69,7 +69,9 @@ def read_apertus(config: ConfigReader) -> DecoderConfig:
     )
 
 
-APERTUS_NAMES = TensorNames(attention_norm="attention_layernorm", mlp_norm="feedforward_layernorm")
+APERTUS_NAMES = LLAMA_NAMES.changed(
+    {"attention_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"}
+)
 APERTUS = {
     "hidden_act": "xielu",
     "max_position_embeddings": 65536,
@@ -103,7 +105,7 @@ FAMILIES = {
         "nemotron",
         "Nemotron 4, Minitron",
         read_nemotron,
-        TensorNames(norm_offset=1.0),
+        {"norm_offset": 1.0},
         ARCEE,
         {"rms_norm_eps": "norm_eps"},
     ),
@@ -111,14 +113,14 @@ FAMILIES = {
         "bitnet",
         "BitNet b1.58 (its float weights)",
         read_bitnet,
-        TensorNames(out_norm="self_attn.attn_sub_norm", down_norm="mlp.ffn_sub_norm"),
+        {"attention.out_norm": "self_attn.attn_sub_norm", "mlp.down_norm": "mlp.ffn_sub_norm"},
         {**ARCEE, "num_key_value_heads": 5, "max_position_embeddings": 2048, "rope_theta": 5e5},
     ),
     "NanoChatForCausalLM": Family(
         "nanochat",
         "nanochat",
         read_nanochat,
-        TensorNames(up="mlp.fc1", down="mlp.fc2"),
+        {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
         {
             **ARCEE,
             "max_position_embeddings": 2048,

@@ -17,7 +17,7 @@ from quire.model.families.family import (
     read_moe,
     windows_of,
 )
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.rope import kind_dims, read_layer_ropes
 from quire.model.parts.decoder import DecoderConfig
 
@@ -116,19 +116,21 @@ def step_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """The layers after the last predict further tokens."""
     further = config.count("num_nextn_predict_layers")
     extra = "|".join(str(spec.num_layers + i) for i in range(further))
-    plain = TensorNames()
-    return TensorNames(
-        norm_offset=1.0,
-        attention_gate="self_attn.g_proj",
-        router="moe.gate",
-        correction="moe.router_bias",
-        experts="moe.",
-        expert_stack="rows",
-        expert_gate_apart="gate_proj.weight",
-        expert_up="up_proj.weight",
-        expert_down="down_proj.weight",
-        shared="share_expert.",
-        ignored=(*plain.ignored, rf"model\.layers\.({extra})\..*") if extra else plain.ignored,
+    plain = LLAMA_NAMES
+    return LLAMA_NAMES.changed(
+        {
+            "norm_offset": 1.0,
+            "attention.gate": "self_attn.g_proj",
+            "mixture.router": "moe.gate",
+            "mixture.correction": "moe.router_bias",
+            "mixture.experts": "moe.",
+            "expert_stack": "rows",
+            "mixture.expert.gate_apart": "gate_proj.weight",
+            "mixture.expert.up": "up_proj.weight",
+            "mixture.expert.down": "down_proj.weight",
+            "mixture.shared": "share_expert.",
+            "ignored": (*plain.ignored, rf"model\.layers\.({extra})\..*") if extra else plain.ignored,
+        }
     )
 
 

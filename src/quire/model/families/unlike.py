@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
     DENSE,
@@ -112,7 +110,7 @@ def without_shared_keys(names: TensorNames, spec: DecoderConfig) -> TensorNames:
         for i in range(spec.num_layers)
         if (mixer := spec.layers[i].mixer) is not None and mixer.back
     )
-    return replace(names, ignored=(*names.ignored, *unused))
+    return names.changed({"ignored": (*names.ignored, *unused)})
 
 
 def gemma4_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
@@ -282,29 +280,30 @@ def read_decilm(config: ConfigReader) -> DecoderConfig:
 
 
 PER_LAYER_NAMES = {
-    "per_layer_table": "model.embed_tokens_per_layer",
-    "per_layer_model": "model.per_layer_model_projection",
-    "per_layer_norm": "model.per_layer_projection_norm",
-    "per_layer_gate": "per_layer_input_gate",
-    "per_layer_out": "per_layer_projection",
-    "per_layer_post_norm": "post_per_layer_input_norm",
+    "layer_inputs": "model.embed_tokens_per_layer",
+    "input.model": "model.per_layer_model_projection",
+    "input.norm": "model.per_layer_projection_norm",
+    "input.gate": "per_layer_input_gate",
+    "input.out": "per_layer_projection",
+    "input.post_norm": "post_per_layer_input_norm",
 }
-GEMMA4_NAMES = replace(
-    SANDWICH_NAMES,
-    norm_offset=0.0,
-    layer_scale="layer_scalar",
-    router="router.proj",
-    router_scale="router.scale",
-    expert_scales="router.per_expert_scale",
-    mlp_beside_norm="post_feedforward_layernorm_1",
-    moe_pre_norm="pre_feedforward_layernorm_2",
-    moe_norm="post_feedforward_layernorm_2",
-    experts="experts.",
-    expert_up="gate_up_proj",
-    expert_down="down_proj",
-    expert_stack="rows",
-    expert_halves=True,
-    **PER_LAYER_NAMES,
+GEMMA4_NAMES = SANDWICH_NAMES.changed(
+    {
+        "norm_offset": 0.0,
+        "scale": "layer_scalar",
+        "mixture.router": "router.proj",
+        "mixture.router_scale": "router.scale",
+        "mixture.expert_scales": "router.per_expert_scale",
+        "mixture.mlp_norm": "post_feedforward_layernorm_1",
+        "mixture.experts_norm": "pre_feedforward_layernorm_2",
+        "mixture.norm": "post_feedforward_layernorm_2",
+        "mixture.experts": "experts.",
+        "mixture.expert.up": "gate_up_proj",
+        "mixture.expert.down": "down_proj",
+        "expert_stack": "rows",
+        "expert_halves": True,
+        **PER_LAYER_NAMES,
+    }
 )
 FAMILIES = {
     "Gemma4ForCausalLM": Family(
@@ -338,7 +337,7 @@ FAMILIES = {
         "mimo_v2_flash",
         "MiMo-V2-Flash 309B-A15B",
         read_mimo,
-        TensorNames(sinks="self_attn.attention_sink_bias"),
+        {"attention.sinks": "self_attn.attention_sink_bias"},
         {
             "num_key_value_heads": 4,
             "head_dim": 192,
@@ -366,10 +365,10 @@ FAMILIES = {
         "laguna",
         "Laguna",
         read_laguna,
-        TensorNames(
-            attention_gate="self_attn.g_proj",
-            correction="mlp.experts.e_score_correction_bias",
-        ),
+        {
+            "attention.gate": "self_attn.g_proj",
+            "mixture.correction": "mlp.experts.e_score_correction_bias",
+        },
         {
             "num_key_value_heads": 8,
             "head_dim": 128,

@@ -14,8 +14,7 @@ from quire.weights.tensor import Array
 
 
 def family_names(spec: DecoderConfig) -> TensorNames:
-    names = load_family(spec.architecture).names
-    return names(spec, ConfigReader({}, spec.architecture)) if callable(names) else names
+    return load_family(spec.architecture).tensor_names(spec, ConfigReader({}, spec.architecture))
 
 
 def by_family_names(

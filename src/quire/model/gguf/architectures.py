@@ -424,7 +424,7 @@ def xielu_parameters(keys: Keys) -> dict[str, Array]:
 LAYERED: dict[str, Any] = {"norm_kind": "layer", "mlp_gated": False}
 # POST: the norm before the MLP has another name.
 POST = {"mlp_norm": "post_attention_norm"}
-GATE_UP = {"gate_up": "ffn_up"}
+GATE_UP = {"mlp.gate_up": "ffn_up"}
 PAIRS = {"interleaved": True}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(llama, turned=True),

@@ -41,33 +41,12 @@ FINDERS = {
     "altup": "gemma3n",
 }
 ADDED = ("input", "laurel", "altup")
-# Modules below a layer, by the field of TensorNames that names them.
-LINEARS = {
-    "attention.gate": "attention_gate",
-    "mlp.down": "down",
-    "input.gate": "per_layer_gate",
-    "input.out": "per_layer_out",
-}
-PLAIN = {"attention.q_down": "q_down", "mixture.router": "router", "mixture.shared_gate": "shared_gate"}
-NORMS = {
-    "attention_norm": "attention_norm",
-    "attention_post_norm": "attention_post_norm",
-    "mlp_norm": "mlp_norm",
-    "mlp_post_norm": "mlp_post_norm",
-    "attention.out_norm": "out_norm",
-    "attention.kv_norm": "kv_down_norm",
-    "mlp.down_norm": "down_norm",
-    "mixture.norm": "moe_norm",
-    "mixture.experts_norm": "moe_pre_norm",
-    "mixture.mlp_norm": "mlp_beside_norm",
-    "input.post_norm": "per_layer_post_norm",
-}
-VECTORS = {
-    "attention.sinks": "sinks",
-    "scale": "layer_scale",
-    "mixture.router_scale": "router_scale",
-    "mixture.expert_scales": "expert_scales",
-}
+# Matrices of a layer that are as a family stores others, those that are never transposed, and vectors.
+MATRICES = ("attention.gate", "mlp.down", "input.gate", "input.out")
+PLAIN = ("attention.q_down", "mixture.router", "mixture.shared_gate")
+VECTORS = ("attention.sinks", "scale", "mixture.router_scale", "mixture.expert_scales")
+# Norms that are found in a way of their own.
+OTHER_NORMS = ("attention.q_norm", "attention.k_norm", "input.norm")
 
 
 def filled(piece: Piece) -> Part:
@@ -116,30 +95,30 @@ class Tensors:
         if base == "positions":
             return self._positions(shape)
         if base in ("norm", "embedding_norm"):
-            return norm(names, getattr(names, base), kind, shape)
+            return norm(names, names[base], kind, shape)
         if base in ("spread", "merge", "layer_inputs"):
             return gemma3n.find_model(self, base, number, shape)
-        return part(f"{getattr(names, base)}.{kind}", shape)
+        return part(f"{names[base]}.{kind}", shape)
 
     def _embedding(self, config: EmbeddingConfig) -> Part:
         """Find the table of tokens; with segments, sums of tokens and segments, segment after segment."""
         names, width, segments = self.names, config.width, config.segments
         if not segments:
-            return part(f"{names.embedding}.weight", (config.stored_tokens, width))
+            return part(f"{names['embedding']}.weight", (config.stored_tokens, width))
 
         def summed(words: Array, rows: Array) -> Array:
             table = words.astype(np.float32)
             return np.concatenate([table + row for row in rows[:segments].astype(np.float32)])
 
-        words = (f"{names.embedding}.weight", (config.vocab_size // segments, width))
-        rows = (f"{names.segments}.weight", (config.segment_rows, width))
+        words = (f"{names['embedding']}.weight", (config.vocab_size // segments, width))
+        rows = (f"{names['segments']}.weight", (config.segment_rows, width))
         return Part((words, rows), summed, (config.vocab_size, width))
 
     def _positions(self, shape: Shape) -> Part:
         positions = self.config.embedding.positions
         assert positions is not None
         if positions.sinusoid is None:
-            return part(f"{self.names.positions}.weight", shape)
+            return part(f"{self.names['positions']}.weight", shape)
         steps = shape[1] // 2 - (positions.sinusoid == "half_less_one")
         return Part((), partial(sinusoids, shape[0], shape[1], steps), shape)
 
@@ -158,20 +137,22 @@ class LayerTensors:
     def part(self, path: str, shape: Shape) -> Part:
         """Find a piece by its path below the layer."""
         names, (module, _, kind) = self.names, path.rpartition(".")
+        stored = self.prefix + names[path if path in VECTORS else module]
         if path in VECTORS:
-            return part(self.prefix + getattr(names, VECTORS[path]), shape)
-        if module in NORMS:
-            return norm(names, self.prefix + getattr(names, NORMS[module]), kind, shape)
-        if module in LINEARS and kind == "weight":
-            return linear(names, self.prefix + getattr(names, LINEARS[module]), shape)
-        if module in LINEARS or module in PLAIN:
-            field = LINEARS.get(module) or PLAIN[module]
-            return part(f"{self.prefix}{getattr(names, field)}.{kind}", shape)
+            return part(stored, shape)
+        if module.endswith("norm") and module in names.modules and module not in OTHER_NORMS:
+            return norm(names, stored, kind, shape)
+        if module in MATRICES and kind == "weight":
+            return linear(names, stored, shape)
+        if module in MATRICES or module in PLAIN:
+            return part(f"{stored}.{kind}", shape)
         group, _, name = module.partition(".")
         if group == "mlp":
             return self._mlp(name, kind, shape)
         if module == "attention.out" and kind == "bias":
-            return part(self.prefix + (names.out_bias or f"{names.out}.bias"), shape)
+            return part(
+                self.prefix + (names["attention.out.bias"] or f"{names['attention.out']}.bias"), shape
+            )
         if group == "attention" and self.config.mixer is not None:
             group = kind_of(self.config.mixer)
         finder = importlib.import_module(f"{__name__}.{FINDERS[group]}")
@@ -182,12 +163,12 @@ class LayerTensors:
         names = self.names
         if name == "xielu":
             scalar = kind in ("beta", "eps")
-            stored = f"{self.prefix}{names.xielu}.{kind}"
+            stored = f"{self.prefix}{names['mlp.xielu']}.{kind}"
             return part(stored, () if scalar else shape, np.atleast_1d if scalar else None)
-        if names.gate_up is None or name == "down":
-            module = self.prefix + {"gate": names.gate, "up": names.up, "down": names.down}[name]
+        if not names["mlp.gate_up"]:
+            module = self.prefix + names[f"mlp.{name}"]
             return linear(names, module, shape) if kind == "weight" else part(f"{module}.{kind}", shape)
         inner, take = shape[0], row_range(0, shape[0])
         if name == "up":
             take = row_range(inner, 2 * inner)
-        return fused(names, self.prefix + names.gate_up, kind, (2 * inner, *shape[1:]), take)
+        return fused(names, self.prefix + names["mlp.gate_up"], kind, (2 * inner, *shape[1:]), take)

@@ -37,7 +37,7 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     buckets = config.scores.position_buckets
     places = position_buckets(buckets)
     return part(
-        f"{names.position_bias}.weight",
+        f"{names['position_bias']}.weight",
         (buckets, config.num_heads),
         lambda table: table[places].T.reshape(-1),
     )
@@ -47,8 +47,10 @@ def _out(layer: LayerTensors, config: AttentionConfig, shape: Shape) -> Part:
     """Find the output projection [D, N V]; the columns of short values are padded as the values are."""
     names = layer.names
     if config.value_dim is None:
-        return linear(names, layer.prefix + names.out, shape)
-    stored = linear(names, layer.prefix + names.out, (shape[0], config.num_heads * config.value_dim))
+        return linear(names, layer.prefix + names["attention.out"], shape)
+    stored = linear(
+        names, layer.prefix + names["attention.out"], (shape[0], config.num_heads * config.value_dim)
+    )
     pad = padded_rows(config.value_dim, config.head_dim)
     return Part(stored.tensors, chain(stored.take, lambda array: pad(array.T).T), shape)
 
@@ -64,12 +66,12 @@ def _qkv(layer: LayerTensors, config: AttentionConfig, name: str, kind: str) -> 
     names, d = layer.names, config.hidden_size
     module, size, take = _place(layer, config, name)
     if kind == "bias":
-        if not names.q_bias:
+        if not names["attention.q.bias"]:
             return part(f"{module}.bias", (size,), take)
         own = config.num_heads * config.head_dim  # vectors of their own; keys have none
         if name == "k":
             return Part((), lambda: np.zeros(own, np.float32), (own,))
-        return part(layer.prefix + (names.q_bias if name == "q" else names.v_bias), (own,))
+        return part(layer.prefix + names[f"attention.{name}.bias"], (own,))
     found = fused(names, module, kind, (size, d), take)
     if name == "v" and config.value_dim is not None:
         return replace(found, shape=(config.num_kv_heads * config.head_dim, d))
@@ -81,10 +83,10 @@ def _place(layer: LayerTensors, config: AttentionConfig, name: str) -> tuple[str
     names, h = layer.names, config.head_dim
     n, g = config.num_heads, config.num_kv_heads
     turn = None if name == "v" else _turn(layer, config)
-    if names.qkv is None:
-        field = {"q": names.q, "k": names.k, "v": names.v}[name]
+    if not names["attention.qkv"]:
+        field = names[f"attention.{name}"]
         if name == "v" and config.keys_as_values:
-            field = names.k
+            field = names["attention.k"]
         if name == "v" and config.value_dim is not None:
             return layer.prefix + field, g * config.value_dim, padded_rows(config.value_dim, h)
         return layer.prefix + field, (n if name == "q" else g) * h, turn
@@ -99,7 +101,7 @@ def _place(layer: LayerTensors, config: AttentionConfig, name: str) -> tuple[str
     else:
         bounds = {"q": (0, each), "k": (each, each + h), "v": (each + h, each + 2 * h)}
         rows = rows_of_groups(g, *bounds[name])
-    return layer.prefix + names.qkv, size, chain(rows, turn)
+    return layer.prefix + names["attention.qkv"], size, chain(rows, turn)
 
 
 def _head_norm(
@@ -107,7 +109,7 @@ def _head_norm(
 ) -> Part:
     """Find the norm of all heads, or of head `number`."""
     names, turn = layer.names, _turn(layer, config)
-    module = layer.prefix + (names.q_norm if name == "q_norm" else names.k_norm)
+    module = layer.prefix + names[f"attention.{name}"]
     if number and names.norm_by_head:
         return norm(names, f"{module}.{number}", kind, shape, turn)
     if number:

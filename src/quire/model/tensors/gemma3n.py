@@ -27,7 +27,7 @@ def find(layer: LayerTensors, module: str, kind: str, shape: Shape) -> Part:
     names, (group, _, name) = layer.names, module.partition(".")
     if group == "input":
         return _input(layer, name, kind, shape)
-    prefix = layer.prefix + (names.laurel if group == "laurel" else names.altup)
+    prefix = layer.prefix + names[group]
     if module in ADDED_NORMS:
         return norm(names, prefix + ADDED_NORMS[module], kind, shape)
     if module in ADDITIONS:
@@ -38,17 +38,17 @@ def find(layer: LayerTensors, module: str, kind: str, shape: Shape) -> Part:
 def _input(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     names, (size, *rest) = layer.names, shape
     if name == "norm":
-        return norm(names, names.per_layer_norm, kind, shape)
+        return norm(names, names["input.norm"], kind, shape)
     own = row_range(layer.index * size, (layer.index + 1) * size)
-    return part(f"{names.per_layer_model}.weight", (layer.count * size, *rest), own)
+    return part(f"{names['input.model']}.weight", (layer.count * size, *rest), own)
 
 
 def find_model(tensors: Tensors, base: str, number: str, shape: Shape) -> Part:
     """Find a projection of a stream, or stored rows of the table of inputs by layer; other tokens get the first one."""
     names, additions = tensors.names, tensors.config.additions
     if base in ("spread", "merge"):
-        return linear(names, (names.spread if base == "spread" else names.merge).format(s=number), shape)
+        return linear(names, names[base].format(s=number), shape)
     assert isinstance(additions, ModelExtrasConfig)
     assert additions.inputs is not None
-    stored = f"{names.per_layer_table}.weight", (additions.inputs.vocab_size, shape[1])
+    stored = f"{names['layer_inputs']}.weight", (additions.inputs.vocab_size, shape[1])
     return part(*stored, (lambda array: array[[0] * shape[0]]) if number == "others" else None)

@@ -17,13 +17,13 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     config = layer.config.mixer
     assert isinstance(config, LatentConfig)
     if name == "out":
-        return linear(layer.names, layer.prefix + layer.names.out, shape)
+        return linear(layer.names, layer.prefix + layer.names["attention.out"], shape)
     names, nope, rope = layer.names, config.nope_dim, config.rope_dim
     turn = halves(rope, rope) if names.interleaved else None
     if name == "q_norm":
-        return norm(names, layer.prefix + names.q_down_norm, kind, shape)
+        return norm(names, layer.prefix + names["attention.q_down_norm"], kind, shape)
     if name in ("q_nope", "q_rope"):
-        module = layer.prefix + (names.q if config.q_rank is None else names.q_up)
+        module = layer.prefix + (names["attention.q"] if config.q_rank is None else names["attention.q_up"])
         take: Take | None = rows_of_groups(config.num_heads, 0, nope)
         if name == "q_rope":
             take = chain(rows_of_groups(config.num_heads, nope, nope + rope), turn)
@@ -33,11 +33,13 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
         rank, size = config.kv_rank, config.kv_rank + rope
         latent = name.endswith("latent")
         picked = row_range(0, rank) if latent else chain(row_range(rank, size), turn)
-        return part(f"{layer.prefix}{names.kv_down}.{kind}", (size, *shape[1:]), picked)
+        return part(f"{layer.prefix}{names['attention.kv_down']}.{kind}", (size, *shape[1:]), picked)
     name, _, head = name.partition(".")
     size = nope + config.value_dim
     first = int(head) * size
     rows: Take | None = row_range(first + nope, first + size)
     if name == "keys":
         rows = chain(row_range(first, first + nope), transposed)
-    return part(f"{layer.prefix}{names.kv_up}.weight", (config.num_heads * size, config.kv_rank), rows)
+    return part(
+        f"{layer.prefix}{names['attention.kv_up']}.weight", (config.num_heads * size, config.kv_rank), rows
+    )

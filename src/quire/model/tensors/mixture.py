@@ -18,7 +18,7 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     assert isinstance(config, MixtureConfig)
     names, (group, _, rest) = layer.names, name.partition(".")
     if kind == "correction":
-        stored = layer.prefix + names.correction
+        stored = layer.prefix + names["mixture.correction"]
         return (
             part(stored, (1, *shape), lambda array: array[0]) if names.correction_row else part(stored, shape)
         )
@@ -27,21 +27,29 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     number, _, matrix = rest.partition(".")
     if names.expert_stack:
         return _stacked(layer, config, int(number), matrix, kind)
-    module = {"gate": names.expert_gate, "up": names.expert_up, "down": names.expert_down}[matrix]
-    return part(f"{layer.prefix}{names.experts.format(e=number)}{module}.{kind}", shape)
+    module = names[f"mixture.expert.{matrix}"]
+    return part(f"{layer.prefix}{names['mixture.experts'].format(e=number)}{module}.{kind}", shape)
 
 
 def _shared(layer: LayerTensors, config: MixtureConfig, matrix: str, shape: Shape) -> Part:
-    names, prefix, inner = layer.names, layer.prefix + layer.names.shared, config.shared_intermediate_size
-    if names.shared_gate_up is None:
-        modules = {"gate": names.expert_gate, "up": names.expert_up, "down": names.expert_down}
+    names, prefix, inner = (
+        layer.names,
+        layer.prefix + layer.names["mixture.shared"],
+        config.shared_intermediate_size,
+    )
+    if not names["mixture.shared.gate_up"]:
+        modules = {
+            "gate": names["mixture.expert.gate"],
+            "up": names["mixture.expert.up"],
+            "down": names["mixture.expert.down"],
+        }
         if names.expert_stack:
             modules = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
         return part(f"{prefix}{modules[matrix]}.weight", shape)
     if matrix == "down":
-        return part(f"{prefix}{names.shared_down}.weight", shape)
+        return part(f"{prefix}{names['mixture.shared.down']}.weight", shape)
     take = row_range(0, inner) if matrix == "gate" else row_range(inner, 2 * inner)
-    return part(f"{prefix}{names.shared_gate_up}.weight", (2 * inner, *shape[1:]), take)
+    return part(f"{prefix}{names['mixture.shared.gate_up']}.weight", (2 * inner, *shape[1:]), take)
 
 
 def _stacked(layer: LayerTensors, config: MixtureConfig, e: int, matrix: str, kind: str) -> Part:
@@ -49,17 +57,17 @@ def _stacked(layer: LayerTensors, config: MixtureConfig, e: int, matrix: str, ki
     names, d, inner = layer.names, config.hidden_size, config.intermediate_size
     count, place = config.routing.num_experts, int(matrix == "up")
     if matrix == "down":
-        name, out, width, of = names.expert_down, d, inner, 1
-    elif names.expert_gate_apart:
-        name, out, width, of = names.expert_up, inner, d, 1
-        name, place = (names.expert_gate_apart if matrix == "gate" else name), 0
+        name, out, width, of = names["mixture.expert.down"], d, inner, 1
+    elif names["mixture.expert.gate_apart"]:
+        name, out, width, of = names["mixture.expert.up"], inner, d, 1
+        name, place = (names["mixture.expert.gate_apart"] if matrix == "gate" else name), 0
     else:
-        name, out, width, of = names.expert_up, 2 * inner, d, 2
-    whole = layer.prefix + names.experts + name
+        name, out, width, of = names["mixture.expert.up"], 2 * inner, d, 2
+    whole = layer.prefix + names["mixture.experts"] + name
     if kind == "bias":
         if matrix == "down":
             return part(f"{whole}_bias", (count, d), lambda array: array[e])
-        whole = f"{layer.prefix}{names.experts}{names.expert_up}_bias"
+        whole = f"{layer.prefix}{names['mixture.experts']}{names['mixture.expert.up']}_bias"
         first = int(matrix == "up")
         return part(whole, (count, 2 * inner), lambda array: array[e, first::2])
     taken = slice(place, None, of)

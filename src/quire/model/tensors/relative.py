@@ -22,15 +22,15 @@ def find(layer: LayerTensors, config: AttentionConfig, name: str, shape: Shape) 
     relative = config.relative
     assert isinstance(relative, RelativeConfig)
     shared, h = relative.shared, config.head_dim
-    module = names.relative_keys if role == "keys" else names.relative_queries
+    module = names[f"attention.relative.{role}"]
     if shared:
-        module = names.k if role == "keys" else names.q
+        module = names["attention.k"] if role == "keys" else names["attention.q"]
     bias = role == "queries" or shared or names.relative_keys_bias
     d, size, eps = config.hidden_size, config.num_heads * h, layer.config.norm.eps
     own = slice(int(head) * h, (int(head) + 1) * h)
-    norm, module = names.relative_norm if relative.normed else "", layer.prefix + module
+    norm, module = names["relative_norm"] if relative.normed else "", layer.prefix + module
     wanted: list[tuple[str, Shape]]
-    wanted = [(f"{names.relative}.weight", (2 * relative.span, d)), (f"{module}.weight", (size, d))]
+    wanted = [(f"{names['relative']}.weight", (2 * relative.span, d)), (f"{module}.weight", (size, d))]
     wanted += [(f"{module}.bias", (size,))] if bias else []
     wanted += [(f"{norm}.{kind}", (d,)) for kind in ("weight", "bias")] if norm else []
 

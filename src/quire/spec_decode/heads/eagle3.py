@@ -15,7 +15,7 @@ from quire.devices.ops import Attend, Embed, Linear, Receive, SelectRows, StoreK
 from quire.devices.protocol import Attention, FloatArray, Matrix
 from quire.devices.protocol import Norm as NormOperand
 from quire.errors import ModelError
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.loaded import LoadedModel
 from quire.model.parts.attention import AttentionConfig
 from quire.model.parts.decoder import DecoderConfig
@@ -100,7 +100,7 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
         qk_norms=(head_norm("q"), head_norm("k")),
         out=source.matrix([f"{prefix}self_attn.o_proj.weight"], [h], n * d),
         mlp_norm=norm(f"{prefix}post_attention_layernorm"),
-        mlp=MLP(mlp, Named.of(source, spec, TensorNames(layer=prefix)), "layers.0.mlp", WHOLE),
+        mlp=MLP(mlp, Named.of(source, spec, LLAMA_NAMES.changed({"layer": prefix})), "layers.0.mlp", WHOLE),
         norm=norm("norm"),
         lm_head=head,
         rest=tuple(own_layers(source, spec, first=1)),

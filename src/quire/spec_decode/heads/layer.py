@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.errors import ModelError
 from quire.model.families import read_model
-from quire.model.families.names import TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Layer
 from quire.model.shard import WHOLE
@@ -46,7 +46,7 @@ def own_layers(
     source: HeadSource, config: DecoderConfig, prefix: str = "layers.{i}.", first: int = 0
 ) -> list[Layer]:
     """The layers from the `first` on; names of the tensors of layer i begin with `prefix`."""
-    weights, count = Named.of(source, config, TensorNames(layer=prefix)), config.num_layers
+    weights, count = Named.of(source, config, LLAMA_NAMES.changed({"layer": prefix})), config.num_layers
     return [Layer(config.layers[i], weights, f"layers.{i}", (i, count), WHOLE) for i in range(first, count)]
 
 
