@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,7 +13,8 @@ import pytest
 from huggingface_hub import errors
 
 from quire.errors import ModelError
-from quire.weights.hub import find_model
+from quire.weights.download import MAX_ADAPTER, find_adapter
+from quire.weights.hub import existing, find_model
 
 
 class Hub:
@@ -51,6 +53,83 @@ def test_a_path_that_is_not_there_is_refused_without_asking_the_hub(
     with pytest.raises(ModelError, match="neither an existing directory nor a Hugging Face id"):
         find_model(name)
     assert not hub.calls
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> list[str]:
+    """Paths at which the operating system fails in its own ways."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "to").symlink_to(tmp_path / "fro")
+    (tmp_path / "fro").symlink_to(tmp_path / "to")
+    names = ["~nosuchuser/x", "a\0b", "\ud800", f"{tmp_path}/{'n' * 300}", "/".join(["d" * 200] * 50), "l" * 400,
+             f"{tmp_path}/loop", f"{tmp_path}/loop/x", f"{tmp_path}/to", "~", "", ".", "/dev/null/x",
+             "~root/../\0"]  # fmt: skip
+    return names
+
+
+def test_paths_that_cannot_be_are_model_errors(
+    odd: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Hub(tmp_path, []))
+    for name in odd:
+        for roots in (None, (tmp_path,), (tmp_path / "loop",)):
+            path = existing(name, roots)
+            if path is None or not path.is_dir():
+                with pytest.raises(ModelError):
+                    find_adapter(name, roots=roots)
+        if existing(name) is None:
+            with pytest.raises(ModelError):
+                find_model(name)
+
+
+def test_the_server_s_folder_tells_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A name that is a directory there is a hub id all the same, and so is one that is not."""
+    hub = Hub(tmp_path / "fetched", [])
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **options: Info(1))
+    (tmp_path / "src").mkdir()
+    (tmp_path / "root" / "own").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    roots = (tmp_path / "root",)
+    assert find_adapter("src", roots=roots) == find_adapter("absent", roots=roots) == hub.folder
+    assert find_adapter("root/own", roots=roots) == roots[0] / "own"
+    said = set()
+    for name in ("./src", "./absent", "../x", str(tmp_path), "/etc"):
+        with pytest.raises(ModelError) as error:
+            find_adapter(name, roots=roots)
+        said.add(str(error.value).replace(repr(name), ""))
+    assert len(said) == 1
+    assert find_adapter("src") == tmp_path / "src"
+    with pytest.raises(ModelError, match="--no-lora-hub-ids is set"):
+        find_adapter("owner/name", roots=roots, ids=False)
+
+
+class Info:
+    def __init__(self, size: int) -> None:
+        files = [
+            ("adapter_model.safetensors", size),
+            ("model.safetensors", 1 << 50),
+            ("adapter_config.json", None),
+        ]
+        self.siblings = [SimpleNamespace(rfilename=name, size=held) for name, held in files]
+
+
+def test_what_a_user_has_fetched_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hub = Hub(tmp_path, [])
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **options: Info(MAX_ADAPTER + 1))
+    with pytest.raises(ModelError, match=f"adapters of users have at most {MAX_ADAPTER}"):
+        find_adapter("owner/name", roots=())
+    assert not hub.calls
+    find_adapter("owner/name")
+    assert not hub.calls[0]["local_files_only"]
+
+    def unreachable(*args: object, **options: object) -> None:
+        raise httpx.ConnectError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    find_adapter("owner/name", roots=())
+    assert hub.calls[1]["local_files_only"]
 
 
 def test_no_model_is_not_the_working_directory() -> None:

@@ -11,11 +11,15 @@ from msgspec import structs
 from quire.config import EngineConfig, ModelConfig, SpeculativeOptions
 from quire.errors import ModelError
 from quire.files import read_json
-from quire.weights.hub import find_model
+from quire.lazy import Lazy
+from quire.weights.hub import existing, find_model
 from quire.weights.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
+    from quire.engine import drafter_config
     from quire.text.tokenizer import Tokenizer
+else:
+    drafter_config = Lazy("quire.engine.drafter_config")
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +51,12 @@ def model_directory(config: ModelConfig) -> Path:
 def verifier_of(path: Path) -> str | None:
     """Find the target that a speculator's config names: a path, also relative to its own, or an id. None: a model."""
     file = path / "config.json"
-    if not path.is_dir() or not file.exists():
+    if not path.is_dir() or not file.exists() or not read_json(file).get("speculators_config"):
         return None
-    named = (read_json(file).get("speculators_config") or {}).get("verifier") or {}
-    name = named.get("name_or_path")
-    if not isinstance(name, str) or not name:
+    name = (drafter_config.read_drafter(path)["speculators_config"].get("verifier") or {}).get("name_or_path")
+    if not name:
         return None
-    return str(path / name) if (path / name).is_dir() else name
+    return str(path / name) if existing(str(path / name)) else name
 
 
 def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:

@@ -95,11 +95,10 @@ class Adapters:
         EngineError: it cannot be loaded.
         """
         roots = None if trusted else tuple(Path(root).expanduser() for root in self._config.lora_root)
-        model = self._engine.config.model
+        model, ids = self._engine.config.model, trusted or self._config.lora_hub_ids
+        where = model.download_dir, model.hf_token, roots, ids
         async with self._locks[name]:
-            directory = await asyncio.to_thread(
-                download.find_adapter, path, model.download_dir, model.hf_token, roots
-            )
+            directory = await asyncio.to_thread(download.find_adapter, path, *where)
             digest = str(await self._engine.do(LoadAdapter(str(directory), pinned)))
             old = self.loaded.find(name)
             forgotten = self.loaded.remove(name) if old is not None and old.digest != digest else None

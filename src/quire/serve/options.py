@@ -155,6 +155,7 @@ class ServerConfig:
     lora_root: tuple[str, ...] = option(
         (), "Directory from which adapters may be loaded at run time; repeat for several."
     )
+    lora_hub_ids: bool = option(True, "Let adapters that are loaded at run time be Hugging Face ids.")
     share_prefix_cache: bool = option(
         False, "Let requests with different API keys reuse each other's cached prefixes."
     )

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from quire.devices.protocol import Backend, FloatArray, Graph, IntArray, KVSpec, Matrix
+from quire.engine.drafter_config import read_drafter
 from quire.errors import ModelError
-from quire.files import read_json
 from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
 from quire.model.packing import Packer, WeightTypes
@@ -94,7 +94,7 @@ class HeadSource:
     @classmethod
     def open(cls, path: Path, backend: Backend, target: LoadedModel, outline: bool) -> HeadSource:
         """ModelError: there are no weights, or they cannot be read."""
-        return cls(path, read_json(path / "config.json"), _open(path), backend, target, outline)
+        return cls(path, read_drafter(path), _open(path), backend, target, outline)
 
     def has(self, name: str) -> bool:
         return name in set(self.checkpoint.names())
@@ -125,6 +125,8 @@ class HeadSource:
     def shape(self, name: str) -> tuple[int, ...]:
         if not self.has(name):
             raise ModelError(f"{self.path}: tensor {name} is missing; it is not a drafter of this kind")
+        if not self.checkpoint.shape(name):
+            raise ModelError(f"{self.checkpoint.path(name)}: tensor {name} is a single number")
         return self.checkpoint.shape(name)
 
     def part(self, name: str, shape: tuple[int, ...], take: Take | None = None) -> Part:

@@ -12,10 +12,10 @@ import numpy as np
 from quire.config import SpeculativeOptions
 from quire.devices.protocol import Backend, Graph, KVCache, KVSpec
 from quire.engine.directory import WITHOUT_MODEL
+from quire.engine.drafter_config import read_drafter
 from quire.engine.feature import Joined
 from quire.engine.plan import Need, Planning
 from quire.errors import ConfigError, ModelError
-from quire.files import read_json
 from quire.model.info import Asked
 from quire.model.load import open_files
 from quire.model.loaded import LoadedModel, ServedModel
@@ -155,7 +155,7 @@ def detect(path: Path) -> str:
     """Return the method of a drafter's files."""
     if any((path / name).exists() for name, _ in MEDUSA_FILES):
         return "medusa"
-    config = read_json(path / "config.json") if (path / "config.json").exists() else {}
+    config = read_drafter(path) if (path / "config.json").exists() else {}
     library = config.get("speculators_model_type")
     kind = library or config.get("model_type")
     names = " ".join(map(str, config.get("architectures") or ()))

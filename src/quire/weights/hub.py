@@ -32,16 +32,33 @@ def find_model(
     """
     if not model:
         raise ModelError("no model given; name a local directory or a Hugging Face id")
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = existing(model)
+    if path is not None and path.is_dir():
         return _gguf_inside(path)
-    if path.exists():
+    if path is not None:
         if path.suffix == ".gguf":
             return path
         raise ModelError(
             f"{model} is a file; give a GGUF file, or the directory that holds config.json and the weights"
         )
     return download.fetch_model(model, revision, download_dir, weights, token)
+
+
+def existing(name: str, roots: tuple[Path, ...] | None = None) -> Path | None:
+    """Return the path of this name, if there is one (in one of the `roots`, links followed).
+
+    None also where no path can have the name: an unknown user, a NUL, a part of 300 letters, a loop of links.
+    """
+    try:
+        path = Path(name).expanduser()
+        if roots is not None:
+            path = path.resolve()
+            if not any(path.is_relative_to(root.resolve()) for root in roots):
+                return None
+        path.stat()
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return path
 
 
 def _gguf_inside(directory: Path) -> Path:

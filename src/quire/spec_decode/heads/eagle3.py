@@ -77,7 +77,8 @@ def read_eagle3(source: HeadSource, target: LoadedModel) -> Head:
     eps, attention, mlp = spec.layers[0].norm.eps, spec.layers[0].mixer, spec.layers[0].mlp
     assert isinstance(attention, AttentionConfig)
     assert isinstance(mlp, MLPConfig)
-    prefix = "midlayer." if source.has("midlayer.self_attn.q_proj.weight") else "layers.0."
+    official = any(name.startswith("midlayer.") for name in source.checkpoint.names())
+    prefix = "midlayer." if official else "layers.0."
     n, g, d = spec.num_heads, spec.num_kv_heads, spec.head_dim
     qkv = [f"{prefix}self_attn.{part}_proj.weight" for part in "qkv"]
     rows = [n * d, g * d, g * d]
