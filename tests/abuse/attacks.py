@@ -41,7 +41,7 @@ def unread(url: str, data: bytes) -> None:
         contextlib.suppress(OSError),
         socket.create_connection((address.hostname, address.port), timeout=SECONDS) as connection,
     ):
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         time.sleep(SECONDS / 2)
         end = time.monotonic() + SECONDS / 2

@@ -81,11 +81,11 @@ class World:
         row = {"running": 1, "waiting": 0, "restarts": 0, "ttft_p50": 0.1, "itl_p50": 0.01}
         return {"300": [{"time": time.time() - 200 + i, "rate": 50.0 + i, **row} for i in range(100)]}
 
-    def stop_request(self, request_id: str) -> bool:
+    def stop_request(self, request_id: str, owner: str | None) -> bool:
         self.stopped.append(request_id)
         return True
 
-    async def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self, owner: str | None) -> dict[str, Any]:
         self.snapshots += 1
         return {"time": asyncio.get_running_loop().time(), "wall": time.time(), **self.stats}
 
@@ -100,6 +100,7 @@ def app_of(world: World) -> FastAPI:
         given = request.headers.get("authorization")
         if world.key is not None and request.url.path not in opened and given != f"Bearer {world.key}":
             return JSONResponse({"error": {"message": "Incorrect API key"}}, 401)
+        request.state.operator, request.state.owner = True, ""
         answer: Response = await call_next(request)
         return answer
 

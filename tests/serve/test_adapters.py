@@ -47,7 +47,8 @@ def server(request: pytest.FixtureRequest, root: Path) -> Iterator[Server]:
         lora_modules=["tale=quire-stories-lora-oldtale"],
         allow_runtime_lora=True,
         lora_root=[str(root)],
-        api_key=["secret"],
+        api_key=["reader"],
+        admin_api_key=["secret"],
     )
     yield running
     running.stop()
@@ -202,7 +203,7 @@ def test_lora_modules_that_are_neither_are_refused(given: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"allow_runtime_lora": True, "enable_lora": True}, "needs --api-key"),
+        ({"allow_runtime_lora": True, "enable_lora": True}, "needs --admin-api-key"),
         ({"max_loras": 4, "max_cpu_loras": 3}, "at least --max-loras 4"),
         ({"max_lora_rank": 0}, "--max-lora-rank must be at least 1"),
     ],

@@ -68,7 +68,7 @@ def test_a_head_without_end_ends(server: Server, start: bytes, piece: bytes) -> 
 
 @pytest.mark.parametrize(("spare", "status"), [(0, b"200"), (-1, b"431")], ids=["largest", "too large"])
 def test_the_largest_head(server: Server, spare: int, status: bytes) -> None:
-    head = b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: %b\r\n\r\n"
+    head = b"GET /ping HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: %b\r\n\r\n"
     fill = b"a" * (MAX_HEAD_BYTES - len(head) + 2 - spare)
     with connect(server) as connection:
         connection.sendall(head % fill)
@@ -98,7 +98,7 @@ def test_an_offered_upgrade_leaves_the_request_as_it_is(server: Server, chunked:
     body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) if chunked else BODY
     with connect(server) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n"
             + length
             + b"\r\n\r\n"

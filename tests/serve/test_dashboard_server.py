@@ -120,6 +120,6 @@ def watch_and_stop(server: Server) -> None:
         assert rows[0]["prompt"]
         assert client.delete(f"/dashboard/requests/{rows[0]['id']}", headers=KEY).status_code == 204
         thread.join(10)
-        assert "operator stopped" in ended[0].json()["error"]["message"]
+        assert "was stopped" in ended[0].json()["error"]["message"]
         time.sleep(1.5)
         assert client.get("/dashboard/history", headers=KEY).json()["rings"]["300"]

@@ -71,7 +71,7 @@ def raw(server: Server, body: dict[str, object]) -> socket.socket:
     data = json.dumps(body).encode()
     lines = (
         "POST /v1/completions HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {len(data)}",
     )
@@ -465,7 +465,7 @@ def test_idle_connections_are_kept_for_the_configured_time(seconds: int, open_af
     """The default outlasts the 5 s that httpx keeps idle connections, so a client never reuses one that closes."""
 
     def ask(connection: socket.socket) -> None:
-        connection.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = b""
         while not answer.endswith(b"}"):  # head and body may come apart
             answer += connection.recv(4096)

@@ -207,7 +207,7 @@ def test_an_offer_to_upgrade_keeps_the_body(server: Server) -> None:
     where = urlsplit(server.url)
     body = b'{"prompt": "x", "max_tokens": 2}'
     head = (
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
         b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )
     for parts in ((head % len(body) + body,), (head % len(body), body)):

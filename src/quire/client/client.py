@@ -349,12 +349,15 @@ class AsyncEngine:
         """List times and counts of each request that is queued or running, oldest first."""
         return [live.times for live in self._live.values()]
 
-    def stop_request(self, request_id: str) -> bool:
-        """End a live request, and its call, with an error that says so. False if there is none of that id."""
+    def stop_request(self, request_id: str, owner: str | None = None) -> bool:
+        """End a live request (of an owner), and its call, with an error that says so. False if there is none."""
         live = self._live.get(request_id)
-        if live is not None:
-            live.generation.fail(EngineError("an operator stopped this request"))
-        return live is not None
+        if live is None or owner not in (None, live.times.request.owner):
+            return False
+        live.generation.fail(
+            EngineError("this request was stopped" if owner else "an operator stopped this request")
+        )
+        return True
 
     async def stats(self, timeout: float = 1.0) -> EngineStats:
         """Fetch statistics, or return the last known ones if the engine does not reply in time."""

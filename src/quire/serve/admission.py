@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -14,8 +12,9 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.serve.callers import Caller, Keys
 from quire.serve.dashboard.router import open_paths
-from quire.serve.errors import ErrorInfo, HttpError, unauthorized
+from quire.serve.errors import ErrorInfo, HttpError, forbidden, unauthorized
 
 # Open without a key: probes, scrapers, and pages without data (the dashboard asks its user for the key).
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/docs", "/openapi.json"}) | open_paths()
@@ -24,32 +23,6 @@ MAX_SHOWN = 32  # names in a header, and twice as many characters of each
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
 
 CountAnswer = Callable[[str, str, int], None]
-
-
-class Keys:
-    """API keys, stored as digests. Without any, every request is allowed."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
-
-    def owner(self, headers: Headers) -> str | None:
-        """Name the known key in `Authorization: Bearer KEY` or `x-api-key: KEY`; takes constant time.
-
-        None without a known key. If no key is needed, all requests have the same owner, "".
-        """
-        if not self._digests:
-            return ""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        digest = _digest(given.encode("latin-1", "replace"))
-        found = False
-        for known in self._digests:
-            found |= hmac.compare_digest(digest, known)
-        return digest.hex()[:16] if found else None
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 def route_path(scope: Scope) -> str:
@@ -99,12 +72,16 @@ class HeadLimits:
 
 
 class Admission:
-    """Sets `state.request_id` and `state.owner`, refuses wrong keys, counts answers and adds headers to them."""
+    """Sets `state.request_id`, `state.owner` and `state.operator`, refuses strangers, counts answers, adds headers.
+
+    Only operators reach the paths in `for_operators`.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
         keys: Keys,
+        for_operators: Container[str],
         error_response: Callable[[Scope, HttpError], Response],
         count: CountAnswer,
         show_id: bool,
@@ -112,6 +89,7 @@ class Admission:
     ) -> None:
         self._app = app
         self._keys = keys
+        self._for_operators = for_operators
         self._error_response = error_response
         self._count = count
         self._show_id = show_id
@@ -124,8 +102,10 @@ class Admission:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
-        owner = self._keys.owner(headers)
-        scope.setdefault("state", {}).update(request_id=request_id, owner=owner or "")
+        caller = self._keys.caller(headers, scope.get("client"))
+        scope.setdefault("state", {}).update(
+            request_id=request_id, owner=caller.owner or "", operator=caller.operator
+        )
         path, method = route_path(scope), scope["method"]
         if method == "HEAD":  # the same answer as to GET, without its body
             scope, send = {**scope, "method": "GET"}, _without_body(send)
@@ -139,10 +119,18 @@ class Admission:
                     message["headers"] = [*message["headers"], (b"x-ignored-fields", _listed(ignored))]
             await send(message)
 
-        too_large = self._limits.check(headers)
-        if too_large is not None:
-            await self._error_response(scope, too_large)(scope, receive, answer)
-        elif path in OPEN_PATHS or method == "OPTIONS" or owner is not None:
-            await self._app(scope, receive, answer)
-        else:
-            await self._error_response(scope, unauthorized())(scope, receive, answer)
+        refusal = self._limits.check(headers) or self._refusal(path, method, headers, caller)
+        app = self._app if refusal is None else self._error_response(scope, refusal)
+        await app(scope, receive, answer)
+
+    def _refusal(self, path: str, method: str, headers: Headers, caller: Caller) -> HttpError | None:
+        """Make the error for a caller who may not ask for this."""
+        if path in OPEN_PATHS or method == "OPTIONS":
+            return None
+        if why := self._keys.foreign(headers):
+            return forbidden(why, "foreign_origin")
+        if caller.owner is None:
+            return unauthorized()
+        if path in self._for_operators and not caller.operator:
+            return forbidden(self._keys.operators_only, "operators_only")
+        return None

@@ -17,7 +17,7 @@ from quire import __version__
 from quire.errors import QuireError
 from quire.hooks import ENDPOINTS as ENTRY_POINTS
 from quire.hooks import load_hooks
-from quire.serve.admission import Admission, HeadLimits, Keys, route_path
+from quire.serve.admission import Admission, HeadLimits, route_path
 from quire.serve.anthropic import count_tokens, messages
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
 from quire.serve.elsewhere import ELSEWHERE
@@ -25,6 +25,7 @@ from quire.serve.endpoints import Dialect, Endpoint, Generating, Plain
 from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.extensions import add_middleware
 from quire.serve.native import classify, pooling, programs, rerank, score, tokenize
+from quire.serve.native.control import operators_paths
 from quire.serve.native.operations import add_operations
 from quire.serve.native.programs import ProgramRequest
 from quire.serve.native.protocol import (
@@ -157,10 +158,12 @@ def make_app(service: Service) -> FastAPI:
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(Exception, _handle)
     add_middleware(app, config)
+    keys = config.keys()
     known = {getattr(route, "path", "") for route in app.routes}
     app.add_middleware(
         Admission,
-        keys=Keys(config.api_keys()),
+        keys=keys,
+        for_operators=operators_paths(app),
         error_response=_error_response,
         count=lambda method, path, status: service.metrics.answered(
             method, path if path in known else "other", status
@@ -170,7 +173,7 @@ def make_app(service: Service) -> FastAPI:
     )
     app.add_middleware(
         CORSMiddleware,
-        allow_origins=list(config.allowed_origins),
+        allow_origins=list(config.allowed_origins or (() if keys.private else ("*",))),
         allow_methods=list(config.allowed_methods),
         allow_headers=list(config.allowed_headers),
         allow_credentials=config.allow_credentials,
@@ -239,11 +242,11 @@ def _add_endpoint(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    async def all_models() -> Response:
-        return json_response(models.model_list(service))
+    async def all_models(http: HttpRequest) -> Response:
+        return json_response(models.model_list(service, http.state.operator))
 
-    async def one_model(model_id: str) -> Response:
-        return json_response(models.model_card(service, model_id))
+    async def one_model(http: HttpRequest, model_id: str) -> Response:
+        return json_response(models.model_card(service, model_id, http.state.operator))
 
     async def about_programs() -> Response:
         return json_response(await programs.describe(service))

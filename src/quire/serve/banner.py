@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.lazy import Lazy
+from quire.serve.callers import is_local
 from quire.serve.options import ServerConfig
 from quire.types import EngineStats, ModelCard
 
@@ -18,8 +19,8 @@ else:
     console = Lazy("rich.console")
     progress = Lazy("rich.progress")
 
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 ONLY_HERE = "Only this machine can connect; --host 0.0.0.0 is for others."
+OPEN_TO_ALL = "Anyone who can connect may use this server: set --api-key"
 
 
 def wanted(config: ServerConfig) -> bool:
@@ -27,9 +28,13 @@ def wanted(config: ServerConfig) -> bool:
     return sys.stderr.isatty() and config.log_format == "text" and config.log_level == "info"
 
 
-def only_here(config: ServerConfig) -> bool:
-    """Whether only programs of this machine can connect."""
-    return config.uds is None and config.host in LOCAL_HOSTS
+def reach(config: ServerConfig) -> str:
+    """Say who can connect, if that is this machine alone or, without a key, anyone."""
+    if config.uds is not None:
+        return ""
+    if is_local(config.host):
+        return ONLY_HERE
+    return "" if config.api_keys() else OPEN_TO_ALL
 
 
 @contextmanager
@@ -48,10 +53,9 @@ def loading(name: str) -> Iterator[None]:
 def lines(url: str, config: ServerConfig, engine: EngineConfig, info: ModelCard, stats: EngineStats) -> str:
     """Describe the server in four lines."""
     tokens = stats.num_blocks * engine.cache.block_size
-    reach = f" {ONLY_HERE}" if only_here(config) else ""
     return (
         f"Model         {', '.join(config.served_model_name or (info.name,))}\n"
         f"Memory        {tokens:,} tokens of KV cache; a request takes up to {info.max_model_len:,}\n"
         f"Page and API  {url}\n"
-        f"Ctrl-C stops.{reach}"
+        f"Ctrl-C stops. {reach(config)}".rstrip()
     )

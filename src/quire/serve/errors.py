@@ -83,6 +83,10 @@ def unauthorized() -> HttpError:
     return HttpError(401, info, {"WWW-Authenticate": "Bearer"})
 
 
+def forbidden(message: str, code: str) -> HttpError:
+    return HttpError(403, ErrorInfo(message, "permission_error", None, code))
+
+
 def timed_out(seconds: float) -> HttpError:
     message = f"the request took more than {seconds:g} s (--request-timeout) and was aborted"
     return HttpError(504, ErrorInfo(message, "timeout_error", None, "timeout"))

@@ -17,6 +17,7 @@ from quire.errors import ConfigError
 from quire.flags.arguments import integer
 from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
 from quire.flags.table import engine_flags
+from quire.serve.callers import Keys, is_local
 from quire.text.formats.plugins import load_formats
 from quire.text.formats.registry import reasoning_format, tool_format
 from quire.text.formats.shapes import ReasoningFormat, ToolFormat
@@ -41,6 +42,10 @@ class ServerConfig:
     uds: str | None = option(None, "Listen on this Unix socket instead of host and port.")
     api_key: tuple[str, ...] = option((), "Key that requests must send; repeat for several.", common=True)
     api_key_file: str | None = option(None, "File with more keys, one per line.")
+    admin_api_key: tuple[str, ...] = option(
+        (), "Key of an operator, whose requests may act on all users; repeat for several."
+    )
+    admin_api_key_file: str | None = option(None, "File with more operators' keys, one per line.")
     served_model_name: tuple[str, ...] = option(
         (), "Name of the model in the API; repeat for aliases.", common=True
     )
@@ -59,7 +64,10 @@ class ServerConfig:
     middleware: tuple[str, ...] = option(
         (), "ASGI middleware (module:Class), or a function (request, call_next), around every request."
     )
-    allowed_origins: tuple[str, ...] = option(("*",), "Origins that browsers may call from (CORS).")
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "Origins that browsers may call from (CORS); all if there is an API key, else the server's own alone.",
+    )
     allowed_methods: tuple[str, ...] = option(("*",), "Methods that browsers may use (CORS).")
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that browsers may send (CORS).")
     allow_credentials: bool = option(False, "Whether browsers may send cookies (CORS).")
@@ -150,7 +158,7 @@ class ServerConfig:
         (), 'Adapters to load: NAME=PATH, or JSON such as \'{"name": "a", "path": "b"}\'.'
     )
     allow_runtime_lora: bool = option(
-        False, "Serve /v1/load_lora_adapter and /v1/unload_lora_adapter; needs an API key."
+        False, "Serve /v1/load_lora_adapter and /v1/unload_lora_adapter; needs --admin-api-key."
     )
     lora_root: tuple[str, ...] = option(
         (), "Directory from which adapters may be loaded at run time; repeat for several."
@@ -172,9 +180,11 @@ class ServerConfig:
         _ = self.template_defaults
         if (self.ssl_ca_certs or self.ssl_cert_reqs or self.ssl_ciphers) and not self.ssl_certfile:
             raise ConfigError("--ssl-ca-certs, --ssl-cert-reqs and --ssl-ciphers need --ssl-certfile")
-        if self.allow_runtime_lora and not (self.api_key or self.api_key_file):
-            raise ConfigError("--allow-runtime-lora needs --api-key: it lets callers load files")
-        for name in ("api_key", "served_model_name"):
+        if self.allow_runtime_lora and not (self.admin_api_key or self.admin_api_key_file):
+            raise ConfigError(
+                "--allow-runtime-lora needs --admin-api-key: it lets its callers load files for all"
+            )
+        for name in ("api_key", "admin_api_key", "served_model_name"):
             if not all(getattr(self, name)):
                 raise ConfigError(f"--{name.replace('_', '-')} must not be empty")
 
@@ -193,20 +203,31 @@ class ServerConfig:
         return json_object("--default-chat-template-kwargs", self.default_chat_template_kwargs)
 
     def api_keys(self) -> tuple[str, ...]:
-        """Collect all keys, also from the file; without any, from the environment, as they are secrets.
+        """Collect users' keys, also from the file; without any, from the environment, as they are secrets.
 
         Raises ConfigError if the file is unreadable or has no key.
         """
-        if self.api_key_file is None:
-            return self.api_key or tuple(os.environ[name] for name in KEY_VARIABLES if os.environ.get(name))
-        try:
-            lines = Path(self.api_key_file).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file {self.api_key_file!r} cannot be read: {error}") from error
-        keys = tuple(line.strip() for line in lines if line.strip())
-        if not keys:
-            raise ConfigError(f"--api-key-file {self.api_key_file!r} holds no key")
-        return (*self.api_key, *keys)
+        given = (*self.api_key, *_keys_in("--api-key-file", self.api_key_file))
+        return given or tuple(os.environ[name] for name in KEY_VARIABLES if os.environ.get(name))
+
+    def keys(self) -> Keys:
+        """Make the table of users' and operators' keys. Raises ConfigError as `api_keys` does."""
+        operators = (*self.admin_api_key, *_keys_in("--admin-api-key-file", self.admin_api_key_file))
+        loopback = self.uds is None and is_local(self.host)
+        return Keys(self.api_keys(), operators, private=not self.allowed_origins, loopback=loopback)
+
+
+def _keys_in(flag: str, path: str | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} {path!r} cannot be read: {error}") from error
+    keys = tuple(line.strip() for line in lines if line.strip())
+    if not keys:
+        raise ConfigError(f"{flag} {path!r} holds no key")
+    return keys
 
 
 def for_serving(config: EngineConfig) -> EngineConfig:

@@ -276,8 +276,8 @@ class _Server(uvicorn.Server):
         self._clock.mark("listening")
         self._clock.log()
         log.info("serving %s at %s", self._service.name, _url(self._service.config, self._listener))
-        if banner.only_here(self._service.config):
-            log.info(banner.ONLY_HERE)
+        if who := banner.reach(self._service.config):
+            log.log(logging.WARNING if who == banner.OPEN_TO_ALL else logging.INFO, who)
         log.info("try: %s", _curl(self._service, self._listener))
 
     def _on_signal(self, number: int) -> None:

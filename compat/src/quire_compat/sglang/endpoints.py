@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from quire.engine.verbs import ResetPrefixCache
 from quire.serve.endpoints import Dialect, Generating
-from quire.serve.native.control import add_post
+from quire.serve.native.control import add_post, for_operators
 from quire.serve.openapi import add_get, json_response
 from quire.serve.service import Service
 from quire_compat.sglang.calls import GenerateBody
@@ -30,6 +30,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         add_get(app, path, model_info, dict[str, Any], "The model (SGLang)")
     add_get(app, "/flush_cache", flush, None, "Forget all cached prefixes (SGLang)")
     add_post(app, "/flush_cache", flush)
+    for_operators(app, "/flush_cache")
 
 
 def _model(service: Service) -> dict[str, Any]:

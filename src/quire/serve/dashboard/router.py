@@ -38,8 +38,11 @@ _encode = msgspec.json.Encoder().encode
 class PageData(Protocol):
     """The server as the page sees it."""
 
-    async def snapshot(self) -> Mapping[str, Any]:
-        """The fields of EngineStats and what `quire.serve.dashboard.stats` adds; `draining` ends the stream."""
+    async def snapshot(self, owner: str | None) -> Mapping[str, Any]:
+        """The fields of EngineStats and what `quire.serve.dashboard.stats` adds; `draining` ends the stream.
+
+        Its live requests are the owner's, or for None (an operator) all.
+        """
         ...
 
     def history(self) -> Mapping[str, Any]:
@@ -50,8 +53,8 @@ class PageData(Protocol):
         """The model and the defaults of a request (`quire.serve.dashboard.about`)."""
         ...
 
-    def stop_request(self, request_id: str) -> bool:
-        """End a live request with an error that says so; False if none has the id."""
+    def stop_request(self, request_id: str, owner: str | None) -> bool:
+        """End a live request of the owner (None: of anybody) with an error that says so; False if none has the id."""
         ...
 
 
@@ -109,9 +112,11 @@ def dashboard_router(source: PageData, interval: float = INTERVAL) -> APIRouter:
         return RedirectResponse("dashboard/reference")
 
     @router.get("/dashboard/events")
-    async def events() -> Response:
+    async def events(request: HttpRequest) -> Response:
         headers = {**DATA_HEADERS, "X-Accel-Buffering": "no"}
-        return StreamingResponse(_events(source, interval), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            _events(source, _owner(request), interval), media_type="text/event-stream", headers=headers
+        )
 
     @router.get("/dashboard/history")
     async def history() -> Response:
@@ -122,8 +127,9 @@ def dashboard_router(source: PageData, interval: float = INTERVAL) -> APIRouter:
         return _json(source.about())
 
     @router.delete("/dashboard/requests/{request_id:path}")
-    async def stop(request_id: str) -> Response:
-        return Response(status_code=204 if source.stop_request(request_id) else 404, headers=DATA_HEADERS)
+    async def stop(request_id: str, request: HttpRequest) -> Response:
+        stopped = source.stop_request(request_id, _owner(request))
+        return Response(status_code=204 if stopped else 404, headers=DATA_HEADERS)
 
     @router.get("/dashboard/{name}")
     async def asset(name: str, request: HttpRequest) -> Response:
@@ -135,14 +141,20 @@ def dashboard_router(source: PageData, interval: float = INTERVAL) -> APIRouter:
     return router
 
 
+def _owner(request: HttpRequest) -> str | None:
+    """Name the user whose requests the caller sees and stops; None for an operator, who sees all."""
+    state: dict[str, Any] = request.scope["state"]
+    return None if state["operator"] else state["owner"]
+
+
 def _json(value: Any) -> Response:
     return Response(_encode(value), media_type="application/json", headers=DATA_HEADERS)
 
 
-async def _events(source: PageData, interval: float) -> AsyncIterator[bytes]:
+async def _events(source: PageData, owner: str | None, interval: float) -> AsyncIterator[bytes]:
     """Snapshots as server-sent events until the server drains, so that a viewer never delays shutdown."""
     while True:
-        snapshot = await source.snapshot()
+        snapshot = await source.snapshot(owner)
         yield b"data: " + _encode(snapshot) + b"\n\n"
         if snapshot.get("draining"):
             return

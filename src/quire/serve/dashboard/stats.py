@@ -25,7 +25,7 @@ class Requests(Protocol):
     """The engine client as far as the table of live requests needs it."""
 
     def live_times(self) -> list[RequestTimes]: ...
-    def stop_request(self, request_id: str) -> bool: ...
+    def stop_request(self, request_id: str, owner: str | None = None) -> bool: ...
 
 
 class PageSource:
@@ -58,12 +58,13 @@ class PageSource:
     def history(self) -> dict[str, Any]:
         return self._history.rings()
 
-    def stop_request(self, request_id: str) -> bool:
-        return self._requests is not None and self._requests.stop_request(request_id)
+    def stop_request(self, request_id: str, owner: str | None = None) -> bool:
+        return self._requests is not None and self._requests.stop_request(request_id, owner)
 
-    async def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self, owner: str | None = None) -> dict[str, Any]:
         """EngineStats, latency quantiles in seconds (`ttft_p50`, ..., None if nothing was observed), requests by how
-        they ended, live requests, the newest rows of the history, `time` (steady) and `wall` seconds, and `state`."""
+        they ended, live requests (of the owner, if given), the newest rows of the history, `time` (steady) and `wall`
+        seconds, and `state`."""
         now, metrics = self._clock(), self._metrics
         found: dict[str, Any] = {
             "time": now,
@@ -77,18 +78,18 @@ class PageSource:
             "finished": dict(metrics.finished),
             "restarts": metrics.restarts,
             "rows": self._history.latest(),
-            **self._live(now),
+            **self._live(now, owner),
         }
         for name, histogram in (LATENCIES | PARTS).items():
             found |= self._recent(name, histogram, now)
         return {**found, **self._state()}
 
-    def _live(self, now: float) -> dict[str, Any]:
+    def _live(self, now: float, owner: str | None) -> dict[str, Any]:
         """Give the oldest live requests as rows, and the number of others."""
         if self._requests is None:
             return {"requests": [], "requests_hidden": 0}
         block_size = int(self._metrics.cache_config.get("block_size", 0)) or 1
-        live = self._requests.live_times()
+        live = [one for one in self._requests.live_times() if owner in (None, one.request.owner)]
         rows = [request_row(times, now, block_size) for times in live[:MOST_ROWS]]
         return {"requests": rows, "requests_hidden": len(live) - len(rows)}
 

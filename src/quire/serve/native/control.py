@@ -16,17 +16,28 @@ from quire.serve.service import Service
 
 
 def add_control(app: FastAPI, service: Service) -> None:
-    """Add the routes that options ask for."""
+    """Add the routes that options ask for. Only operators reach them."""
     if service.config.enable_sleep_mode:
         _add_sleep(app, service)
     if service.engine.config.device.profiler_config is not None:
         _add_profile(app, service)
     if service.config.enable_tokenizer_info_endpoint:
         _add_tokenizer_info(app, service)
+    for_operators(app, "/sleep", "/wake_up", "/is_sleeping", "/start_profile", "/stop_profile")
 
 
 def add_post(app: FastAPI, path: str, handler: Any) -> None:
     app.add_api_route(path, handler, methods=["POST"], response_class=Response, responses=responses_of({}))
+
+
+def for_operators(app: FastAPI, *paths: str) -> None:
+    """Let only operators reach these paths, with any method."""
+    app.state.for_operators = operators_paths(app) | {*paths}
+
+
+def operators_paths(app: FastAPI) -> frozenset[str]:
+    """List the paths that only operators reach."""
+    return getattr(app.state, "for_operators", frozenset())
 
 
 def _add_sleep(app: FastAPI, service: Service) -> None:

@@ -16,7 +16,7 @@ from quire.serve.dashboard.about import about_model
 from quire.serve.dashboard.router import dashboard_router
 from quire.serve.dashboard.stats import PageSource
 from quire.serve.errors import unavailable
-from quire.serve.native.control import add_control, add_post
+from quire.serve.native.control import add_control, add_post, for_operators
 from quire.serve.openapi import add_get, json_response
 from quire.serve.service import Service
 from quire.serve.throughput import Throughput
@@ -74,6 +74,7 @@ def add_operations(app: FastAPI, service: Service) -> None:
             app.add_api_route(path, _absent, include_in_schema=False)
     app.include_router(dashboard_router(source))
     add_post(app, "/reset_prefix_cache", reset)
+    for_operators(app, "/reset_prefix_cache")
     add_control(app, service)
 
 

@@ -13,7 +13,7 @@ from quire.errors import EngineError, ModelError
 from quire.fields import says
 from quire.serve.errors import ErrorInfo, HttpError, invalid, not_found
 from quire.serve.fields.shapes import Fields
-from quire.serve.native.control import add_post
+from quire.serve.native.control import add_post, for_operators
 from quire.serve.service import Service
 
 Lora = Annotated[str, says("the adapter's name, which requests give as model")]
@@ -85,6 +85,7 @@ def add_adapters(app: FastAPI, service: Service) -> None:
 
     add_post(app, LOAD_ADAPTER.path, load)
     add_post(app, UNLOAD_ADAPTER.path, unload)
+    for_operators(app, LOAD_ADAPTER.path, UNLOAD_ADAPTER.path)
 
 
 def _named(name: str) -> str:

@@ -29,16 +29,18 @@ class ModelList(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def model_list(service: Service) -> ModelList:
+def model_list(service: Service, paths: bool) -> ModelList:
+    """List the served names; with `paths`, where their files are."""
     names = (*service.names, *(adapter.name for adapter in service.adapters.loaded.all))
-    return ModelList([model_card(service, name) for name in names])
+    return ModelList([model_card(service, name, paths) for name in names])
 
 
-def model_card(service: Service, name: str) -> ServedModelCard:
+def model_card(service: Service, name: str, paths: bool) -> ServedModelCard:
     """404 if no model is served under that name."""
     info, adapter = service.front.info, service.adapters.loaded.find(name)
     if adapter is not None and name not in service.names:
-        return ServedModelCard(name, service.created, adapter.given, info.max_model_len, parent=service.name)
+        root = adapter.given if paths else name
+        return ServedModelCard(name, service.created, root, info.max_model_len, parent=service.name)
     if name not in service.names:
         raise not_found(f"The model `{name}` does not exist", "model", "model_not_found")
-    return ServedModelCard(name, service.created, info.name, info.max_model_len)
+    return ServedModelCard(name, service.created, info.name if paths else name, info.max_model_len)
