@@ -83,8 +83,8 @@ def test_log_probabilities_are_those_of_completions(http: httpx.Client) -> None:
     same = complete(http, prompt=PROMPT, echo=True, logprobs=2)["choices"][0]["logprobs"]
     entries = found["meta_info"]["input_token_logprobs"] + found["meta_info"]["output_token_logprobs"]
     assert entries[0][0] is None, "the first position has no log-probability, wherever it is"
-    assert [entry[0] for entry in entries[1:]] == pytest.approx(same["token_logprobs"][2:])
-    assert [entry[2] for entry in entries] == same["tokens"][1:]
+    assert [entry[0] for entry in entries[1:]] == pytest.approx(same["token_logprobs"][1:])
+    assert [entry[2] for entry in entries] == same["tokens"]
     tops = found["meta_info"]["output_top_logprobs"]
     assert all(len(top) == 2 and top[0][0] >= top[1][0] for top in tops)
     outputs_only = generate(http, **body)["meta_info"]

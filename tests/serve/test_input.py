@@ -157,7 +157,8 @@ def test_broken_http_is_answered_and_closed(server: Server) -> None:
     for raw in (
         b"GARBAGE\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: abc\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Type: application/json\r\n\r\n{}{}{",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+        b"Content-Type: application/json\r\n\r\n{}{}{",
     ):
         with socket.create_connection((where.hostname, where.port), timeout=10) as raw_socket:
             raw_socket.sendall(raw)

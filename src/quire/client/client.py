@@ -351,12 +351,9 @@ class AsyncEngine:
 
     def stop_request(self, request_id: str, owner: str | None = None) -> bool:
         """End a live request (of an owner), and its call, with an error that says so. False if there is none."""
-        live = self._live.get(request_id)
-        if live is None or owner not in (None, live.times.request.owner):
+        if (live := self._live.get(request_id)) is None or owner not in (None, live.times.request.owner):
             return False
-        live.generation.fail(
-            EngineError("this request was stopped" if owner else "an operator stopped this request")
-        )
+        live.generation.fail(EngineError("this request was stopped from the page"))
         return True
 
     async def stats(self, timeout: float = 1.0) -> EngineStats:
