@@ -74,7 +74,13 @@ def test_a_final_assistant_message_is_continued(client: anthropic.Anthropic) -> 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"tools": [{"type": "code_execution_20250522", "name": "code"}]}, "code_execution"),
+        (
+            {
+                "tools": [{"type": "code_execution_20250522", "name": "code"}],
+                "tool_choice": {"type": "tool", "name": "code"},
+            },
+            "code_execution",
+        ),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "budget_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": [{"role": "narrator", "content": "x"}]}, "role"),

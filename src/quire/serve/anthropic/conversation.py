@@ -13,7 +13,7 @@ from quire.serve.openai.structured import text_format
 
 def conversation(body: CountRequest, tools: Tools) -> ChatRequest:
     """The conversation as a chat. A final text of the assistant is continued, as in Anthropic's API."""
-    messages = messages_of(body.messages, body.system)
+    messages = messages_of(body.messages, body.system, tools.dropped)
     last = messages[-1]
     choice, parallel = choice_of(body.tool_choice)
     config = body.output_config or {}
@@ -26,7 +26,7 @@ def conversation(body: CountRequest, tools: Tools) -> ChatRequest:
     return ChatRequest(
         messages=messages,
         tools=tools.functions,
-        tool_choice=choice if tools.functions else None,
+        tool_choice=choice if tools.functions or choice not in ("auto", "none") else None,
         parallel_tool_calls=parallel,
         response_format=None if form is None else text_format(form),
         chat_template_kwargs={**variables, **(body.chat_template_kwargs or {})},

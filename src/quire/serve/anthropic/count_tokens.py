@@ -26,9 +26,10 @@ async def count(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, COUNT_TOKENS)
     service.check_model(body.model)
     tools = tools_of(body.tools or (), body.tool_choice)
+    count = await service.work(http, lambda: _count(service, body, tools), renders=True)
     for name in tools.dropped:
         service.notice(http, name)
-    return _encode(TokenCount(await service.work(http, lambda: _count(service, body, tools), renders=True)))
+    return _encode(TokenCount(count))
 
 
 def _count(service: Service, body: CountRequest, tools: Tools) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from quire.serve.errors import invalid, unsupported
+from quire.serve.leftovers import Dropped, text_in
 
 _NEEDED = {
     "text": ("text",),
@@ -16,29 +17,26 @@ _NEEDED = {
     "tool_reference": ("tool_name",),
 }
 _ROLES = {"ctx": "user", "msg": "user"}  # of newer Claude Code, which vLLM reads so too
-_SEARCH = "web_search_"
+# Blocks that are only sent by one side.
+_SIDES = {
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_use": "assistant",
+    "tool_result": "user",
+}
+# Input that no text stands for.
+_MEDIA = ("image", "document", "container_upload")
+# Claude Code's first line of the system prompt, which is another one in each request.
+_BILLING = "x-anthropic-billing-header:"
 
 
-def text_of(content: Any, where: str) -> str:
-    """A string, or the joined text of text blocks."""
-    if isinstance(content, str):
-        return content
-    return "".join(part["text"] for part in _blocks(content, where, {"text"}))
-
-
-def _result_text(content: Any, where: str) -> str:
-    """The text of a tool's result; a reference to a tool is its name."""
-    if isinstance(content, str):
-        return content
-    blocks = _blocks(content, where, {"text", "tool_reference"})
-    return "".join(part["text"] if part["type"] == "text" else part["tool_name"] for part in blocks)
-
-
-def messages_of(messages: Sequence[Mapping[str, Any]], system: Any) -> list[dict[str, Any]]:
+def messages_of(messages: Sequence[Mapping[str, Any]], system: Any, dropped: Dropped) -> list[dict[str, Any]]:
     """The messages of a chat. Raises HttpError naming what is malformed."""
     chat: list[dict[str, Any]] = []
-    if system is not None:
-        chat.append({"role": "system", "content": text_of(system, "system")})
+    if system is not None and (
+        content := _content(_unbilled(_blocks(system, "system", "system", dropped), dropped))
+    ):
+        chat.append({"role": "system", "content": content})
     names: dict[str, str] = {}
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
@@ -46,38 +44,62 @@ def messages_of(messages: Sequence[Mapping[str, Any]], system: Any) -> list[dict
         role = _ROLES.get(role, role) if isinstance(role, str) else None
         if role not in ("user", "assistant", "system"):
             raise invalid(f"{where}.role must be user, assistant or system", f"{where}.role", "invalid_value")
-        if isinstance(content, str) or role == "system":
-            chat.append({"role": role, "content": text_of(content, place)})
+        blocks = _blocks(content, place, role, dropped)
+        if role == "system":
+            chat.append({"role": role, "content": _content(blocks)})
         elif role == "assistant":
-            kinds = {"text", "thinking", "redacted_thinking", "tool_use"}
-            chat.append(_answer(_blocks(content, place, kinds), names))
+            chat.append(_answer(blocks, names))
         else:
-            chat += _turn(_blocks(content, place, {"text", "tool_result"}), place, names)
+            chat += _turn(blocks, place, names, dropped)
     return chat
 
 
-def _blocks(content: Any, where: str, kinds: set[str]) -> list[dict[str, Any]]:
-    """The blocks of a message, checked: their types are in `kinds` and their required fields are present."""
+def _content(blocks: Sequence[Mapping[str, Any]]) -> Any:
+    """The texts of blocks as the content of a message: a chat template shows several as its model knows them."""
+    parts = [{"type": "text", "text": part["text"]} for part in blocks if part["type"] == "text"]
+    return parts if len(parts) > 1 else "".join(part["text"] for part in parts)
+
+
+def _unbilled(blocks: list[dict[str, Any]], dropped: Dropped) -> list[dict[str, Any]]:
+    """Leave out the line that would make every prompt another one."""
+    if not blocks or not blocks[0]["text"].startswith(_BILLING):
+        return blocks
+    dropped.note("system", _BILLING.rstrip(":"))
+    rest = blocks[0]["text"].partition("\n")[2].lstrip("\n")
+    return [{**blocks[0], "text": rest}, *blocks[1:]] if rest else blocks[1:]
+
+
+def _blocks(content: Any, where: str, role: str, dropped: Dropped) -> list[dict[str, Any]]:
+    """The blocks of a message, checked; blocks of other kinds are texts if they hold any, else they are dropped."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         raise invalid(f"{where} must be a string or a list of blocks", where, "invalid_type")
+    found: list[dict[str, Any]] = []
     for i, part in enumerate(content):
         place = f"{where}[{i}]"
         kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, dict) or not isinstance(kind, str) or kind not in kinds:
-            known = ", ".join(sorted(kinds))
-            raise unsupported(place, f"blocks of type {str(kind)[:64]!r} are not here, only {known}")
+        if not isinstance(part, dict) or not isinstance(kind, str) or _SIDES.get(kind, role) != role:
+            raise unsupported(place, f"blocks of type {str(kind)[:64]!r} are not here")
         for name in _NEEDED.get(kind, ()):
             if not isinstance(part.get(name), str):
                 raise invalid(f"{place}.{name} must be a string", f"{place}.{name}", "invalid_type")
         if kind == "tool_use" and not isinstance(part.get("input"), dict):
             raise invalid(f"{place}.input must be an object", f"{place}.input", "invalid_type")
-    return content
+        if kind == "text" or kind in _SIDES:
+            found.append(part)
+        elif text := part["tool_name"] if kind == "tool_reference" else text_in(part):
+            found.append({"type": "text", "text": text})
+        elif kind in _MEDIA:
+            raise unsupported(place, f"of type {kind!r} is not, only text is")
+        else:
+            dropped.note(place, kind)
+    return found
 
 
 def _answer(blocks: list[dict[str, Any]], names: dict[str, str]) -> dict[str, Any]:
     """An assistant message from its text, thinking and tool uses."""
-    texts = [part["text"] for part in blocks if part["type"] == "text"]
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+    message: dict[str, Any] = {"role": "assistant", "content": _content(blocks)}
     thoughts = [part["thinking"] for part in blocks if part["type"] == "thinking"]
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
@@ -95,45 +117,45 @@ def _answer(blocks: list[dict[str, Any]], names: dict[str, str]) -> dict[str, An
             }
             for part in calls
         ]
-    elif message["content"] is None:
-        message["content"] = ""
     return message
 
 
-def _turn(blocks: list[dict[str, Any]], where: str, names: Mapping[str, str]) -> list[dict[str, Any]]:
+def _turn(
+    blocks: list[dict[str, Any]], where: str, names: Mapping[str, str], dropped: Dropped
+) -> list[dict[str, Any]]:
     """The messages of a user turn: one for each tool result, then one for the text."""
     messages: list[dict[str, Any]] = []
     for i, part in enumerate(blocks):
         if part["type"] == "tool_result":
-            text = _result_text(part.get("content") or "", f"{where}[{i}].content")
+            content = _content(_blocks(part.get("content") or "", f"{where}[{i}].content", "result", dropped))
             call_id = part["tool_use_id"]
-            result = {"role": "tool", "tool_call_id": call_id, "content": text}
+            result = {"role": "tool", "tool_call_id": call_id, "content": content}
             messages.append({**result, "name": names[call_id]} if call_id in names else result)
-    texts = [part["text"] for part in blocks if part["type"] == "text"]
-    if texts or not messages:
-        messages.append({"role": "user", "content": "".join(texts)})
+    content = _content(blocks)
+    if content or not messages:
+        messages.append({"role": "user", "content": content})
     return messages
 
 
 class Tools(NamedTuple):
-    """The tools of a body as functions in the shape of chats, and the paths of those that are left out."""
+    """The tools of a body as functions in the shape of chats, and what of the body is left out."""
 
     functions: list[dict[str, Any]]
-    dropped: list[str]
+    dropped: Dropped
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]], choice: Mapping[str, Any] | None) -> Tools:
-    """400 for tools that only Anthropic's servers run, except web search, which is dropped unless it is forced."""
+    """Leave out tools that have no schema here, as Anthropic's own have none; 400 for one that is forced."""
     functions: list[dict[str, Any]] = []
-    dropped: list[str] = []
+    dropped = Dropped()
     forced = (choice or {}).get("name")
     for i, tool in enumerate(tools):
         where, kind = f"tools[{i}]", tool.get("type", "custom")
-        if isinstance(kind, str) and kind.startswith(_SEARCH) and tool.get("name") != forced:
-            dropped.append(f"{where}.{kind}")
-            continue
         if kind != "custom":
-            raise unsupported(f"{where}.type", f"{str(kind)[:64]!r} is not, only custom is")
+            if not isinstance(kind, str) or tool.get("name", kind) == forced:
+                raise unsupported(f"{where}.type", f"{str(kind)[:64]!r} is not, only custom is")
+            dropped.note(where, kind)
+            continue
         if not isinstance(tool.get("input_schema"), dict):
             name = f"{where}.input_schema"
             raise invalid(f"{name} must be a JSON schema (an object)", name, "invalid_type")

@@ -43,10 +43,10 @@ async def create(service: Service, http: HttpRequest) -> MessageAnswer:
     body = await service.read(http, MESSAGES)
     model = service.check_model(body.model)
     tools = tools_of(body.tools or (), body.tool_choice)
-    for name in tools.dropped:
-        service.notice(http, name)
     call_id = service.new_id("msg_", http)
     prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
+    for name in tools.dropped:
+        service.notice(http, name)
     return MessageAnswer(body, model, await service.start(http, call_id, [prompt], model))
 
 
@@ -145,6 +145,9 @@ def _changed(changes: list[Change]) -> list[bytes]:
             block = _block(item, "")
             events.append(_event("content_block_start", index=item.index, content_block=block))
         elif what == "close":
+            if item.kind == "reasoning":  # only Anthropic's own server can sign its thinking
+                delta = {"type": "signature_delta", "signature": ""}
+                events.append(_event("content_block_delta", index=item.index, delta=delta))
             events.append(_event("content_block_stop", index=item.index))
         else:
             kind, field = _DELTAS[item.kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -70,9 +71,9 @@ _CACHED = {"cache_control": "prefixes are always cached"}
 _BLOCK = Shape(
     names("type text thinking signature data id name input tool_use_id content is_error tool_name"),
     ignored={**_CACHED, "citations": "they are no text", "caller": "the client runs every tool"},
-    refused={"source": Refused("content is text"), "title": Refused("content is text")},
+    kinds=("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference"),
 )
-_BLOCKS = Shape(_BLOCK.taken, _BLOCK.ignored, _BLOCK.refused, inner={"content": _BLOCK})
+_BLOCKS = replace(_BLOCK, inner={"content": _BLOCK})
 _CONSTRAINTS = names(
     "response_format guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern "
     "json_schema regex ebnf"
@@ -102,9 +103,8 @@ _INNER = {
     "messages": Shape(names("role content"), ignored=_CACHED, inner={"content": _BLOCKS}),
     "system": _BLOCK,
     "tools": Shape(
-        names(
-            "type name description input_schema strict max_uses allowed_domains blocked_domains user_location"
-        ),
+        names("type name description input_schema strict"),
+        kinds=("custom",),
         ignored={
             **_CACHED,
             "eager_input_streaming": "input is always streamed",

@@ -38,6 +38,8 @@ class _Reader:
 
     def object(self, given: dict[str, Any], shape: Shape, path: str) -> dict[str, Any]:
         """Keep the taken fields of an object at `path`."""
+        if shape.kinds and given.get("type", shape.kinds[0]) not in shape.kinds:
+            return given
         kept: dict[str, Any] = {}
         for name, value in given.items():
             if value is None and not shape.nulls:

@@ -37,7 +37,8 @@ class Shape:
     """The fields of one object: taken with its meaning, or ignored or refused with the reason.
 
     `inner` describes taken fields that are objects or lists of objects. With `template`, names that the chat template
-    reads are taken too. With `nulls`, null is a value; elsewhere a null field is absent.
+    reads are taken too. With `nulls`, null is a value; elsewhere a null field is absent. With `kinds`, an object of
+    another `type` is taken as it is.
     """
 
     taken: Mapping[str, str]
@@ -46,6 +47,7 @@ class Shape:
     inner: Mapping[str, Shape] = field(default_factory=dict)
     template: bool = False
     nulls: bool = False
+    kinds: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import CompletionOutput
@@ -49,10 +50,10 @@ async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
     model = service.check_model(body.model)
     _check(body)
     call_id = service.new_id("resp_", http, body.request_id)
-    tools = tools_of(body.tools or (), body.tool_choice)
+    tools = tools_of(body.tools or (), body.tool_choice, body.input)
+    prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
     for name in tools.dropped:
         service.notice(http, name)
-    prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
     return ResponseAnswer(service, body, tools, model, await service.start(http, call_id, [prompt], model))
 
 
@@ -61,7 +62,7 @@ async def count_input(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, RESPONSE_TOKENS)
     service.check_model(body.model)
     _check(body)
-    tools = tools_of(body.tools or (), body.tool_choice)
+    tools = tools_of(body.tools or (), body.tool_choice, body.input)
 
     def job() -> int:
         chat = _conversation(body, tools)
@@ -91,9 +92,9 @@ def _conversation(body: ResponsesRequest, tools: Tools) -> ChatRequest:
     if body.truncation == "auto" and body.truncate_prompt_tokens is None:
         given["truncate_prompt_tokens"] = -1
     return ChatRequest(
-        messages=messages_of(body.input, body.instructions),
+        messages=messages_of(body.input, body.instructions, tools.dropped),
         tools=tools.functions,
-        tool_choice=choice_of(body.tool_choice) if tools.functions else None,
+        tool_choice=choice_of(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=(body.reasoning or {}).get("effort"),
         verbosity=(body.text or {}).get("verbosity"),
@@ -135,7 +136,7 @@ class ResponseAnswer:
         self.streaming = bool(body.stream)
         self._body = body
         self._model = model
-        self._custom = tools.custom
+        self._custom, self._spaces = tools.custom, tools.spaces
         names = TokenNames(service.front.tokenizer, False, body.logprob_token_ids)
         self._scores = (
             AnswerLogprobs(call.streams[0], 0, names, body.top_logprobs or 0) if _scored(body) else None
@@ -214,12 +215,13 @@ class ResponseAnswer:
 
     def _item(self, item: Item, cut: bool) -> OutputItem:
         status = "incomplete" if cut else "completed"
+        space, name = self._spaces.get(item.name, (UNSET, item.name))
         if item.kind == "call" and item.name in self._custom:
             return OutputCustomCall(
-                f"ctc_{item.id}", item.call_id, item.name, custom_input(item.text), status
+                f"ctc_{item.id}", item.call_id, name, custom_input(item.text), status, space
             )
         if item.kind == "call":
-            return OutputCall(f"fc_{item.id}", item.call_id, item.name, item.text, status)
+            return OutputCall(f"fc_{item.id}", item.call_id, name, item.text, status, space)
         if item.kind == "reasoning":
             return OutputReasoning(f"rs_{item.id}", [ReasoningText(item.text)], status)
         text = OutputText(item.text, [], self._logprobs.get(item.index, []))
@@ -278,7 +280,7 @@ class ResponseAnswer:
             events = [done("response.custom_tool_call_input.delta", **place, delta=shown.input)]
             events.append(done("response.custom_tool_call_input.done", **place, input=shown.input))
         elif isinstance(shown, OutputCall):
-            called = {"name": item.name, "arguments": item.text}
+            called = {"name": shown.name, "arguments": item.text}
             events = [done("response.function_call_arguments.done", **place, **called)]
         elif isinstance(shown, OutputReasoning):
             events = [done("response.reasoning_text.done", **place, text=item.text)]

@@ -6,15 +6,17 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.fields import says
 from quire.serve.fields import common
-from quire.serve.fields.common import Count, Messages, Positive
+from quire.serve.fields.common import Count, Positive
 from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
 from quire.serve.fields.parts import CONTENT, FUNCTION, INNER, RESPONSE_FORMAT, STRUCTURED
 from quire.serve.fields.shapes import Fields, Refused, Shape, names
 from quire.serve.openai.logprobs import TokenLogprob
 from quire.serve.openai.protocol import DrawFields
+from quire.serve.openai.responses_input import KINDS
 
 Options = dict[str, Any]
 
@@ -23,7 +25,9 @@ class ResponsesRequest(DrawFields, kw_only=True):
     """POST /v1/responses."""
 
     model: common.Model | None = None
-    input: Annotated[str | Messages, says("a text, or items: messages, reasoning, calls and their results")]
+    input: Annotated[
+        str | list[common.Message], says("a text, or items: messages, reasoning, calls and their results")
+    ]
     instructions: Annotated[str, says("a system message before the input")] | None = None
     max_output_tokens: Annotated[Positive, says("most tokens of output")] | None = None
     stream: common.Stream = False
@@ -35,7 +39,10 @@ class ResponsesRequest(DrawFields, kw_only=True):
     reasoning: Annotated[Options, says("effort, a variable of the chat template")] | None = None
     tools: (
         Annotated[
-            list[Options], says("functions and custom tools; web_search is dropped, and the header says so")
+            list[Options],
+            says(
+                "functions, custom tools and namespaces of them; others are dropped, and the header says so"
+            ),
         ]
         | None
     ) = None
@@ -57,12 +64,13 @@ class ResponsesRequest(DrawFields, kw_only=True):
 
 _ITEMS = Shape(
     names(
-        "type role content phase summary encrypted_content call_id name arguments input output tool_calls reasoning "
-        "reasoning_content"
+        "type role content phase summary encrypted_content call_id name namespace arguments input output tool_calls "
+        "reasoning reasoning_content"
     ),
     ignored=dict.fromkeys(("id", "status", "created_by"), "the answer does not depend on it"),
     inner={"content": CONTENT, "output": CONTENT, "summary": CONTENT},
     template=True,
+    kinds=KINDS,
 )
 _FORMAT = Shape(
     RESPONSE_FORMAT.taken,
@@ -107,11 +115,9 @@ RESPONSES = Fields(
         ),
         "input": _ITEMS,
         "tools": Shape(
-            {
-                **FUNCTION.taken,
-                **names("type format filters external_web_access search_context_size user_location"),
-            },
-            ignored={**FUNCTION.ignored, **dict.fromkeys(("search_content_types", "indexed_web_access"), "")},
+            {**FUNCTION.taken, **names("type format")},
+            ignored=FUNCTION.ignored,
+            kinds=("function", "custom"),
         ),
     },
 )
@@ -151,6 +157,7 @@ class OutputCall(msgspec.Struct, tag="function_call"):
     name: str
     arguments: str
     status: str = "completed"
+    namespace: str | UnsetType = UNSET
 
 
 class OutputCustomCall(msgspec.Struct, tag="custom_tool_call"):
@@ -161,6 +168,7 @@ class OutputCustomCall(msgspec.Struct, tag="custom_tool_call"):
     name: str
     input: str
     status: str = "completed"
+    namespace: str | UnsetType = UNSET
 
 
 OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
