@@ -342,7 +342,11 @@ def test_refused_with_the_reason(real: Server, fields: dict[str, Any], param: st
 @pytest.mark.parametrize(
     ("path", "body", "reason"),
     [
-        ("responses", {"input": "x", "tools": [{"type": "mcp"}]}, "'mcp' is not"),
+        (
+            "responses",
+            {"input": "x", "tools": [{"type": "mcp"}], "tool_choice": {"type": "mcp"}},
+            "'mcp' is not",
+        ),
         (
             "responses",
             {"input": "x", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},

@@ -19,6 +19,7 @@ from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
 if TYPE_CHECKING:
     from quire.client import logprobs
     from quire.client.logprobs import Logprob
+    from quire.text.stop_strings import Narrow
 else:
     logprobs = Lazy("quire.client.logprobs")
 
@@ -130,9 +131,12 @@ class OutputStream:
     Without a tokenizer, or with detokenize=False, texts stay empty and stop strings are not available.
     """
 
-    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stops: Narrow | None = None
+    ) -> None:
         params = request.sampling
         self.request = request
+        self._stops = stops
         self._tokenizer = tokenizer if params.detokenize else None
         first = self._new_detokenizer()
         self._detok = [first if first is None or not i else first.twin() for i in range(params.n)]
@@ -154,7 +158,9 @@ class OutputStream:
     def _new_detokenizer(self) -> Detokenizer | None:
         if self._tokenizer is None:
             return None
-        return Detokenizer.for_sampling(self._tokenizer, self.request.sampling, self.request.tokens)
+        return Detokenizer.for_sampling(
+            self._tokenizer, self.request.sampling, self.request.tokens, self._stops
+        )
 
     @property
     def finished(self) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quire.program.frames import Frames
     from quire.text.formats import registry
     from quire.text.formats.shapes import Place, ReasoningFormat
+    from quire.text.stop_strings import Narrow
     from quire.text.template.render import ChatTemplate, Rendered
 else:
     frames, plain = Lazy("quire.client.frames"), Lazy("quire.program.frames")
@@ -305,8 +306,10 @@ class Front:
         tokens = tokenizer.encode(text, add_special_tokens=False)
         return text if len(tokens) <= limit else tokenizer.decode(tokens[:limit])
 
-    def stream(self, request: Request, prompt: str | None = None) -> OutputStream:
-        return OutputStream(request, prompt, self.tokenizer)
+    def stream(
+        self, request: Request, prompt: str | None = None, stops: Narrow | None = None
+    ) -> OutputStream:
+        return OutputStream(request, prompt, self.tokenizer, stops)
 
     def _choices(self, params: SamplingParams, room: int) -> tuple[tuple[int, ...], ...]:
         """Tokenize the choices of a selecting request as they follow its prompt."""

@@ -125,7 +125,9 @@ class Call(EngineCall):
         config: ServerConfig,
     ) -> None:
         self.reading = prompts[0].reading
-        self.streams: list[OutputStream] = [front.stream(p.request, p.text) for p in prompts]
+        self.streams: list[OutputStream] = [
+            front.stream(p.request, p.text, None if p.reading is None else p.reading.stops) for p in prompts
+        ]
         self._vocab_size = front.info.vocab_size
         self._check_scores()
         self._position = {p.request.id: i for i, p in enumerate(prompts)}

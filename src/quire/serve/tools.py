@@ -13,6 +13,7 @@ import msgspec
 
 from quire.client.requests import Front
 from quire.errors import RequestError
+from quire.lazy import Lazy
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.serve.errors import invalid, unsupported
 from quire.serve.options import ServerConfig
@@ -24,7 +25,12 @@ from quire.text.output.events import Event
 from quire.text.output.parser import OutputParser
 
 if TYPE_CHECKING:
+    from quire.text.output import stops
+    from quire.text.output.stops import AnswerStops
+    from quire.text.stop_strings import StopMatcher
     from quire.text.template.render import Rendered
+else:
+    stops = Lazy("quire.text.output.stops")
 
 log = logging.getLogger("quire.serve")
 
@@ -183,10 +189,16 @@ class Reading:
     parallel: bool = True
     forced: bool = False
 
+    def stops(self, matcher: StopMatcher) -> AnswerStops:
+        """Find stop strings in the content alone."""
+        return stops.AnswerStops(lambda: self._parser(True), matcher)
+
     def parser(self, located: bool = False) -> OutputReader:
+        return OutputReader(self._parser(located), self.parallel)
+
+    def _parser(self, located: bool) -> OutputParser:
         functions = self.functions or None
-        parser = OutputParser(self.tools, self.reasoning, functions, self.place, self.forced, located)
-        return OutputReader(parser, self.parallel)
+        return OutputParser(self.tools, self.reasoning, functions, self.place, self.forced, located)
 
     def call_id(self, name: str, index: int, own: str = "") -> str:
         """The model's own id for a call, or a new one in the form that the model uses."""

@@ -15,6 +15,7 @@ from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.text import stop_strings
+    from quire.text.stop_strings import Narrow
 else:
     stop_strings = Lazy("quire.text.stop_strings")
 
@@ -54,12 +55,14 @@ class Detokenizer:
         *,
         prompt_tokens: Sequence[int] = (),
         min_tokens: int = 0,
+        stops: Narrow | None = None,
     ) -> None:
         self.stopped: str | None = None
         self.offsets: list[int] = []
         self._tokenizer = tokenizer
         self._table: Mapping[int, bytes] = tokenizer.pieces(skip_special_tokens)
-        self._matcher = stop_strings.StopMatcher(stop) if stop else None
+        matcher = stop_strings.StopMatcher(stop) if stop else None
+        self._matcher = matcher if matcher is None or stops is None else stops(matcher)
         self._include_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
         # Only a tokenizer that joins tokens with spaces has any between special tokens.
@@ -78,9 +81,13 @@ class Detokenizer:
 
     @classmethod
     def for_sampling(
-        cls, tokenizer: Tokenizer, sampling: SamplingParams, prompt_tokens: Sequence[int] = ()
+        cls,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        prompt_tokens: Sequence[int] = (),
+        stops: Narrow | None = None,
     ) -> Detokenizer:
-        """Make the detokenizer for a request's parameters."""
+        """Make the detokenizer for a request's parameters. `stops` may narrow where stop strings are found."""
         return cls(
             tokenizer,
             tuple(sampling.stop or ()),
@@ -89,13 +96,14 @@ class Detokenizer:
             sampling.spaces_between_special_tokens,
             prompt_tokens=prompt_tokens,
             min_tokens=sampling.min_tokens,
+            stops=stops,
         )
 
     def twin(self) -> Detokenizer:
         """Make another detokenizer for the same request, before any token: both use the tables of one matcher."""
         other = copy(self)
         other.offsets = []
-        other._matcher = copy(self._matcher)
+        other._matcher = None if self._matcher is None else self._matcher.twin()
         return other
 
     def _prompt_tail(self, prompt_tokens: Sequence[int]) -> bytes:
@@ -165,17 +173,19 @@ class Detokenizer:
         if matcher is None:
             return text
         match = matcher.feed(text, ignore=len(self.offsets) <= self._min_tokens)
-        if match is not None:
-            end, self.stopped = match
-            start = len(self._held) + end - len(self.stopped)
-            self._cut = self._length + end - (0 if self._include_stop else len(self.stopped))
-            return text[:end] if self._include_stop else (self._held + text)[:start]
-        if self._include_stop:
-            return text
         whole = self._held + text
-        keep = len(whole) - matcher.depth
+        if match is not None:
+            return self._stop(match, whole, len(text))
+        keep = len(whole) - matcher.held(self._include_stop)
         self._held = whole[keep:]
         return whole[:keep]
+
+    def _stop(self, match: tuple[int, str], whole: str, size: int) -> str:
+        """End the text at a match, counted from its last `size` characters; returns what may be sent of `whole`."""
+        end, self.stopped = match
+        end -= 0 if self._include_stop else len(self.stopped)
+        self._cut = self._length + end
+        return whole[: len(whole) - size + end]
 
     def finish(self) -> str:
         """Give the text still held back. An unfinished UTF-8 sequence becomes U+FFFD. No tokens may follow."""
@@ -186,6 +196,8 @@ class Detokenizer:
         text = utf_8_decode(self._pending, "replace", True)[0]
         given = self._release(text) if text else ""
         self._length += len(text)
+        if self.stopped is None and self._matcher is not None and (match := self._matcher.finish()):
+            return given + self._stop(match, self._held, 0)
         return given if self.stopped is not None else given + self._held
 
 

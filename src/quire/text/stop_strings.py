@@ -7,7 +7,9 @@ the longer counts. That rule sees characters alone, so how tokens split the text
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Protocol
 
 from quire.errors import RequestError
 from quire.text.tokenizer import check_text
@@ -69,6 +71,24 @@ class StopMatcher:
     def depth(self) -> int:
         return self._depth[self._state]
 
+    def held(self, include: bool) -> int:
+        """How many characters at the end must be held back: none if the stop string is part of the text."""
+        return 0 if include else self.depth
+
+    def reset(self) -> None:
+        """Forget the text so far."""
+        self._state = 0
+
+    def twin(self) -> StopMatcher:
+        """Make another matcher with the same tables, before any text."""
+        other = copy(self)
+        other.reset()
+        return other
+
+    def finish(self) -> tuple[int, str] | None:
+        """End the text, where no more can match."""
+        return None
+
     def feed(self, text: str, ignore: bool = False) -> tuple[int, str] | None:
         """Take `text`; give the first match as (characters of `text` up to its end, stop string), or None.
 
@@ -88,3 +108,15 @@ class StopMatcher:
                 return i + 1, found
         self._state = state
         return None
+
+
+class Matcher(Protocol):
+    """Finds stop strings, as StopMatcher does."""
+
+    def feed(self, text: str, ignore: bool = False) -> tuple[int, str] | None: ...
+    def finish(self) -> tuple[int, str] | None: ...
+    def held(self, include: bool) -> int: ...
+    def twin(self) -> Matcher: ...
+
+
+Narrow = Callable[[StopMatcher], Matcher]

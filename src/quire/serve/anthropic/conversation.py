@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quire.serve.anthropic.input import Tools, choice_of, messages_of
+from quire.lazy import Lazy
 from quire.serve.anthropic.protocol import CountRequest
 from quire.serve.errors import invalid
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import text_format
 
+if TYPE_CHECKING:
+    from quire.serve.anthropic import input as reading
+    from quire.serve.anthropic.input import Tools
+else:
+    reading = Lazy("quire.serve.anthropic.input")
+
 
 def conversation(body: CountRequest, tools: Tools) -> ChatRequest:
     """The conversation as a chat. A final text of the assistant is continued, as in Anthropic's API."""
-    messages = messages_of(body.messages, body.system, tools.dropped)
+    messages = reading.messages_of(body.messages, body.system, tools.dropped)
     last = messages[-1]
-    choice, parallel = choice_of(body.tool_choice)
+    choice, parallel = reading.choice_of(body.tool_choice)
     config = body.output_config or {}
     form, effort = config.get("format") or body.output_format, config.get("effort")
     if not isinstance(form, dict | None) or not isinstance(effort, str | None):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 from starlette.requests import Request as HttpRequest
 
+from quire.lazy import Lazy
 from quire.serve.anthropic.conversation import conversation
-from quire.serve.anthropic.input import Tools, tools_of
 from quire.serve.anthropic.protocol import COUNT_TOKENS, CountRequest
 from quire.serve.openai.conversation import render
 from quire.serve.service import Service
+
+if TYPE_CHECKING:
+    from quire.serve.anthropic import input as reading
+    from quire.serve.anthropic.input import Tools
+else:
+    reading = Lazy("quire.serve.anthropic.input")
 
 
 class TokenCount(msgspec.Struct):
@@ -25,7 +33,7 @@ async def count(service: Service, http: HttpRequest) -> bytes:
     """Read, check and count a conversation."""
     body = await service.read(http, COUNT_TOKENS)
     service.check_model(body.model)
-    tools = tools_of(body.tools or (), body.tool_choice)
+    tools = reading.tools_of(body.tools or (), body.tool_choice)
     count = await service.work(http, lambda: _count(service, body, tools), renders=True)
     for name in tools.dropped:
         service.notice(http, name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 
+from quire.lazy import Lazy
 from quire.serve.anthropic.conversation import conversation
-from quire.serve.anthropic.input import Tools, tools_of
 from quire.serve.anthropic.protocol import (
     MESSAGES,
     Block,
@@ -30,6 +30,12 @@ from quire.serve.stream import event
 from quire.text.partial import partial_object
 from quire.types import Usage
 
+if TYPE_CHECKING:
+    from quire.serve.anthropic import input as reading
+    from quire.serve.anthropic.input import Tools
+else:
+    reading = Lazy("quire.serve.anthropic.input")
+
 _encode = msgspec.json.Encoder().encode
 _DELTAS = {
     "text": ("text_delta", "text"),
@@ -42,7 +48,7 @@ async def create(service: Service, http: HttpRequest) -> MessageAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
     body = await service.read(http, MESSAGES)
     model = service.check_model(body.model)
-    tools = tools_of(body.tools or (), body.tool_choice)
+    tools = reading.tools_of(body.tools or (), body.tool_choice)
     call_id = service.new_id("msg_", http)
     prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
     for name in tools.dropped:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import CompletionOutput
+from quire.lazy import Lazy
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import prepare, render
 from quire.serve.openai.logprobs import AnswerLogprobs, TokenLogprob, TokenNames
 from quire.serve.openai.protocol import DrawFields
-from quire.serve.openai.responses_input import Tools, choice_of, custom_input, messages_of, tools_of
 from quire.serve.openai.responses_protocol import (
     RESPONSE_TOKENS,
     RESPONSES,
@@ -40,6 +40,12 @@ from quire.serve.output_items import Change, Item, Items
 from quire.serve.service import Service
 from quire.serve.stream import event
 
+if TYPE_CHECKING:
+    from quire.serve.openai import responses_input
+    from quire.serve.openai.responses_input import Tools
+else:
+    responses_input = Lazy("quire.serve.openai.responses_input")
+
 _encode = msgspec.json.Encoder().encode
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -50,7 +56,7 @@ async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
     model = service.check_model(body.model)
     _check(body)
     call_id = service.new_id("resp_", http, body.request_id)
-    tools = tools_of(body.tools or (), body.tool_choice, body.input)
+    tools = responses_input.tools_of(body.tools or (), body.tool_choice, body.input)
     prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
     for name in tools.dropped:
         service.notice(http, name)
@@ -62,7 +68,7 @@ async def count_input(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, RESPONSE_TOKENS)
     service.check_model(body.model)
     _check(body)
-    tools = tools_of(body.tools or (), body.tool_choice, body.input)
+    tools = responses_input.tools_of(body.tools or (), body.tool_choice, body.input)
 
     def job() -> int:
         chat = _conversation(body, tools)
@@ -92,9 +98,9 @@ def _conversation(body: ResponsesRequest, tools: Tools) -> ChatRequest:
     if body.truncation == "auto" and body.truncate_prompt_tokens is None:
         given["truncate_prompt_tokens"] = -1
     return ChatRequest(
-        messages=messages_of(body.input, body.instructions, tools.dropped),
+        messages=responses_input.messages_of(body.input, body.instructions, tools.dropped),
         tools=tools.functions,
-        tool_choice=choice_of(body.tool_choice, tools),
+        tool_choice=responses_input.choice_of(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=(body.reasoning or {}).get("effort"),
         verbosity=(body.text or {}).get("verbosity"),
@@ -218,7 +224,7 @@ class ResponseAnswer:
         space, name = self._spaces.get(item.name, (UNSET, item.name))
         if item.kind == "call" and item.name in self._custom:
             return OutputCustomCall(
-                f"ctc_{item.id}", item.call_id, name, custom_input(item.text), status, space
+                f"ctc_{item.id}", item.call_id, name, responses_input.custom_input(item.text), status, space
             )
         if item.kind == "call":
             return OutputCall(f"fc_{item.id}", item.call_id, name, item.text, status, space)

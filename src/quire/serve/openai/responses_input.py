@@ -8,18 +8,11 @@ from typing import Any, NamedTuple
 
 from quire.serve.errors import invalid, unsupported
 from quire.serve.leftovers import Dropped, text_in
+from quire.serve.openai.responses_protocol import KINDS
 from quire.text.output.arguments import LARK
 
 CUSTOM_INPUT = "input"  # the parameter that holds the text of a custom tool
 _TOOL_FIELDS = ("name", "description", "parameters", "strict")
-KINDS = (
-    "message",
-    "reasoning",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
-)
 # Items that bring tools which the client found later.
 _BRINGERS = ("additional_tools", "tool_search_output")
 # Members of a call of another kind that say what it does.

@@ -16,7 +16,6 @@ from quire.serve.fields.parts import CONTENT, FUNCTION, INNER, RESPONSE_FORMAT, 
 from quire.serve.fields.shapes import Fields, Refused, Shape, names
 from quire.serve.openai.logprobs import TokenLogprob
 from quire.serve.openai.protocol import DrawFields
-from quire.serve.openai.responses_input import KINDS
 
 Options = dict[str, Any]
 
@@ -62,6 +61,14 @@ class ResponsesRequest(DrawFields, kw_only=True):
     chat_template_kwargs: common.TemplateWords | None = None
 
 
+KINDS = (
+    "message",
+    "reasoning",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+)
 _ITEMS = Shape(
     names(
         "type role content phase summary encrypted_content call_id name namespace arguments input output tool_calls "

@@ -47,7 +47,7 @@ class CallReader:
 
     The reader's mark is where text starts that no event covers: what to release when `Unreadable` is raised.
     `only_offered`: functions that are not offered cannot be called. `only_looking`: raise `Found` instead of starting
-    a call.
+    a call. `calling`: a call has started and not ended.
     """
 
     def __init__(self, reader: Reader, events: Events, functions: Functions | None) -> None:
@@ -55,7 +55,7 @@ class CallReader:
         self._events = events
         self._functions = functions
         self._tagged = TaggedReader(reader, self)
-        self._calling = False
+        self.calling = False
         self.only_offered = False
         self.only_looking = False
 
@@ -69,7 +69,7 @@ class CallReader:
         if self.only_looking:
             raise Found
         self._events.start(name, call_id)
-        self._calling = True
+        self.calling = True
         self._reader.mark = self._reader.at
 
     def _check_name(self, name: str) -> None:
@@ -87,14 +87,14 @@ class CallReader:
 
     def end(self) -> None:
         self._events.end(True)
-        self._calling = False
+        self.calling = False
         self._reader.mark = self._reader.at
 
     def break_off(self) -> None:
         """End a call that has started as incomplete."""
-        if self._calling:
+        if self.calling:
             self._events.end(False)
-            self._calling = False
+            self.calling = False
 
     def read(self, form: ToolFormat, bare: bool) -> Steps[None]:
         """Read one call, or a list of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -169,6 +170,11 @@ class Trimmed:
             body = self._break + kept
             self._started, self._break = True, ""
             self._emit(body)
+
+    @property
+    def decided(self) -> float:
+        """Where the white space begins that is neither emitted nor dropped."""
+        return self._held[0] if self._held and not self._beside else math.inf
 
     def touch(self) -> None:
         """Note a marker at this place."""

@@ -111,6 +111,13 @@ class OutputParser:
         """Where each character of the content so far stood in the output; -1 for those that it does not have."""
         return self._content.places
 
+    @property
+    def decided(self) -> int:
+        """How many characters of the output are known to be content, or to be none."""
+        undecided = 0 if self._reader.mark is None else self._reader.at - self._reader.mark
+        known = self._reader.place - undecided
+        return known if self._call.calling else int(min(known, self._content.decided))
+
     def feed(self, text: str) -> list[Event]:
         """Take the next piece of the output; return the events that it completes."""
         self._reader.add(text)
