@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sized
 from collections.abc import Sequence as Seq
 from copy import deepcopy
+from operator import index
 from typing import Annotated, Any
 
 import msgspec
@@ -43,11 +44,27 @@ ABSENT = {
 }
 
 
+def integers(value: object) -> list[int] | None:
+    """Read integers of any kind, NumPy's too, from a list, a tuple or an array; None if it holds something else."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(value, (list, tuple)):
+        return None
+    if all(type(item) is int for item in value):
+        return list(value)
+    if any(isinstance(item, bool) for item in value):
+        return None
+    try:
+        return list(map(index, value))
+    except TypeError:
+        return None
+
+
 def _token_ids(name: str, value: object, most: int | None = None) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)) or not all(type(t) is int and t >= 0 for t in value):
+    ids = integers(value)
+    if ids is None or any(token < 0 for token in ids):
         raise refusal(name, value, "a list of token ids (integers >= 0)")
-    _check_length(name, value, most)
-    return tuple(value)
+    _check_length(name, ids, most)
+    return tuple(ids)
 
 
 def _strings(name: str, value: object, most: int | None = None) -> tuple[str, ...]:
@@ -358,6 +375,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         if self.extra_args is not None and not isinstance(self.extra_args, dict):
             raise refusal("extra_args", self.extra_args, "a map from name to value")
         if self.logit_bias:
+            ids = integers(list(self.logit_bias))
+            if ids is not None:
+                biases = dict(zip(ids, self.logit_bias.values(), strict=True))
+                msgspec.structs.force_setattr(self, "logit_bias", biases)
             _check_bias(self.logit_bias)
         functions = self.logits_processors
         if functions is not None:

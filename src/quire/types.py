@@ -395,6 +395,11 @@ class ModelCard:
     weight_bytes: int = 0
     spare_tokens: int = 0
 
+    @property
+    def num_rows(self) -> int:
+        """The tokens that texts may have."""
+        return self.segment_size or self.vocab_size
+
 
 # Used until the engine has described its model.
 UNKNOWN_MODEL = ModelCard(name="", max_model_len=1, vocab_size=1, eos_token_ids=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -141,3 +142,22 @@ def test_a_program_that_ends_with_an_open_stream_exits_cleanly() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_forked_child_is_told_that_the_engine_is_its_parents(llm: LLM) -> None:
+    """At once, and the parent's engine goes on; a child that only ends does no harm."""
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+
+    def child() -> None:
+        try:
+            answers.put(str(tokens(llm, PROMPTS[0])))
+        except EngineError as error:
+            answers.put(str(error))
+
+    process = context.Process(target=child)
+    process.start()
+    assert "a forked child cannot use its parent's LLM" in answers.get(timeout=60)
+    process.join(60)
+    assert process.exitcode == 0
+    assert tokens(llm, PROMPTS[0])

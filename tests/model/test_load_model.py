@@ -220,12 +220,15 @@ def test_a_greedy_step_reads_the_screen_of_a_tied_head(original: Path) -> None:
     assert plain.weight_bytes == plain.cost.step_bytes()
 
 
-def test_generation_defaults_and_eos(directory: Path) -> None:
+def test_generation_defaults_and_eos(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = directory / "generation_config.json"
     path.write_text(json.dumps({"eos_token_id": [7, 8], "temperature": 0.6}))
     info = inspect_model(directory)
-    assert info.eos_token_ids == (7, 8)
+    assert info.eos_token_ids == (7, 8, 2)
     assert info.generation["temperature"] == 0.6
+    path.write_text(json.dumps({"eos_token_id": [10**6, 7]}))
+    assert inspect_model(directory).eos_token_ids == (7, 2)  # the first has no row in the model
+    assert f"{path}: eos_token_id 1000000 is beyond" in caplog.text
     path.unlink()
     assert inspect_model(directory).eos_token_ids == (2,)
     assert inspect_model(directory).generation == {}

@@ -28,8 +28,9 @@ from quire.errors import EngineError, ModelError
 from quire.params import SamplingParams
 from quire.program.host import Programs
 from quire.program.texts import Texts
+from quire.text.side_files import TokenizerOptions
 from quire.text.template.render import ChatTemplate
-from quire.text.tokenizer import Tokenizer, TokenizerOptions
+from quire.text.tokenizer import Tokenizer
 from quire.types import (
     Delta,
     EngineStats,

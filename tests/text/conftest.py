@@ -11,7 +11,8 @@ from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, traine
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, WordLevel
 
-from quire.text.tokenizer import Tokenizer, TokenizerOptions
+from quire.text.side_files import TokenizerOptions
+from quire.text.tokenizer import Tokenizer
 
 TEXT = [
     "the cat sat on the mat, the cats sit",

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ModelError, RequestError
+from quire.text.side_files import TokenizerOptions
 from quire.text.template.messages import MAX_BROKEN, parse_messages
 from quire.text.template.process import TemplateProcess
 from quire.text.template.render import ChatTemplate
-from quire.text.tokenizer import Tokenizer, TokenizerOptions
+from quire.text.tokenizer import Tokenizer
 from tests.text.conftest import byte_level_backend
 
 Chat = list[dict[str, Any]]

@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ModelError, RequestError
-from quire.text.tokenizer import Tokenizer, TokenizerOptions
+from quire.text.saving import save
+from quire.text.side_files import TokenizerOptions
+from quire.text.tokenizer import Tokenizer
 from quire.text.vocab import parse_sentencepiece
 from tests.text.conftest import BACKENDS, byte_level_backend, metaspace_backend
 
@@ -175,7 +177,7 @@ def test_token_bytes_spell_the_text(tiny: dict[str, Tokenizer]) -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_saved_tokenizer_is_the_same(tiny: dict[str, Tokenizer], name: str, tmp_path: Path) -> None:
-    tiny[name].save(tmp_path)
+    save(tiny[name], tmp_path)
     assert Tokenizer.load(tmp_path).backend.to_str() == tiny[name].backend.to_str()
 
 
@@ -183,7 +185,7 @@ def test_merges_of_spaces_are_saved(tmp_path: Path) -> None:
     model = tokenizers.models.BPE(vocab={" ": 0, "a": 1, " a": 2}, merges=[(" ", "a")])
     backend = tokenizers.Tokenizer(model)
     backend.decoder = tokenizers.decoders.Fuse()
-    Tokenizer(backend).save(tmp_path)
+    save(Tokenizer(backend), tmp_path)
     assert Tokenizer.load(tmp_path).encode(" a a") == [2, 2]
 
 
@@ -322,9 +324,9 @@ def test_unknown_rank_files_and_decoders_are_refused(data: Path, tmp_path: Path)
 
 
 def test_an_asked_for_token_that_is_missing_is_an_error() -> None:
-    for options in (TokenizerOptions(add_bos=True), TokenizerOptions(add_eos=True)):
+    for role, flag in (("bos_token", "add_bos"), ("eos_token", "add_eos")):
         with pytest.raises(ModelError, match="not in the vocabulary"):
-            Tokenizer(byte_level_backend(), options)
+            Tokenizer(byte_level_backend(), TokenizerOptions(named={role: "<b>"}, **{flag: True}))
 
 
 @given(st.binary(max_size=60))

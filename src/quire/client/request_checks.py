@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.errors import PromptTooLongError, RequestError
-from quire.params import SamplingParams, token_lists
+from quire.params import SamplingParams, integers, token_lists
 from quire.types import ModelCard
 
 if TYPE_CHECKING:
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 TOKENS_OF = {"logprobs": "logprob_token_ids", "prompt_logprobs": "prompt_logprob_token_ids"}
 MAX_ASKED_TOKENS = 128
+
+
+def prompt_ids(prompt: object) -> list[int]:
+    """Read the token ids of a prompt. RequestError if it holds something else."""
+    ids = integers(prompt)
+    if ids is None:
+        raise RequestError(f"the prompt must be text or token ids, got {prompt!r:.80}", "prompt")
+    return ids
 
 
 def check_tokens(tokens: Sequence[int], info: ModelCard) -> None:
@@ -60,6 +68,20 @@ def check_params(params: SamplingParams, info: ModelCard, has_tokenizer: bool) -
         raise RequestError("structured outputs need a tokenizer", "structured_outputs")
     if not has_tokenizer and (params.stop or params.bad_words):
         raise RequestError("stop strings and bad words need a tokenizer: use stop_token_ids", "stop")
+
+
+def check_possible(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...], info: ModelCard) -> None:
+    """Raise RequestError if bad_words leave none of the tokens, or choices, that the request allows."""
+    if not bad_words:
+        return
+    banned = {word[0] for word in bad_words if len(word) == 1}
+    if params.min_tokens:
+        banned.update(info.eos_token_ids, params.stop_token_ids or ())
+    if params.allowed_token_ids is not None and banned.issuperset(params.allowed_token_ids):
+        raise RequestError("bad_words forbid every token of allowed_token_ids: allow others", "bad_words")
+    choices = None if params.structured_outputs is None else params.structured_outputs.choice
+    if choices and all(any(word in choice for word in params.bad_words or ()) for choice in choices):
+        raise RequestError("every choice has a bad word in it: leave one of them out", "bad_words")
 
 
 def for_processors(

@@ -12,12 +12,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.client.outputs import OutputStream
-from quire.client.request_checks import check_params, check_tokens, for_processors, room_after, scored_from
+from quire.client.request_checks import (
+    check_params,
+    check_possible,
+    check_tokens,
+    for_processors,
+    prompt_ids,
+    room_after,
+    scored_from,
+)
 from quire.errors import RequestError
 from quire.lazy import Lazy
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.text.tokenizer import Tokenizer
-from quire.types import SEED_MASK, ModelCard, Pooling, Request, ThinkingBudget
+from quire.types import SEED_MASK, UNKNOWN_MODEL, ModelCard, Pooling, Request, ThinkingBudget
 
 if TYPE_CHECKING:
     from quire.client import frames, thinking
@@ -53,8 +61,8 @@ class Front:
         load_template: Callable[[], ChatTemplate] | None,
         seed: int | None,
     ) -> None:
-        self.info = info
         self.tokenizer = tokenizer
+        self.info = info
         self._load_template = load_template
         self.compile_grammar: Callable[[StructuredOutputsParams], str] | None = None
         self.processors: tuple[ProcessorClass, ...] = ()  # the engine's
@@ -69,6 +77,16 @@ class Front:
         self._made: dict[
             str, tuple[object, Any]
         ] = {}  # by name, of the last source: prompts of a call share it
+
+    @property
+    def info(self) -> ModelCard:
+        """The model's card; here model and tokenizer meet."""
+        return self._info
+
+    @info.setter
+    def info(self, card: ModelCard) -> None:
+        known = card is not UNKNOWN_MODEL
+        self._info = self.tokenizer.meet(card) if known and self.tokenizer is not None else card
 
     @property
     def longest_input(self) -> int:
@@ -161,7 +179,7 @@ class Front:
         """
         if not self.info.generates:
             raise RequestError(f"{self.info.name} makes vectors, not text: use embeddings, classes or scores")
-        tokens = self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else list(prompt)
+        tokens = self.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt_ids(prompt)
         check_tokens(tokens, self.info)
         check_params(params, self.info, self.tokenizer is not None)
         params = for_processors(params, self.processors, self.takes_functions, self.processed_logprobs)
@@ -178,6 +196,8 @@ class Front:
         grammar = None
         if constraint is not None and compile_grammar is not None and not choices:
             grammar = compile_grammar(constraint)
+        bad_words = self._bad_words(params)
+        check_possible(params, bad_words, self.info)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed & SEED_MASK
         return Request(
             id=request_id,
@@ -186,7 +206,7 @@ class Front:
             seed=seed,
             max_tokens=min(params.max_tokens or room, room),
             eos_token_ids=() if params.ignore_eos else self.info.eos_token_ids,
-            bad_words_token_ids=self._bad_words(params),
+            bad_words_token_ids=bad_words,
             adapter=adapter,
             priority=priority,
             salt=salt,
@@ -340,8 +360,8 @@ class Front:
         return self._once("bad_words", params.bad_words, self._words)
 
     def _words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        rows = self._rows([text for word in words for text in (word, " " + word.lstrip())])
+        rows = self._rows([text for word in words for text in (word, " " + word.lstrip())], drop=True)
         return tuple(dict.fromkeys(row for row in rows if row))
 
-    def _rows(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        return tuple(map(tuple, self._need_tokenizer().encode_batch(texts, add_special_tokens=False)))
+    def _rows(self, texts: Sequence[str], drop: bool = False) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(tuple, self._need_tokenizer().encode_batch(texts, False, drop)))

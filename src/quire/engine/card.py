@@ -7,12 +7,14 @@ from typing import Any
 
 from quire.config import ModelConfig
 from quire.engine.plan import EnginePlan
+from quire.errors import ModelError, RequestError
 from quire.files import read_json
 from quire.model.info import ModelInfo
+from quire.params import SamplingParams
 from quire.types import ModelCard
 
 # DEFAULT_PARAMS are the keys of generation_config.json that Quire uses; others configure searches that it lacks.
-DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+DEFAULT_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
 def card_of(plan: EnginePlan) -> ModelCard:
@@ -27,7 +29,7 @@ def card_of(plan: EnginePlan) -> ModelCard:
         eos_token_ids=plan.model.eos_token_ids,
         max_logprobs=most if most >= 0 else spec.vocab_size,
         spare_tokens=config.lora.spare_tokens,
-        defaults=_default_params(config.model, plan.model),
+        defaults=_default_params(config.model, plan.model, memory.max_model_len),
         generates=spec.has_head and not spec.bidirectional,
         pooling=config.model.pooling or (None if head is None else head.rows),
         scores=None if head is None else head.scores,
@@ -38,12 +40,25 @@ def card_of(plan: EnginePlan) -> ModelCard:
     )
 
 
-def _default_params(config: ModelConfig, found: ModelInfo) -> dict[str, Any]:
-    """Read sampling defaults from the model's generation_config.json, as vLLM takes them; "vllm" means none."""
+def _default_params(config: ModelConfig, found: ModelInfo, longest: int) -> dict[str, Any]:
+    """Read sampling defaults from the model's generation_config.json, as vLLM takes them; "vllm" means none.
+
+    ModelError names the file if a value is wrong.
+    """
     if config.generation_config == "vllm":
         return config.generation_changes
-    generation = found.generation
+    generation, where = found.generation, found.directory
     if config.generation_config != "auto":
-        generation = read_json(Path(config.generation_config) / "generation_config.json")
+        where = Path(config.generation_config)
+        generation = read_json(where / "generation_config.json")
     own = {name: generation[name] for name in DEFAULT_PARAMS if generation.get(name) is not None}
+    if "max_new_tokens" in own:
+        own["max_tokens"] = own.pop("max_new_tokens")
+    try:
+        checked = SamplingParams(**own)
+    except (RequestError, TypeError) as error:
+        where = where / "generation_config.json" if where.is_dir() else where
+        raise ModelError(f"{where}: {error}; mend the file, or pass --generation-config vllm") from error
+    if "max_tokens" in own:
+        own["max_tokens"] = min(checked.max_tokens or longest, longest)
     return {**own, **config.generation_changes}

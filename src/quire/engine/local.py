@@ -6,6 +6,7 @@ engine whole, and calls from several threads share one batch.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -102,6 +103,7 @@ class LocalEngine:
         self._wake = threading.Condition()
         self._calls: dict[str, LocalCall] = {}  # by request id; only the engine thread uses it
         self._closed = False
+        self._process = os.getpid()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
@@ -120,6 +122,11 @@ class LocalEngine:
 
     def post(self, job: Work, fail: Fail | None = None) -> None:
         """Run `job` between steps, or `fail` if the engine ends before. Raises EngineError if it has ended already."""
+        if self._process != os.getpid():
+            raise EngineError(
+                "this engine runs in another process: a forked child cannot use its parent's LLM; make one in the "
+                "child, or start the child by multiprocessing's spawn"
+            )
         with self._wake:
             if self._closed:
                 raise EngineError("the engine was shut down: make a new LLM")
@@ -156,6 +163,8 @@ class LocalEngine:
                     if self._observer is not None:
                         self._observer.dropped(request_id)
 
+        if self._process != os.getpid():
+            return
         with self._wake:
             if request_ids and not self._closed and self._error is None:
                 self._jobs.append((work, None))
@@ -163,6 +172,8 @@ class LocalEngine:
 
     def close(self) -> None:
         """Stop after the current step; running calls end with an EngineError."""
+        if self._process != os.getpid():
+            return  # a forked child has no thread to stop
         with self._wake:
             self._closed = True
             self._wake.notify()

@@ -121,7 +121,7 @@ def begin_start(
             released,
             core,
             features,
-            tokenizer,
+            None if tokenizer is None else partial(_fitted, tokenizer, spec.vocab_size),
             tuple(processors),
         )
         features.begin(engine)
@@ -159,6 +159,10 @@ def _make_scheduler(plan: EnginePlan) -> Scheduler:
         shape=plan.kv_spec.block_shape,
         rates=step_rates(plan.cost, plan.kv_spec, ASSUMED_READ_GBS, ASSUMED_GFLOPS * threads),
     )
+
+
+def _fitted(tokenizer: Callable[[], Tokenizer], rows: int) -> Tokenizer:
+    return tokenizer().fit(rows)
 
 
 def _describe(plan: EnginePlan, report: StartReport) -> None:

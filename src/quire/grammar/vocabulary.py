@@ -61,14 +61,14 @@ class _Source:
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, ends: tuple[int, ...]) -> Vocabulary:
-    """Ids from the tokenizer's size up to `vocab_size`, the model's, are never allowed. `ends` are the model's too."""
+    """Ids from the tokenizer's size up to `vocab_size`, the model's, are never allowed. `ends` are the model's."""
     ids = range(vocab_size)
     special = {}
     for token_id in ids:
         if tokenizer.is_special(token_id) and (name := tokenizer.id_to_token(token_id)):
             special[name] = token_id
     pieces = [tokenizer.token_bytes(token_id) for token_id in ids]
-    return Vocabulary(pieces, special, ends or tokenizer.eos_token_ids, _Encoder(tokenizer, pieces).encode)
+    return Vocabulary(pieces, special, tokenizer.ends(ends, vocab_size), _Encoder(tokenizer, pieces).encode)
 
 
 class _Encoder:

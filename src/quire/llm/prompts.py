@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from quire.client.request_checks import prompt_ids
 from quire.client.requests import Front
 from quire.errors import RequestError
+from quire.params import integers
 
 
 class TextPrompt(TypedDict, total=False):
@@ -33,11 +35,10 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """List one prompt or many: a list of ints is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if not prompts:
+    listed: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if not len(listed):
         return []
-    if isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return prompts  # type: ignore[return-value]
+    return [listed] if integers(listed[:1]) is not None else listed
 
 
 def read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
@@ -45,15 +46,19 @@ def read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
     if isinstance(prompt, str):
         return prompt, None
     if isinstance(prompt, Mapping):
-        given = {name for name, value in prompt.items() if value not in (None, {})}
+        given = {
+            name
+            for name, value in prompt.items()
+            if not (value is None or (isinstance(value, dict) and not value))
+        }
         unknown = given - {"prompt", "prompt_token_ids", "cache_salt", "rendered"}
         if unknown or not given:
             raise RequestError(
                 f"a prompt may contain prompt or prompt_token_ids, got {sorted(prompt)}", "prompt"
             )
         tokens = prompt.get("prompt_token_ids")
-        return prompt.get("prompt"), None if tokens is None else list(tokens)
-    return None, list(prompt)
+        return prompt.get("prompt"), None if tokens is None else prompt_ids(tokens)
+    return None, prompt_ids(prompt)
 
 
 def salt_of(prompt: Prompt) -> str:

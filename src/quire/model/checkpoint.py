@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,13 +37,16 @@ from quire.weights.source import Source, open_source
 from quire.weights.tensor import FloatDtype
 
 if TYPE_CHECKING:
-    from quire.model import dummy, packed_experts, pooling, split_matrices
+    from quire.model import dummy, packed_experts, pooling, sentences, split_matrices
     from quire.weights.readers import packed_modules as readers
 else:
     dummy, pooling = Lazy("quire.model.dummy"), Lazy("quire.model.pooling")
+    sentences = Lazy("quire.model.sentences")
     packed_experts = Lazy("quire.model.packed_experts")
     split_matrices = Lazy("quire.model.split_matrices")
     readers = Lazy("quire.weights.readers.packed_modules")
+
+log = logging.getLogger(__name__)
 
 
 class OpenModel(NamedTuple):
@@ -137,13 +141,13 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     kept = choose_dtype(asked.dtype, wanted, checkpoint)
     quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)
     config = text_config(source.config, source.where) or source.config
-    eos = eos_ids(source.generation, config, source.where)
+    eos = eos_ids(source.generation, config, source.where, spec.vocab_size)
     info = model_info(path, spec, names, kept, quantized, eos, source.generation)
     info = replace(info, kv_scales=kv_scales(source, spec, names))
     if spec.architecture not in DECODERS or (path / "modules.json").is_file():
         head_of = partial(pooling.read_pooling, path, source.config, spec.architecture, names)
         head = head_of(checkpoint)
-        limits = UNLIMITED if head is None else EngineLimits(max_seq_len=pooling.max_length(path))
+        limits = UNLIMITED if head is None else EngineLimits(max_seq_len=sentences.max_length(path))
         info = replace(info, pooling=head, limits=limits, head_of=head_of)
     return OpenModel(info, spec, checkpoint, names)
 
@@ -203,11 +207,25 @@ def model_info(
     )
 
 
-def eos_ids(generation: dict[str, Any], config: dict[str, Any], where: str) -> tuple[int, ...]:
-    """Read the end-of-sequence tokens; generation_config.json overrides config.json, as in transformers."""
-    value = generation.get("eos_token_id")
-    value = config.get("eos_token_id") if value is None else value
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(token) is int and token >= 0 for token in ids):
-        raise ModelError(f"{where}: eos_token_id must be a token id or a list of them, got {value!r}")
-    return tuple(ids)
+def eos_ids(
+    generation: dict[str, Any], config: dict[str, Any], where: str, vocab_size: int
+) -> tuple[int, ...]:
+    """Read the tokens that end an answer by either file. One for which the model has no row ends nothing."""
+    found: dict[int, None] = {}
+    files = {str(Path(where).with_name("generation_config.json")): generation, where: config}
+    for file, keys in files.items():
+        value = keys.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise ModelError(f"{file}: eos_token_id must be a token id or a list of them, got {value!r}")
+        for token in ids:
+            if token < vocab_size:
+                found[token] = None
+            else:
+                log.warning(
+                    "%s: eos_token_id %d is beyond the vocabulary of %d: it ends nothing",
+                    file,
+                    token,
+                    vocab_size,
+                )
+    return tuple(found)

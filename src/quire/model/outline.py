@@ -54,7 +54,9 @@ def outline_config(
     planned = _planned(path, found, spec, names)
     if planned is not None and dtype != "float32":
         quantized = own_quantization(dtype, wanted_tensors(spec, names), planned, quantized)
-    info = model_info(path.parent, spec, names, kept, quantized, eos_ids({}, config, str(path)), {})
+    info = model_info(
+        path.parent, spec, names, kept, quantized, eos_ids({}, config, str(path), spec.vocab_size), {}
+    )
     decoder = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned)
     return LoadedModel(info, decoder)
 

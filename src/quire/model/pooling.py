@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.errors import ModelError
-from quire.files import read_json
 from quire.lazy import Lazy
 from quire.model.families import ENCODERS
 from quire.model.families.classifiers import CLASSIFIERS
@@ -49,12 +47,3 @@ def read_pooling(
         return pooling_head.read_sentence_transformer(directory)
     encoder = architecture in ENCODERS
     return pooling_head.PoolingHead("cls", normalize=True) if encoder else None
-
-
-def max_length(directory: Path) -> int | None:
-    """Read the longest text in tokens, if sentence-transformers' own file gives it."""
-    path = directory / "sentence_bert_config.json"
-    length = read_json(path).get("max_seq_length") if path.is_file() else None
-    if length is not None and (type(length) is not int or length < 1):
-        raise ModelError(f"{path}: max_seq_length must be an integer above 0, got {length!r}")
-    return length

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from quire.model.load import BUILT, BUILT_RANKS
+from quire.text.saving import save
 from quire.weights.gguf import is_gguf
 from quire.weights.tokenizer import open_tokenizer
 
@@ -20,7 +21,7 @@ TOKENIZER = "tokenizer.json"
 def copy_side_files(source: Path, target: Path) -> None:
     """Copy the files beside the weights; for a GGUF file, write the files that it stands in for."""
     if is_gguf(source):
-        open_tokenizer(source).save(target)
+        save(open_tokenizer(source), target)
         (target / TOKENIZER).write_bytes(_compact_tokenizer((target / TOKENIZER).read_bytes()))
         return
     dropped = {path for pattern in DROPPED for path in source.glob(pattern)}

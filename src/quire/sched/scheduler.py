@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from quire.config import SchedulerConfig
 from quire.errors import EngineError
+from quire.lazy import Lazy
 from quire.sched.pace import Pace
 from quire.sched.plan import Planner
 from quire.sched.prefix import PrefixMatch
@@ -26,7 +28,6 @@ from quire.sched.sequence import (
     report_interval,
     width_of,
 )
-from quire.sched.suspects import Suspects
 from quire.sched.tables import BlockTables
 from quire.sched.times import StepRates
 from quire.types import (
@@ -40,6 +41,12 @@ from quire.types import (
     StepOutput,
     ends,
 )
+
+if TYPE_CHECKING:
+    from quire.sched import suspects
+    from quire.sched.suspects import Suspects
+else:
+    suspects = Lazy("quire.sched.suspects")
 
 
 class Scheduler:
@@ -87,7 +94,7 @@ class Scheduler:
             config, self._tables, self._queue, self._stats, self.pace, whole_prompts, max_adapters, stages
         )
         self.prompt_seconds = 0.0  # that prompts took of the step updated last
-        self._suspects = Suspects(self._planner, self._tables, self._queue)
+        self._suspects: Suspects | None = None  # once a step has failed
         self._results = Results(self._planner, self._tables, self._queue, self._stats)
 
     @property
@@ -215,7 +222,7 @@ class Scheduler:
 
         Free slots that no batch has announced yet are announced in the next one.
         """
-        suspect = self._suspects.first()
+        suspect = None if self._suspects is None else self._suspects.first()
         plan = None
         if suspect is None or not self._planner.in_flight:
             plan = self._planner.plan(suspect)
@@ -239,7 +246,8 @@ class Scheduler:
         plan = in_flight.popleft()
         self.prompt_seconds = self.pace.took(plan, seconds)
         deltas = self._results.take(plan, output)
-        self._suspects.clear(plan, output)
+        if self._suspects is not None:
+            self._suspects.clear(plan, output)
         return deltas
 
     def undo(self, error: str) -> list[Delta]:
@@ -247,6 +255,8 @@ class Scheduler:
 
         Their sequences go on as after a preemption, each alone up to its next token. One that fails alone ends.
         """
+        if self._suspects is None:
+            self._suspects = suspects.Suspects(self._planner, self._tables, self._queue)
         blamed = self._suspects.undo()
         if blamed is None:
             return []

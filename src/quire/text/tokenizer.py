@@ -5,55 +5,39 @@ Reads a directory's tokenizer.json as it is; from older files, `vocab` builds th
 
 from __future__ import annotations
 
-import json
-import re
+import logging
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from quire.errors import ModelError, RequestError
-from quire.files import read_bytes, read_json, read_text
+from quire.files import read_bytes
 from quire.lazy import Lazy
 from quire.text.panics import panics_as
 from quire.text.pieces import MAX_FILE, Pieces, VisiblePieces
+from quire.text.side_files import TokenizerOptions, optional, read_options
 
 if TYPE_CHECKING:
     from quire.text import vocab
     from quire.text.template import render
     from quire.text.template.render import ChatTemplate
+    from quire.types import ModelCard
 else:
     render, vocab = Lazy("quire.text.template.render"), Lazy("quire.text.vocab")
 
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+log = logging.getLogger(__name__)
+
 SAMPLE = "Aa 1 \u00e9\u0301\ufb01\u3042\n"  # what normalizers change
-_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
-
-
-@dataclass(slots=True)
-class TokenizerOptions:
-    """Settings from the files beside the vocabulary.
-
-    `add_bos` and `add_eos` None leave special tokens to the tokenizer's own post-processor.
-    `named` holds special tokens by role ("bos_token": "<s>"); `declared` maps id to a token and its flags.
-    """
-
-    named: dict[str, str] = field(default_factory=dict)
-    additional: list[str] = field(default_factory=list)
-    declared: dict[int, dict[str, Any]] = field(default_factory=dict)
-    add_bos: bool | None = None
-    add_eos: bool | None = None
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    chat_template: str | dict[str, str] | None = None
 
 
 class Tokenizer:
-    """One tokenizer. Methods only read, so threads may share it.
+    """One tokenizer. Methods but `fit` only read, so threads may share it.
 
     `backend` is the library's tokenizer, to be read and not changed. `special_tokens` maps a role to its
     text, as chat templates see it. `eos_token_ids` are all ids that end a text: the tokenizer's own and those
@@ -62,6 +46,8 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, options: TokenizerOptions | None = None) -> None:
         options = options or TokenizerOptions()
+        self._where, self.lower = options.where, options.lower
+        self._rows: int | None = None  # of the model; sys.maxsize: it has one for every token
         backend.no_truncation()
         backend.no_padding()
         _add_special(backend, options)
@@ -88,34 +74,9 @@ class Tokenizer:
         directory = Path(path)
         if not directory.is_dir():
             raise ModelError(f"tokenizer directory {directory} does not exist")
-        config = _optional(directory / "tokenizer_config.json")
-        options = _read_options(directory, config)
+        config = optional(directory / "tokenizer_config.json")
+        options = read_options(directory, config)
         return cls(_read_backend(directory, config, options), options)
-
-    def save(self, directory: Path) -> None:
-        """Write the files that `load` makes the same tokenizer of. Raises ModelError if no file can say it."""
-        copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
-        if self._own_ends:
-            ends = {self.id_to_token(i) or "": i for i in [*self._prefix, *self._suffix]}
-            before, after = (
-                [self.id_to_token(i) or "" for i in part] for part in (self._prefix, self._suffix)
-            )
-            try:
-                copy.post_processor = processors.TemplateProcessing(
-                    single=[*before, "$A", *after], special_tokens=list(ends.items())
-                )
-            except Exception as error:  # the library raises bare Exception
-                raise ModelError(f"the tokenizer's first and last tokens cannot be saved: {error}") from error
-        (directory / "tokenizer.json").write_text(_quick_to_read(copy.to_str()), "utf-8")
-        config = dict(self.special_tokens)
-        if isinstance(self.chat_template, dict):
-            named = [{"name": name, "template": text} for name, text in self.chat_template.items()]
-            config["chat_template"] = named
-        elif self.chat_template is not None:
-            config["chat_template"] = self.chat_template
-        (directory / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
-        generation = {"eos_token_id": list(self.eos_token_ids)} if self.eos_token_ids else {}
-        (directory / "generation_config.json").write_text(json.dumps(generation), "utf-8")
 
     def _known(self, token: str) -> bool:
         return self.backend.token_to_id(token) is not None
@@ -126,44 +87,94 @@ class Tokenizer:
 
     def _set_ends(self, options: TokenizerOptions) -> None:
         """Set what `add_special_tokens` adds: our own ends if the options name them."""
-        self._own_ends = options.add_bos is not None or options.add_eos is not None
-        self._prefix: list[int] = []
-        self._suffix: list[int] = []
-        if options.add_bos:
+        self.own_ends = options.add_bos is not None or options.add_eos is not None
+        self.prefix: list[int] = []
+        self.suffix: list[int] = []
+        if options.add_bos and (self.bos_token_id is not None or "bos_token" in options.named):
             if self.bos_token_id is None:
                 raise ModelError(
                     "tokenizer_config.json sets add_bos_token, but its bos_token is not in the vocabulary"
                 )
-            self._prefix = [self.bos_token_id]
-        if options.add_eos:
+            self.prefix = [self.bos_token_id]
+        if options.add_eos and (self.eos_token_id is not None or "eos_token" in options.named):
             if self.eos_token_id is None:
                 raise ModelError(
                     "tokenizer_config.json sets add_eos_token, but its eos_token is not in the vocabulary"
                 )
-            self._suffix = [self.eos_token_id]
+            self.suffix = [self.eos_token_id]
+
+    def fit(self, rows: int) -> Tokenizer:
+        """Refuse texts with tokens for which a model of `rows` tokens has no row, from now on; returns itself."""
+        if self._rows is None:
+            last = max([self.vocab_size - 1, *self._added])
+            beyond = (
+                sorted((i, token) for token, i in self._vocab().items() if i >= rows) if last >= rows else []
+            )
+            self._rows = rows if beyond else sys.maxsize
+            if beyond:
+                log.warning(
+                    "%s: %d tokens have no row in the model of %d (%s = %d ...): texts that hold them are refused",
+                    self._where,
+                    len(beyond),
+                    rows,
+                    *reversed(beyond[0]),
+                )
+        return self
+
+    def _vocab(self) -> dict[str, int]:
+        found: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        return found
+
+    def ends(self, model_ends: Iterable[int], rows: int) -> tuple[int, ...]:
+        """Return the tokens that end an answer of a model of `rows` tokens: the model's own and the tokenizer's."""
+        return tuple(i for i in dict.fromkeys([*model_ends, *self.eos_token_ids]) if i < rows)
+
+    def meet(self, card: ModelCard) -> ModelCard:
+        """Fit the tokenizer to a model, and return its card with the tokenizer's ends too."""
+        self.fit(card.num_rows)
+        return replace(card, eos_token_ids=self.ends(card.eos_token_ids, card.num_rows))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode `text` to token ids. Raises RequestError if it is not valid Unicode."""
         return self.encode_batch([text], add_special_tokens)[0]
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Encode each text to token ids, in parallel and without the GIL."""
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, drop: bool = False
+    ) -> list[list[int]]:
+        """Encode each text to token ids, in parallel and without the GIL.
+
+        RequestError for tokens that a model has no row for; `drop` gives no tokens instead.
+        """
         for text in texts:
             check_text(text)
-        theirs = add_special_tokens and not self._own_ends
+        theirs = add_special_tokens and not self.own_ends
         with panics_as(_cannot_encode):
-            rows = [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=theirs)]
-        if add_special_tokens and (self._prefix or self._suffix):
-            rows = [self._prefix + row + self._suffix for row in rows]
+            given = [text.lower() for text in texts] if self.lower else list(texts)
+            rows = [e.ids for e in self.backend.encode_batch_fast(given, add_special_tokens=theirs)]
+        if add_special_tokens and (self.prefix or self.suffix):
+            rows = [self.prefix + row + self.suffix for row in rows]
+        if self._rows is not None and self._rows < sys.maxsize:
+            rows = [[] if drop and max(row, default=0) >= self._rows else self._checked(row) for row in rows]
         return rows
+
+    def _checked(self, row: list[int]) -> list[int]:
+        for token in row:
+            if self._rows is not None and token >= self._rows:
+                raise RequestError(
+                    f"the model has no row for the token {self.id_to_token(token)!r} ({token}) of this text: its "
+                    f"vocabulary has {self._rows} tokens; leave it out",
+                    "prompt",
+                )
+        return row
 
     def offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int]]:
         """Locate each token of `encode` in `text`: begin and end in characters; (0, 0) for added tokens."""
         check_text(text)
-        theirs = add_special_tokens and not self._own_ends
-        places: list[tuple[int, int]] = list(self.backend.encode(text, add_special_tokens=theirs).offsets)
+        theirs = add_special_tokens and not self.own_ends
+        given = text.lower() if self.lower else text
+        places: list[tuple[int, int]] = list(self.backend.encode(given, add_special_tokens=theirs).offsets)
         added = add_special_tokens
-        return [(0, 0)] * (len(self._prefix) * added) + places + [(0, 0)] * (len(self._suffix) * added)
+        return [(0, 0)] * (len(self.prefix) * added) + places + [(0, 0)] * (len(self.suffix) * added)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Encode two texts together, special tokens added: ids, and the segment (0 or 1) of each."""
@@ -171,7 +182,7 @@ class Tokenizer:
         check_text(second)
         with panics_as(_cannot_encode):
             encoded = self.backend.encode(first, second)
-        return encoded.ids, encoded.type_ids
+        return self._checked(encoded.ids), encoded.type_ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Decode `ids` as a whole. Ids without a token add nothing; ill-formed UTF-8 becomes U+FFFD.
@@ -299,120 +310,13 @@ def _add_special(backend: tokenizers.Tokenizer, options: TokenizerOptions) -> No
         got = backend.token_to_id(spec["content"])
         if got != token_id:
             raise ModelError(
-                f"tokenizer_config.json gives {spec['content']!r} the id {token_id}, the vocabulary {got}; "
+                f"{options.where}: {spec['content']!r} is declared as {token_id}, and the vocabulary gives it {got}: "
                 "the files are of different models"
             )
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for token in [*options.named.values(), *options.additional]:
-        if token not in known and backend.token_to_id(token) is not None:
+        if token not in known and (token in options.adds or backend.token_to_id(token) is not None):
             backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
-
-
-def _token_text(value: object, where: str) -> str | None:
-    if isinstance(value, dict):
-        value = value.get("content")
-    if value is None or is_text(value):
-        return str(value) if value else None
-    raise ModelError(f"tokenizer_config.json: {where} must be a string of Unicode, got {value!r:.80}")
-
-
-def is_text(value: object) -> bool:
-    """Whether a value is text that UTF-8 can express: JSON can escape halves of pairs, which is no Unicode."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _ids(value: object, where: str) -> tuple[int, ...]:
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(v) is int and v >= 0 for v in values):
-        raise ModelError(f"{where} must be a token id or a list of them, got {value!r}")
-    return tuple(values)
-
-
-def _flag(config: dict[str, Any], name: str) -> bool | None:
-    value = config.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise ModelError(f"tokenizer_config.json: {name} must be true or false, got {value!r}")
-    return value
-
-
-def _declared(config: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
-    declared = config.get("added_tokens_decoder") or {}
-    if not isinstance(declared, dict):
-        raise ModelError(
-            f"tokenizer_config.json: added_tokens_decoder must map ids to tokens, got {declared!r:.80}"
-        )
-    for key, spec in declared.items():
-        if (
-            not re.fullmatch("[0-9]{1,9}", key)
-            or not isinstance(spec, dict)
-            or not is_text(spec.get("content"))
-        ):
-            raise ModelError(
-                f"tokenizer_config.json: added_tokens_decoder[{key!r}] must be a token with its content"
-            )
-        found[int(key)] = spec
-    return found
-
-
-def _read_options(directory: Path, config: dict[str, Any]) -> TokenizerOptions:
-    names = _optional(directory / "special_tokens_map.json")
-    model = _optional(directory / "config.json")
-    generation = _optional(directory / "generation_config.json")
-    ends = generation.get("eos_token_id")
-    if ends is None:
-        ends = model.get("eos_token_id")
-    bos = _ids(generation.get("bos_token_id", model.get("bos_token_id")), "bos_token_id")
-    options = TokenizerOptions(
-        declared=_declared(config),
-        add_bos=_flag(config, "add_bos_token"),
-        add_eos=_flag(config, "add_eos_token"),
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=_ids(ends, "eos_token_id"),
-        chat_template=read_templates(directory, config),
-    )
-    for role in NAMED_TOKENS:
-        token = _token_text(config.get(role, names.get(role)), role)
-        if token is not None:
-            options.named[role] = token
-    more = config.get("additional_special_tokens", names.get("additional_special_tokens")) or []
-    extra = config.get("extra_special_tokens") or []
-    extra = list(extra.values()) if isinstance(extra, dict) else extra
-    for name, values in (("additional_special_tokens", more), ("extra_special_tokens", extra)):
-        if not isinstance(values, list):
-            raise ModelError(f"tokenizer_config.json: {name} must be a list of tokens, got {values!r:.80}")
-    for value in [*more, *extra]:
-        token = _token_text(value, "additional_special_tokens")
-        if token is not None:
-            options.additional.append(token)
-    return options
-
-
-def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
-    """The chat template: chat_template.jinja and additional_chat_templates/, else the config's."""
-    found: dict[str, str] = {}
-    if (directory / "chat_template.jinja").exists():
-        found["default"] = read_text(directory / "chat_template.jinja", MAX_FILE)
-    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = read_text(path, MAX_FILE)
-    if found:
-        return found["default"] if set(found) == {"default"} else found
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        try:
-            template = {entry["name"]: entry["template"] for entry in template}
-        except (KeyError, TypeError) as error:
-            raise ModelError(
-                "tokenizer_config.json: each chat_template needs a name and a template"
-            ) from error
-    texts = template.values() if isinstance(template, dict) else [template]
-    if template is not None and not all(isinstance(text, str) for text in texts):
-        raise ModelError("tokenizer_config.json: chat_template must be a string or a list of named templates")
-    return template or None
 
 
 def _read_backend(directory: Path, config: dict[str, Any], options: TokenizerOptions) -> tokenizers.Tokenizer:
@@ -422,16 +326,7 @@ def _read_backend(directory: Path, config: dict[str, Any], options: TokenizerOpt
         # Its post-processor already defines what is added; transformers 5 ignores the config's flags here too.
         options.add_bos = options.add_eos = None
         return _read_full(full)
-    if (directory / "tokenizer.model").exists():
-        return _from_model_file(directory / "tokenizer.model", config, options)
-    kind = config.get("tokenizer_class") or _optional(directory / "config.json").get("model_type")
-    for names, merges, known in (("vocab.json", "merges.txt", None), ("encoder.json", "vocab.bpe", "gpt2")):
-        if (directory / names).exists() and (directory / merges).exists():
-            options.named.setdefault("eos_token", "<|endoftext|>")
-            return vocab.from_merges(directory / names, directory / merges, known or kind)
-    raise ModelError(
-        f"{directory} has no tokenizer: needs tokenizer.json, tokenizer.model, or vocab.json with merges.txt"
-    )
+    return vocab.read_older(directory, config, options)
 
 
 def _read_full(path: Path) -> tokenizers.Tokenizer:
@@ -447,32 +342,11 @@ def _read_full(path: Path) -> tokenizers.Tokenizer:
             backend.encode(SAMPLE)
         except Exception as error:  # the library raises bare Exception
             raise wrong(error) from error
-    return backend
-
-
-def _quick_to_read(text: str) -> str:
-    """The same tokenizer.json with merges as strings if possible: the library reads those a quarter faster."""
-    content = json.loads(text)
-    merges = content["model"].get("merges", [])
-    if content["model"]["type"] == "BPE" and not any(" " in part for merge in merges for part in merge):
-        content["model"]["merges"] = [" ".join(merge) for merge in merges]
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-
-
-def _from_model_file(path: Path, config: dict[str, Any], options: TokenizerOptions) -> tokenizers.Tokenizer:
-    if _TIKTOKEN_LINE.match(read_bytes(path, MAX_FILE)):
-        options.named.setdefault("bos_token", "<|begin_of_text|>")
-        options.named.setdefault("eos_token", "<|end_of_text|>")
-        backend = vocab.from_ranks(path)
-    else:
-        backend, model = vocab.from_sentencepiece(path, legacy=config.get("legacy") is not False)
-        for role, index in (
-            ("bos_token", model.bos_id),
-            ("eos_token", model.eos_id),
-            ("unk_token", model.unk_id),
-        ):
-            if 0 <= index < len(model.pieces):
-                options.named.setdefault(role, model.pieces[index][0])
-    if options.add_bos is None:
-        options.add_bos = "bos_token" in options.named
+    if "ByteLevel" in str(backend.pre_tokenizer) and "ByteLevel" not in str(backend.decoder):
+        log.warning(
+            "%s: text is split into bytes and decoded otherwise (%s): outputs may hold letters for spaces, as the "
+            "library prints them",
+            path,
+            type(backend.decoder).__name__,
+        )
     return backend

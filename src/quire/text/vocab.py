@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,8 +20,10 @@ from tokenizers.models import BPE
 from quire.errors import ModelError
 from quire.files import read_bytes, read_json, read_text
 from quire.text.pieces import MAX_FILE, byte_characters
+from quire.text.side_files import TokenizerOptions, optional
 
 MAX_PIECES = 4_000_000
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -45,6 +48,7 @@ def byte_level(
     vocab: dict[str, int],
     merges: list[tuple[str, str]],
     split: str | tuple[str, ...] | None,
+    add_prefix_space: bool = False,
     **options: Any,
 ) -> Tokenizer:
     """Make byte-level BPE. `split` are patterns that cut text into words, one after the other; None is GPT-2's way.
@@ -54,7 +58,7 @@ def byte_level(
     backend = Tokenizer(_bpe(vocab, merges, **options))
     backend.decoder = decoders.ByteLevel()
     if split is None:
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=True)
     else:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -88,7 +92,9 @@ def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -
         raise ModelError(f"vocabulary and merges do not fit together: {error}") from error
 
 
-def from_merges(vocab_path: Path, merges_path: Path, kind: str | None) -> Tokenizer:
+def from_merges(
+    vocab_path: Path, merges_path: Path, kind: str | None, add_prefix_space: bool = False
+) -> Tokenizer:
     """Byte-level BPE from its two files.
 
     `kind` is the tokenizer_class or model_type that says how text is split before merging: GPT-2's or Qwen2's
@@ -107,7 +113,7 @@ def from_merges(vocab_path: Path, merges_path: Path, kind: str | None) -> Tokeni
             raise ModelError(f"{merges_path}, line {number + 1}: must be two tokens, got {line[:80]!r}")
         merges.append((left, right))
     if kind in _GPT2_NAMES:
-        return byte_level(vocab, merges, None)
+        return byte_level(vocab, merges, None, add_prefix_space)
     if kind in _QWEN2_NAMES:
         backend = byte_level(vocab, merges, QWEN2_SPLIT)
         backend.normalizer = normalizers.NFC()
@@ -341,5 +347,41 @@ def build_sentencepiece(model: SentencePiece, *, legacy: bool) -> Tokenizer:
     for i, (text, _, kind) in enumerate(model.pieces):
         if kind in (_CONTROL, _USER_DEFINED) or i in special:
             control = kind != _USER_DEFINED
-            backend.add_tokens([AddedToken(text, normalized=False, special=control)])
+            # A piece with a space is found in text whose spaces are ▁, which is so before a dummy prefix alone.
+            spaced = "▁" in text and not control and not model.add_dummy_prefix
+            backend.add_tokens([AddedToken(text, normalized=spaced, special=control)])
+    return backend
+
+
+def read_older(directory: Path, config: dict[str, Any], options: TokenizerOptions) -> Tokenizer:
+    """Build a tokenizer from the best file of a directory without tokenizer.json, and complete `options` from it."""
+    if (directory / "tokenizer.model").exists():
+        return _from_model_file(directory / "tokenizer.model", config, options)
+    kind = config.get("tokenizer_class") or optional(directory / "config.json").get("model_type")
+    for names, merges, known in (("vocab.json", "merges.txt", None), ("encoder.json", "vocab.bpe", "gpt2")):
+        if (directory / names).exists() and (directory / merges).exists():
+            options.named.setdefault("eos_token", "<|endoftext|>")
+            spaced = config.get("add_prefix_space") is True
+            return from_merges(directory / names, directory / merges, known or kind, spaced)
+    raise ModelError(
+        f"{directory} has no tokenizer: needs tokenizer.json, tokenizer.model, or vocab.json with merges.txt"
+    )
+
+
+def _from_model_file(path: Path, config: dict[str, Any], options: TokenizerOptions) -> Tokenizer:
+    if _TIKTOKEN_LINE.match(read_bytes(path, MAX_FILE)):
+        options.named.setdefault("bos_token", "<|begin_of_text|>")
+        options.named.setdefault("eos_token", "<|end_of_text|>")
+        backend = from_ranks(path)
+    else:
+        backend, model = from_sentencepiece(path, legacy=config.get("legacy") is not False)
+        for role, index in (
+            ("bos_token", model.bos_id),
+            ("eos_token", model.eos_id),
+            ("unk_token", model.unk_id),
+        ):
+            if 0 <= index < len(model.pieces):
+                options.named.setdefault(role, model.pieces[index][0])
+    if options.add_bos is None:
+        options.add_bos = "bos_token" in options.named
     return backend

@@ -158,8 +158,8 @@ def test_all_ends_of_a_turn_are_found(tmp_path: Path) -> None:
         ({"merges": None}, "merges is missing"),
         ({"merges": ["th"]}, "two tokens each"),
         ({"merges": ["q unknown"]}, "do not fit together"),
-        ({"bos_token_id": 260}, "not one of the 260 tokens"),
-        ({"eos_token_id": "x"}, "not one of the 260 tokens"),
+        ({"bos_token_id": "x"}, "must be a token.s id"),
+        ({"eos_token_id": 2.5}, "must be a token.s id"),
         ({"add_bos_token": 1}, "must be true or false"),
         ({"tokenizer.chat_template": 3}, "must be text"),
         ({"model": "llama"}, "scores must hold a number"),
@@ -174,3 +174,104 @@ def test_tokenizers_that_would_be_wrong_are_refused(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         read_tokenizer(write(tmp_path, changes))
+
+
+ENDS: dict[str, tuple[list[tuple[str, int]], set[str]]] = {
+    "types do not matter": (
+        [("<|im_end|>", 1), ("<|eot_id|>", 4), ("<|im_start|>", 3)],
+        {"<|im_end|>", "<|eot_id|>"},
+    ),
+    "Kimi": ([("[EOT]", 3), ("[EOS]", 3)], {"[EOT]", "[EOS]"}),
+    "others": (
+        [("</s>", 1), ("<end_of_utterance>", 3), ("<｜end▁of▁sentence｜>", 3), ("[e~[", 4)],
+        {"</s>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~["},
+    ),
+    "gpt-oss": ([("<|end|>", 3), ("<|return|>", 3), ("<|call|>", 3)], {"<|return|>", "<|call|>"}),
+    "Solar": ([("<|end|>", 3), ("<|flush|>", 3), ("<|calls|>", 3)], {"<|flush|>", "<|calls|>"}),
+    "half of gpt-oss": ([("<|end|>", 3), ("<|return|>", 3)], {"<|end|>", "<|return|>"}),
+    "Gemma 4": (
+        [("<eos>", 3), ("<turn|>", 3), ("<|tool_response>", 3), ("</s>", 1)],
+        {"<eos>", "<turn|>", "<|tool_response>"},
+    ),
+    "a control token of Cohere": ([("<|END_OF_TURN_TOKEN|>", 3), ("<|eot|>", 1)], {"<|END_OF_TURN_TOKEN|>"}),
+    "fill in the middle": ([("<|fim_pad|>", 3), ("<|file_sep|>", 3)], {"<|fim_pad|>", "<|file_sep|>"}),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_ends_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    special, wanted = ENDS[name]
+    old = write(tmp_path, {})
+    tokens, types = old.get("tokenizer.ggml.tokens"), old.get("tokenizer.ggml.token_type")
+    tokens[258] = "<end>"  # in place of <|im_end|>
+    changes = {
+        "tokens": [*tokens, *(token for token, _ in special)],
+        "token_type": [*types, *(t for _, t in special)],
+    }
+    file = write(tmp_path, {**changes, "eos_token_id": 258})
+    tokenizer = read_tokenizer(file)
+    assert {tokenizer.id_to_token(i) for i in read_ends(file)} == wanted | {"<end>"}
+    assert set(tokenizer.eos_token_ids) == set(read_ends(file))
+    for i in read_ends(file):  # whole in a text, and hidden from it
+        assert tokenizer.encode(str(tokenizer.id_to_token(i)), add_special_tokens=False) == [i]
+        assert tokenizer.is_special(i)
+
+
+def test_what_llama_cpp_warns_of_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write(tmp_path, {"eos_token_id": 999_999})
+    assert "tokenizer.ggml.eos_token_id is 999999" not in caplog.text
+    assert [read_tokenizer(file).id_to_token(i) for i in read_ends(file)] == ["<|im_end|>"]
+    assert "tokenizer.ggml.eos_token_id is 999999" in caplog.text
+    pieces = ["<unk>", "<s>", "</s>", "▁", "a", "▁a"]
+    llama = {
+        "model": "llama",
+        "tokens": pieces,
+        "token_type": [2, 3, 3, 1, 1, 1],
+        "scores": [0, 0, 0, -3, -2, -1],
+    }
+    tokenizer = read_tokenizer(write(tmp_path, {**llama, "bos_token_id": None, "eos_token_id": None}))
+    assert tokenizer.encode("a a") == [1, 5, 5]
+    assert tokenizer.eos_token_ids == (2,)
+
+
+def test_gemma_4_begins_with_bos_whatever_the_file_says(tmp_path: Path) -> None:
+    tokenizer = read_tokenizer(write(tmp_path, {"model": "gemma4", "add_bos_token": False}))
+    assert tokenizer.encode("th") == [257, 256]
+
+
+PIECES = "It'll 1234567 x=12 日本語 naïve\n\n ok  "
+NEWEST = {
+    "afmoe": "It|'ll| |1|234|567| x|=|12| |日本語| naïve|\n\n| ok|  ",
+    "bailingmoe2": "It|'ll| |1|2|3|4|5|6|7| x|=|1|2| 日本語| naïve|\n\n| ok|  ",
+    "cohere2moe": "It'll| |1|234|567| x|=|12| 日本語| naïve|\n\n| ok|  ",
+    "deepseek-llm": "It|'|ll| |1234567| x|=|12| |日本語| na|ï|ve|\n|\n| ok|  ",
+    "laguna": "It|'ll| |1|2|3|4|5|6|7| x|=|1|2| 日本語| naïve|\n\n| ok|  ",
+    "minicpm5": "It|'ll| |123|456|7| x|=|12| 日本語| naïve|\n\n| ok|  ",
+    "qwen35": "It|'ll| |1|2|3|4|5|6|7| x|=|1|2| 日本語| naïve|\n\n| ok|  ",
+    "superbpe": "It'll |1|234|567| x=|12| 日本語 naïve\n\n ok  ",
+    "viking": "It'll| |1|2|3|4|5|6|7| x=|1|2| 日本語| naïve|\n\n| ok|  ",
+    "youtu": "It'll| |1|2|3|4|5|6|7| x|=|1|2| |日本語| naïve|\n\n| ok|  ",
+}
+
+
+@pytest.mark.parametrize("name", NEWEST)
+def test_words_of_the_newest_models(name: str) -> None:
+    """Expected by hand, from the patterns that llama.cpp and the models' own files have."""
+    patterns = SPLITTINGS[name].patterns
+    assert patterns is not None
+    cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(p), "isolated") for p in patterns])
+    assert "|".join(word for word, _ in cut.pre_tokenize_str(PIECES)) == NEWEST[name]
+
+
+def test_a_vocabulary_with_marks_for_spaces_may_be_called_byte_level(tmp_path: Path) -> None:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "▁a"]
+    types = [2, 3, 3, *[6] * 256, 1, 1, 1]
+    changes = {
+        "pre": "sarvam-moe",
+        "tokens": pieces,
+        "token_type": types,
+        "merges": ["▁ a"],
+        "bos_token_id": 1,
+    }
+    tokenizer = read_tokenizer(write(tmp_path, {**changes, "eos_token_id": 2, "unknown_token_id": 0}))
+    assert tokenizer.encode("a a", add_special_tokens=False) == [260, 261]

@@ -96,6 +96,6 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     wanted = check_tensors(config, names, checkpoint, path)
     dtype = choose_dtype(asked.dtype, wanted, checkpoint)
     quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)
-    ends = tuple(generation.get("eos_token_id", ()))
+    ends = tuple(token for token in generation.get("eos_token_id", ()) if token < config.vocab_size)
     info = model_info(path, config, names, dtype, quantized, ends, generation)
     return OpenModel(info, config, checkpoint, names, partial(family_names, spec))

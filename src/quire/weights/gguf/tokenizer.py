@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 
 from quire.errors import ModelError
-from quire.text.tokenizer import Tokenizer, TokenizerOptions
+from quire.text.side_files import TokenizerOptions
+from quire.text.tokenizer import Tokenizer
 from quire.text.vocab import MAX_PIECES, SentencePiece, build_sentencepiece, byte_level, spaced
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.splits import SPLITTINGS
+
+log = logging.getLogger(__name__)
 
 KEY = "tokenizer.ggml."
 BPE, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 2, 3, 4, 5, 6
@@ -25,11 +29,30 @@ ROLES = {
     "pad_token": "padding_token_id",
     "mask_token": "mask_token_id",
 }
-ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# Control tokens that end a turn, for files that name only one end (as llama.cpp finds them).
-_END_NAMES = """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <end_of_turn> <turn|> <|endoftext|> <|end_of_text|> <|eot|>
-    <EOT> <|END_OF_TURN_TOKEN|> <|return|> <|call|>"""
+ENDS = (
+    "eos_token_id",
+    "eot_token_id",
+    "eom_token_id",
+    "fim_pad_token_id",
+    "fim_rep_token_id",
+    "fim_sep_token_id",
+)
+# END_NAMES end an answer whatever their type, as in llama.cpp; CONTROL_ENDS do as control tokens.
+_END_NAMES = """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>
+    <|endoftext|> </s> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> [e~[
+    <｜end▁of▁sentence｜> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO>
+    <reponame> <|file_sep|>"""
 END_NAMES = frozenset(_END_NAMES.split())
+CONTROL_ENDS = frozenset(("<|eot|>", "<|END_OF_TURN_TOKEN|>"))
+# INNER_ENDS do not end the answer where tokens of each set after them do (gpt-oss, Solar Open, Gemma 4).
+INNER_ENDS = (
+    ("<|end|>", {"<|return|>", "<|flush|>"}, {"<|call|>", "<|calls|>"}),
+    ("</s>", {"<|tool_response>"}, {"<|tool_response>"}),
+)
+# DEFAULTS of sentencepiece's ids, for files that name none.
+DEFAULTS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+# SPACED_PRE name byte-level vocabularies' splits that are none: their tokens are of Gemma's kind.
+SPACED_PRE = ("gemma4", "sarvam-moe")
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
@@ -40,12 +63,13 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
     """Raises ModelError for a file without a tokenizer, or with one that would not give the model's own tokens."""
     vocabulary = _Vocabulary(file)
     kind = file.get(KEY + "model")
-    if kind == "gpt2":
+    gemma4 = "gemma4" in (kind, vocabulary.pre)
+    if kind == "gemma4" or (kind == "gpt2" and vocabulary.pre in SPACED_PRE):
+        backend, add_bos = _spaced(vocabulary), gemma4
+    elif kind == "gpt2":
         backend, add_bos = _byte_level(vocabulary)
     elif kind == "llama":
         backend, add_bos = _sentencepiece(vocabulary), True
-    elif kind == "gemma4":
-        backend, add_bos = _spaced(vocabulary), True
     else:
         raise vocabulary.wrong(
             f"{KEY}model {kind!r} is not read (gpt2, llama and gemma4 are); give the model's own with --tokenizer"
@@ -56,12 +80,16 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
         name: vocabulary.tokens[i] for name, i in given.items() if i is not None and vocabulary.tokens[i]
     }
     adds = [vocabulary.flag("add_bos_token", add_bos), vocabulary.flag("add_eos_token", False)]
+    if gemma4 and not adds[0]:  # files of April 2026 say so, and the model degrades without it
+        log.warning("%s: %sadd_bos_token is false, which is not so for Gemma 4: it is added", file.path, KEY)
+        adds[0] = True
     options = TokenizerOptions(
+        where=str(file.path),
         named=named,
         add_bos=adds[0] and "bos_token" in named,
         add_eos=adds[1] and "eos_token" in named,
         bos_token_id=given["bos_token"],
-        eos_token_ids=vocabulary.ends(),
+        eos_token_ids=vocabulary.ends,
         chat_template=_chat_template(file),
     )
     return Tokenizer(backend, options)
@@ -69,38 +97,73 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
 
 def read_ends(file: GGUFFile) -> tuple[int, ...]:
     """Ids of the tokens that end a text or a turn; none where the file has no vocabulary."""
-    return _Vocabulary(file).ends() if KEY + "tokens" in file else ()
+    return _Vocabulary(file).ends if KEY + "tokens" in file else ()
 
 
 class _Vocabulary:
-    """Tokens and their types, checked to fit each other."""
+    """Tokens and their types, checked to fit each other. `ends` end an answer; all of them are control tokens."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
-        self.tokens: list[str] = self._list("tokens", str, None)
-        self.types: list[int] = self._list("token_type", int, len(self.tokens)) or [1] * len(self.tokens)
+        self.pre = file.get(KEY + "pre")
+        self.tokens: list[str] = self._list("tokens", {str}, None)
+        types: list[int] = self._list("token_type", {int}, len(self.tokens))
+        self.types = list(types) or [1] * len(self.tokens)
+        self._ids: dict[str, int | None] = {}
+        self.ends = self._find_ends()
+        for i in self.ends:
+            self.types[i] = CONTROL
 
-    def _list(self, name: str, kind: type, length: int | None) -> Any:
+    def _find_ends(self) -> tuple[int, ...]:
+        keyed = [self.token_id(key) for key in ENDS]
+        named = [
+            i
+            for i, token in enumerate(self.tokens)
+            if token in END_NAMES or (token in CONTROL_ENDS and self.types[i] == CONTROL)
+        ]
+        found = dict.fromkeys([i for i in [*keyed, *named] if i is not None])
+        texts = {self.tokens[i] for i in found}
+        inner = {end for end, *others in INNER_ENDS if all(not texts.isdisjoint(some) for some in others)}
+        return tuple(i for i in found if self.tokens[i] not in inner)
+
+    def _list(self, name: str, kinds: set[type], length: int | None) -> Any:
         """A list of `length` values; without a length it must be there."""
         values = self.file.get(KEY + name)
         if values is None and length is not None:
             return []
         if not isinstance(values, list) or not 1 <= len(values) <= MAX_PIECES:
             raise self.wrong(f"{KEY}{name} is missing or not a list; give a tokenizer with --tokenizer")
-        if length not in (None, len(values)) or set(map(type, values)) != {kind}:
-            raise self.wrong(f"{KEY}{name} does not hold {length or 'a'} {kind.__name__} for each token")
+        if length not in (None, len(values)) or not set(map(type, values)) <= kinds:
+            named = " or ".join(sorted(kind.__name__ for kind in kinds))
+            raise self.wrong(f"{KEY}{name} does not hold {length or 'a'} {named} for each token")
         return values
 
     def wrong(self, message: str) -> ModelError:
         return ModelError(f"{self.file.path}: {message}")
 
     def token_id(self, key: str) -> int | None:
-        value = self.file.get(KEY + key)
-        if value is None or value == 0xFFFFFFFF:  # -1 in a file that could not say "none"
-            return None
-        if type(value) is not int or not 0 <= value < len(self.tokens):
-            raise self.wrong(f"{KEY}{key} {value!r} is not one of the {len(self.tokens)} tokens")
-        return value
+        """The id under a key; None if there is none, or one beyond the tokens."""
+        if key not in self._ids:
+            self._ids[key] = self._read_id(key)
+        return self._ids[key]
+
+    def _read_id(self, key: str) -> int | None:
+        value, count = self.file.get(KEY + key), len(self.tokens)
+        if type(value) is int and 0 <= value < count:
+            return value
+        if value is not None and type(value) is not int:
+            raise self.wrong(f"{KEY}{key} must be a token's id, got {value!r}")
+        if value not in (None, -1, 0xFFFFFFFF):  # -1: none
+            log.warning(
+                "%s: %s%s is %d, and there are %d tokens: it is ignored",
+                self.file.path,
+                KEY,
+                key,
+                value,
+                count,
+            )
+        default = DEFAULTS.get(key) if self.file.get(KEY + "model") == "llama" and value is None else None
+        return default if default is not None and default < count else None
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.file.get(KEY + key)
@@ -109,10 +172,10 @@ class _Vocabulary:
         return default if value is None else value
 
     def scores(self) -> list[float]:
-        scores: list[float] = self._list("scores", float, len(self.tokens))
+        scores: list[float] = self._list("scores", {float, int}, len(self.tokens))
         if not scores or not all(map(math.isfinite, scores)):
             raise self.wrong(f"{KEY}scores must hold a number for each token")
-        return scores
+        return list(map(float, scores))
 
     def merges(self) -> list[tuple[str, str]]:
         lines = self.file.get(KEY + "merges")
@@ -135,15 +198,9 @@ class _Vocabulary:
                 raise self.wrong(f"token {token!r} is there twice, as {ids[token]} and {i}")
         return ids
 
-    def ends(self) -> tuple[int, ...]:
-        found = [self.token_id(key) for key in ENDS]
-        control = (i for i, kind in enumerate(self.types) if kind == CONTROL)
-        named = [i for i in control if self.tokens[i] in END_NAMES]
-        return tuple(dict.fromkeys([i for i in [*found, *named] if i is not None]))
-
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Backend, bool]:
-    name = vocabulary.file.get(KEY + "pre")
+    name = vocabulary.pre
     splitting = SPLITTINGS.get("default" if name is None else str(name))
     if splitting is None:
         raise vocabulary.wrong(
