@@ -32,6 +32,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
 from tests.engine_files import rewrite_weights, seal
+from tests.fuzz.adapters import fuzz_adapters, fuzz_drafters, fuzz_rules
 from tests.fuzz.converted import fuzz_converted
 from tests.fuzz.gguf_files import fuzz_gguf, fuzz_gguf_blocks
 from tests.fuzz.mutate import mutate_bytes, mutate_json, read_all
@@ -216,6 +217,9 @@ TARGETS: Mapping[str, Callable[[Path], Case]] = {
     "gguf-blocks": fuzz_gguf_blocks,
     "tokenizers": fuzz_tokenizers,
     "quantized": fuzz_quantized,
+    "adapters": fuzz_adapters,
+    "drafters": fuzz_drafters,
+    "rules": fuzz_rules,
     "engines": fuzz_engines,
     "converted": fuzz_converted,
 }

@@ -159,7 +159,7 @@ def _squeezellm_module(bits: int, fields: Fields) -> Packed:
     fields.check("lookup_table", FLOATS, (rows, 1 << bits))
     if "full_rows" in fields:
         raise refuse(fields.name("full_rows"), "dense rows beside the sparse matrix are not supported")
-    if "vals" in fields:
+    if {"rows", "cols", "vals"} & fields.suffixes:
         fields.check("rows", (I32,), (rows + 1,))
         fields.check("vals", FLOATS)
         if len(fields.shape("vals")) != 1:
