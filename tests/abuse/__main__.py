@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import shutil
 import signal
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 import psutil
 
-from tests.abuse.attacks import ATTACKS, SECONDS, attack
+from tests.abuse.attacks import ADAPTERS, ATTACKER, ATTACKS, SECONDS, USER, attack
 from tests.serve.running import Server, start
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 10, "ignore_eos": True, "stream": True}
@@ -81,8 +84,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The worst wait of one user beside the attacks of another.")
     parser.add_argument("--only", default="", help="Run the attacks whose names contain this.")
     only = parser.parse_args().only
-    server = start(maker="quire.client.start", model="", disable_uvicorn_access_log=True)
-    with httpx.Client(base_url=server.url, timeout=120) as http:
+    root = Path(tempfile.gettempdir()) / ADAPTERS
+    server = start(
+        maker="quire.client.start",
+        model="",
+        disable_uvicorn_access_log=True,
+        api_key=[USER, ATTACKER],
+        max_logprobs=4096,
+        enable_lora=True,
+        allow_runtime_lora=True,
+        lora_root=[str(root)],
+    )
+    headers = {"Authorization": f"Bearer {USER}"}
+    with httpx.Client(base_url=server.url, timeout=120, headers=headers) as http:
         end = time.monotonic() + QUIET_SECONDS
         alone = waits(http, lambda: time.monotonic() < end)
         print(f"goal: no token later than {BOUND} s")
@@ -95,7 +109,10 @@ def main() -> int:
                 print(row(name, found, server), flush=True)
                 if max(wait.token for wait in found) > BOUND:
                     slow.append(name)
+        stays = [line for line in http.get("/metrics").text.splitlines() if "engine_longest_stay" in line]
     status = server.stop()
+    shutil.rmtree(root, ignore_errors=True)
+    print(*stays[2:], sep="\n")
     print(f"a token took longer than {BOUND} s: {', '.join(slow) or 'never'}")
     return 1 if slow or status else 0
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 SECONDS = 10.0
+USER, ATTACKER = "user", "attacker"  # API keys
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def post(url: str, path: str, body: bytes) -> None:
     """Send a body and read the whole answer, for at most SECONDS."""
     with contextlib.suppress(httpx.HTTPError):
-        httpx.post(url + path, content=body, headers={"Content-Type": "application/json"}, timeout=SECONDS)
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ATTACKER}"}
+        httpx.post(url + path, content=body, headers=headers, timeout=SECONDS)
 
 
 def flood(url: str, start: bytes, piece: bytes, total: int) -> None:
@@ -42,6 +46,7 @@ def unread(url: str, data: bytes) -> None:
         socket.create_connection((address.hostname, address.port), timeout=SECONDS) as connection,
     ):
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"authorization: Bearer {ATTACKER}\r\n"
         connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         time.sleep(SECONDS / 2)
         end = time.monotonic() + SECONDS / 2
@@ -72,6 +77,51 @@ def sends(path: str, **fields: Any) -> Callable[[str], None]:
 def sends_text(path: str, start: str, piece: str, count: int, end: str) -> Callable[[str], None]:
     """A body with one part repeated: quicker to make than by encoding values."""
     return lambda url: post(url, path, (start + piece * count + end).encode())
+
+
+def sends_again(path: str, times: int, **fields: Any) -> Callable[[str], None]:
+    """The same body again and again, for at most SECONDS."""
+
+    def send(url: str) -> None:
+        data, end = body(**fields), time.monotonic() + SECONDS
+        for _ in range(times):
+            if time.monotonic() < end:
+                post(url, path, data)
+
+    return send
+
+
+def loads(url: str) -> None:
+    """Adapters of many modules with many patterns, which cannot be loaded, and one that can, by many names."""
+    root = Path(tempfile.gettempdir()) / ADAPTERS
+    end = time.monotonic() + SECONDS
+    for number in range(200):
+        if time.monotonic() > end:
+            return
+        path = root / f"{number % 3}"
+        if not path.exists():
+            path.mkdir(parents=True)
+            patterns = {f"x{i}.*y": 4 for i in range(4000)}
+            config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "rank_pattern": patterns}
+            (path / "adapter_config.json").write_text(json.dumps(config))
+            one = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
+            header = json.dumps({f"base_model.model.m{i}.lora_A.weight": one for i in range(50_000)}).encode()
+            data = len(header).to_bytes(8, "little") + header + b"\0" * 4
+            (path / "adapter_model.safetensors").write_bytes(data)
+        post(url, "/v1/load_lora_adapter", body(lora_name=f"a{number}", lora_path=str(path)))
+
+
+ADAPTERS = "quire-abuse-adapters"
+PROGRAMS = "/v1/programs"
+
+
+def text(value: str) -> dict[str, str]:
+    return {"type": "text", "text": value}
+
+
+def select(count: int, size: int) -> dict[str, Any]:
+    choices = [(f"{i} " + LONG * (size // len(LONG) + 1))[:size] for i in range(count)]
+    return {"type": "select", "name": "v", "choices": choices}
 
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -134,6 +184,56 @@ ATTACKS: dict[str, Callable[[str], None]] = {
     ),
     "JSON 100,000 deep": lambda url: post(url, CHAT, b"[" * 100_000),
     "token ids, a million": sends(COMPLETIONS, prompt=[1] * 1_000_000),
+    "allowed ids, 900,000 x 256": sends(
+        COMPLETIONS, prompt="a", n=256, max_tokens=60, allowed_token_ids=[i % 4096 for i in range(900_000)]
+    ),
+    "bad_words, the most x 64": sends(
+        COMPLETIONS,
+        prompt="a",
+        n=64,
+        max_tokens=200,
+        bad_words=[f"w{i}" for i in range(4096)],
+        ignore_eos=True,
+    ),
+    "a prediction of 480 kB x 1024": sends(
+        COMPLETIONS,
+        prompt="hello",
+        n=1024,
+        max_tokens=40,
+        prediction={"type": "content", "content": LONG * 8000},
+        ignore_eos=True,
+    ),
+    "logit_bias, 4,000 x 1000": sends(
+        COMPLETIONS, prompt="a", n=1000, max_tokens=20, logit_bias={str(i): 1 for i in range(4000)}
+    ),
+    "1,000 prompts with 4,000 ids": sends(
+        COMPLETIONS, prompt=["hello"] * 1000, max_tokens=8, allowed_token_ids=list(range(4000))
+    ),
+    "all log-probabilities": sends(COMPLETIONS, prompt=LONG * 30, max_tokens=4, prompt_logprobs=-1),
+    "beams, the most": sends(
+        COMPLETIONS, prompt="a", use_beam_search=True, beam_width=256, max_tokens=30, ignore_eos=True
+    ),
+    "select in 16 lanes": sends(
+        PROGRAMS,
+        steps=[text("a"), {"type": "fork", "name": "f", "branches": [[text("b "), select(256, 2700)]] * 16}],
+    ),
+    "4,096 steps on a long text": sends(
+        PROGRAMS,
+        steps=[text(LONG * 250), {"type": "repeat", "times": 1000, "steps": [text("x")] * 4}],
+    ),
+    "256 lanes of gens": sends(
+        PROGRAMS,
+        steps=[
+            {
+                "type": "fork",
+                "name": f"f{i}",
+                "branches": [[text(LONG), {"type": "gen", "max_tokens": 20}]] * 63,
+            }
+            for i in range(4)
+        ],
+    ),
+    "300 sessions": sends_again(PROGRAMS, 300, steps=[text("x")], keep=True),
+    "adapters": loads,
 }
 
 

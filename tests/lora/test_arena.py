@@ -12,6 +12,7 @@ import pytest
 from quire.engine.gates import Gates
 from quire.engine.verbs import LoadAdapter, UnloadAdapter
 from quire.errors import EngineError, ModelError
+from quire.lora import arena as module
 from quire.lora.arena import AdapterArena
 from quire.params import SamplingParams
 from quire.types import Request
@@ -57,7 +58,7 @@ def arena(slots: int) -> tuple[Arena, Files]:
     return Arena(slots, files), files
 
 
-def request(number: int, adapter: str, n: int = 1) -> Request:
+def request(number: int, adapter: str, n: int = 1, owner: str = "") -> Request:
     params = SamplingParams(n=n)
     return Request(
         id=str(number),
@@ -67,6 +68,7 @@ def request(number: int, adapter: str, n: int = 1) -> Request:
         max_tokens=1,
         adapter=adapter,
         adapter_path=adapter,
+        owner=owner,
     )
 
 
@@ -184,6 +186,81 @@ def test_an_aborted_request_that_waits_frees_what_it_reserved() -> None:
     made.gates.remove("0")
     files.gate.set()
     assert settle(made) == [("1", None)]
+
+
+def test_the_owner_with_most_adapters_makes_room() -> None:
+    made, _ = arena(4)
+    for number, name in enumerate(("modest", "a1", "a2", "a3", "a4", "a5", "a6")):
+        if made.gates.take(request(number, name, owner="b" if name == "modest" else "a")):
+            settle(made)
+        made.release(str(number))
+    assert made.residents == ["modest", "a4", "a5", "a6"]
+
+
+def test_a_new_adapter_keeps_no_request_waiting() -> None:
+    """One that was evicted comes back while another user's load goes on."""
+    made, files = arena(1)
+    for number, name in enumerate("ab"):
+        made.gates.take(request(number, name))
+        settle(made)
+        made.release(str(number))
+    slow = threading.Event()
+    read = files.read
+
+    def reads(path: Path) -> tuple[str, Callable[[], str]]:
+        if path.name == "new":
+            slow.wait(30)
+        return read(path)
+
+    made._read = reads
+    loading = made.load(LoadAdapter("new"))
+    assert made.gates.take(request(7, "a"))
+    assert settle(made) == [("7", None)]
+    assert not loading.done()
+    slow.set()
+    assert loading.result(10) == "new"
+
+
+def test_a_load_that_failed_is_remembered_while_its_files_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, files = arena(1)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    path, now = str(tmp_path), 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    files.broken.add(tmp_path.name)
+    for _ in range(5):
+        with pytest.raises(ModelError, match="is broken"):
+            made.load(LoadAdapter(path)).result(10)
+    assert len(files.reads) == 1
+    files.broken.clear()
+    now = module.REMEMBER_SECONDS + 1
+    assert made.load(LoadAdapter(path)).result(10) == tmp_path.name
+    files.broken.add(tmp_path.name)
+    (tmp_path / "adapter_config.json").write_text("{ }")
+    with pytest.raises(ModelError, match="is broken"):
+        made.load(LoadAdapter(path)).result(10)
+    files.broken.clear()
+    (tmp_path / "adapter_config.json").write_text("{  }")
+    assert made.load(LoadAdapter(path)).result(10) == tmp_path.name
+
+
+def test_a_load_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, files = arena(1)
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    read = files.read
+
+    def slow(path: Path) -> tuple[str, Callable[[], str]]:
+        nonlocal now
+        now += module.LOAD_SECONDS + 1
+        return read(path)
+
+    made._read = slow
+    with pytest.raises(EngineError, match="takes more than 60 s to load"):
+        made.load(LoadAdapter("a")).result(10)
+    assert made.residents == []
+    assert made.load(LoadAdapter("b", pin=True)).result(10) == "b"
 
 
 def test_random_traffic_loses_nothing() -> None:

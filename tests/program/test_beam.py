@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.errors import RequestError
@@ -324,3 +326,25 @@ def test_the_rules_on_a_table() -> None:
     search = BeamSearch(BeamRules(beam_width=2, early_stopping=True), 1, 9, frozenset({9}))
     late = search.step([Candidate(0, 5, -1, -1.0), Candidate(0, 6, -2, -2.0), Candidate(0, 9, -3, -3.0)])
     assert not late.completed  # the end is not among the two best
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from([None, True, False, "never"]), st.integers(1, 6))
+def test_only_candidates_that_may_win_are_made(data: st.DataObject, early: Any, width: int) -> None:
+    """They lead to the step that all candidates lead to, with ties and with ends."""
+    ends = frozenset(data.draw(st.sets(st.integers(0, 8), max_size=3)))
+    score = st.sampled_from([-0.5, -1.0, -1.25, -2.0, -7.0, float("-inf")])
+    row = st.lists(st.tuples(st.integers(0, 8), score), max_size=9, unique_by=lambda pair: pair[0])
+    followers = [
+        sorted(one, key=lambda pair: -pair[1]) for one in data.draw(st.lists(row, min_size=1, max_size=width))
+    ]
+    totals = data.draw(st.lists(score, min_size=len(followers), max_size=len(followers)))
+    every = [
+        Candidate(place, token, logprob, totals[place] + logprob)
+        for place, pairs in enumerate(followers)
+        for token, logprob in pairs
+    ]
+    rules = BeamRules(beam_width=width, early_stopping=early)
+    one, other = (BeamSearch(rules, 3, 9, ends) for _ in range(2))
+    some = one.contenders(totals, followers)
+    assert one.step(some) == other.step(every)

@@ -13,9 +13,13 @@ import httpx
 import pytest
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.errors import ConfigError
-from quire.serve.adapters import LoraModule, read_modules
-from quire.serve.options import split_options
+from quire.client.metrics import Metrics
+from quire.config import EngineConfig
+from quire.engine.verbs import LoadAdapter, UnloadAdapter
+from quire.errors import ConfigError, EngineError
+from quire.serve import adapters as module
+from quire.serve.adapters import Adapters, LoraModule, read_modules
+from quire.serve.options import ServerConfig, split_options
 from tests.serve.running import Server, start
 
 ASSETS = Path(__file__).parents[2] / "src" / "quire" / "assets"
@@ -211,3 +215,35 @@ def test_lora_modules_that_are_neither_are_refused(given: str) -> None:
 def test_options_that_disagree_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         split_options(options)
+
+
+def test_the_owner_with_most_names_loses_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that cannot be loaded leave nothing; an operator's stay."""
+    monkeypatch.setattr(module, "MOST_NAMES", 6)
+
+    class Engine:
+        config = EngineConfig.from_options(enable_lora=True)
+        metrics = Metrics("m")
+
+        async def do(self, verb: LoadAdapter | UnloadAdapter) -> str:
+            if isinstance(verb, LoadAdapter) and verb.path.endswith("broken"):
+                raise EngineError("it is broken")
+            return verb.path if isinstance(verb, LoadAdapter) else ""
+
+    async def run() -> None:
+        adapters = Adapters(Engine(), ServerConfig(lora_root=(str(tmp_path),)))  # type: ignore[arg-type]
+
+        async def load(name: str, owner: str) -> None:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "adapter_config.json").write_text("{}")
+            await adapters.load(name, str(tmp_path / name), owner=owner, trusted=not owner)
+
+        for name, owner in (("tale", ""), ("b1", "b"), ("b2", "b"), *((f"a{i}", "a") for i in range(30))):
+            await load(name, owner)
+        for i in range(10):
+            with pytest.raises(EngineError):
+                await load(f"{i}broken", "a")
+        assert [one.name for one in adapters.loaded.all] == ["tale", "b1", "b2", "a26", "a27", "a28", "a29"]
+        assert not adapters._locks
+
+    asyncio.run(run())

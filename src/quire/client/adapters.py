@@ -58,6 +58,7 @@ class LoadedAdapter:
     pinned: bool = False
     asked: Any = None
     tokens: int = 0
+    owner: str = ""
 
 
 def with_adapter(request: Request, adapter: LoadedAdapter | None, model: ModelCard) -> Request:
@@ -76,7 +77,8 @@ def with_adapter(request: Request, adapter: LoadedAdapter | None, model: ModelCa
 
 def _check_tokens(request: Request, size: int) -> None:
     for name, tokens in (("prompt", request.tokens), *token_lists(request.sampling)):
-        if (token := max(tokens)) >= size:
+        if max(tokens) >= size:
+            token = next(token for token in tokens if token >= size)
             message = (
                 f"{name}: token id {token} is outside the vocabulary (0 to {size - 1}) of the request's model"
             )
@@ -141,12 +143,13 @@ class LoadedAdapters:
         pinned: bool = False,
         asked: Any = None,
         tokens: int = 0,
+        owner: str = "",
     ) -> LoadedAdapter:
         """Enter an adapter, replacing one of the same name."""
         old = self._by_name.get(name)
         if number is None:
             number = old.number if old is not None else next(self._numbers)
-        self._by_name[name] = LoadedAdapter(name, given, path, digest, number, pinned, asked, tokens)
+        self._by_name[name] = LoadedAdapter(name, given, path, digest, number, pinned, asked, tokens, owner)
         return self._by_name[name]
 
     def remove(self, name: str) -> str | None:

@@ -49,7 +49,8 @@ def check_params(params: SamplingParams, info: ModelCard, has_tokenizer: bool) -
                 "allowed_token_ids",
             )
     for name, tokens in token_lists(params):
-        if (token := max(tokens)) >= vocab:
+        if max(tokens) >= vocab:
+            token = next(token for token in tokens if token >= vocab)
             raise RequestError(f"{name}: token id {token} is outside the vocabulary (0 to {vocab - 1})", name)
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name) or 0

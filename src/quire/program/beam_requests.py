@@ -103,14 +103,9 @@ class _Searcher:
         going_on: set[str],
     ) -> list[Beam]:
         """Do a group's step. `chosen` counts tokens of earlier groups; parents that go on join `going_on`."""
-        candidates = [
-            Candidate(place, token, logprob, beam.total + logprob)
-            for place, beam in enumerate(live)
-            for token, logprob in self.adjustment.best(
-                beam.entries, entries[beam.id], search.num_candidates, chosen, beam.matcher
-            )
-        ]
-        made = search.step(candidates)
+        best, count = self.adjustment.best, search.num_candidates
+        followers = [best(beam.entries, entries[beam.id], count, chosen, beam.matcher) for beam in live]
+        made = search.step(search.contenders([beam.total for beam in live], followers))
         for candidate, score in made.completed:
             parent = live[candidate.parent]
             search.keep(Hypothesis(score, True, (*parent.entries, _entry(candidate, entries[parent.id]))))

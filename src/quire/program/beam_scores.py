@@ -52,6 +52,8 @@ class Adjustment:
 
         `chosen` counts the beams of earlier groups that took a token in this step; `matcher` is the beam's state.
         """
+        if not (self._extra or self._allowed or self._by_grammar):
+            return list(zip(drawn.top_ids[:count], drawn.top[:count], strict=True))
         tokens = [entry.token for entry in output]
         banned = frozenset(self._banned(tokens))
         seen = self._seen.union(tokens) if self._penalty != 1 else frozenset[int]()

@@ -7,8 +7,11 @@ candidate ends only if it is among the w best, early stopping applies, and the p
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from quire.params import BeamRules
 from quire.types import TokenLogprobs
@@ -56,10 +59,39 @@ class BeamSearch:
         self._improvable = True
 
     @property
+    def _counts_ends(self) -> bool:
+        """Whether candidates that end take places of others; else each of them completes its beam."""
+        return self.rules.early_stopping is not None
+
+    @property
     def num_candidates(self) -> int:
         """Count the best continuations of each beam that `step` needs."""
         count = 2 if self.rules.early_stopping is None else max(2, 1 + len(self.ends))
         return count * self.rules.beam_width
+
+    def contenders(
+        self, totals: Sequence[float], followers: Sequence[Sequence[tuple[int, float]]]
+    ) -> list[Candidate]:
+        """Make the candidates that `step` may choose, of each beam's total and best next tokens with their scores."""
+        sums, places, rest = [], [], []
+        for total, pairs in zip(totals, followers, strict=True):
+            row = np.fromiter((score for _, score in pairs), np.float64, len(pairs)) + total
+            ends = (
+                [] if self._counts_ends else [i for i, (token, _) in enumerate(pairs) if token in self.ends]
+            )
+            sums.append(row)
+            places.append(ends)
+            rest.append(np.delete(row, ends) if ends else row)
+        competing, count = (
+            np.concatenate(rest),
+            self.num_candidates if self._counts_ends else self.rules.beam_width,
+        )
+        least = np.partition(competing, -count)[-count] if len(competing) > count else -np.inf
+        return [
+            Candidate(parent, *followers[parent][i], float(row[i]))
+            for parent, (row, ends) in enumerate(zip(sums, places, strict=True))
+            for i in sorted({*np.flatnonzero(row >= least).tolist(), *ends})
+        ]
 
     def step(self, candidates: Sequence[Candidate]) -> BeamStep:
         """Choose among all live beams' continuations."""
@@ -71,8 +103,7 @@ class BeamSearch:
 
     def keep(self, hypothesis: Hypothesis) -> None:
         """Add a completed beam to the pool, which holds the best `beam_width` under transformers' definition."""
-        self.pool.append(hypothesis)
-        self.pool.sort(key=lambda h: -h.score)
+        insort(self.pool, hypothesis, key=lambda h: -h.score)
         if self.rules.early_stopping is not None:
             del self.pool[self.rules.beam_width :]
 

@@ -134,7 +134,9 @@ class Scheduler:
             return ends(request, FinishReason.ERROR, error)
         group, tokens = Group(request), [*request.tokens, *output]
         base = self._common(request_id, index, group, tokens)
-        self._join(self._sequence(group, 0, tokens, base))
+        seq = self._sequence(group, 0, tokens, base)
+        seq.output_width = 0  # it waits for no other: its program waits for it
+        self._join(seq)
         return []
 
     def abort(self, request_id: str, index: int | None = None) -> list[Delta]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -17,12 +17,16 @@ from quire.engine.verbs import LoadAdapter, UnloadAdapter
 from quire.errors import ConfigError, EngineError, ModelError
 from quire.lazy import Lazy
 from quire.serve.options import ServerConfig
+from quire.shares import largest_holder
 
 if TYPE_CHECKING:
     from quire.weights import adapter as adapter_files
     from quire.weights import download
 else:
     adapter_files, download = Lazy("quire.weights.adapter"), Lazy("quire.weights.download")
+
+MOST_NAMES = 256
+"""MOST_NAMES of adapters are loaded at run time."""
 
 
 class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +80,7 @@ class Adapters:
     def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
         self.loaded = LoadedAdapters()
         self._engine, self._config = engine, config
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()  # of names that are being loaded or unloaded
         if engine.config.lora.enable_lora:
             engine.metrics.adapters = self.state
 
@@ -88,8 +92,10 @@ class Adapters:
             except EngineError as error:
                 raise ModelError(f"--lora-modules {module.name}: {error}") from error
 
-    async def load(self, name: str, path: str, pinned: bool = False, trusted: bool = False) -> LoadedAdapter:
-        """Load an adapter under a name, or replace the one that has it.
+    async def load(
+        self, name: str, path: str, pinned: bool = False, trusted: bool = False, owner: str = ""
+    ) -> LoadedAdapter:
+        """Load an adapter under a name, or replace the one that has it. Its owner holds it among MOST_NAMES.
 
         Unless it is `trusted`, its path must lie under --lora-root. ModelError: there is no such directory;
         EngineError: it cannot be loaded.
@@ -97,25 +103,34 @@ class Adapters:
         roots = None if trusted else tuple(Path(root).expanduser() for root in self._config.lora_root)
         model, ids = self._engine.config.model, trusted or self._config.lora_hub_ids
         where = model.download_dir, model.hf_token, roots, ids
-        async with self._locks[name]:
+        async with self._locks.setdefault(name, asyncio.Lock()):
             directory = await asyncio.to_thread(download.find_adapter, path, *where)
-            digest = str(await self._engine.do(LoadAdapter(str(directory), pinned)))
+            digest = str(await self._engine.do(LoadAdapter(str(directory), pinned, owner)))
             old = self.loaded.find(name)
             forgotten = self.loaded.remove(name) if old is not None and old.digest != digest else None
             spare = self._engine.config.lora.spare_tokens
             tokens = await asyncio.to_thread(adapter_files.table_rows, directory) if spare else 0
-            found = self.loaded.add(name, path, str(directory), digest, pinned=pinned, tokens=tokens)
+            found = self.loaded.add(
+                name, path, str(directory), digest, pinned=pinned, tokens=tokens, owner=owner
+            )
             if forgotten is not None:
                 await self._engine.do(UnloadAdapter(forgotten))
-            return found
+        await self._make_room(found)
+        return found
+
+    async def _make_room(self, new: LoadedAdapter) -> None:
+        """Forget the oldest name of the owner with most; operators' names stay."""
+        named = [one for one in self.loaded.all if one.owner]
+        if len(named) > MOST_NAMES:
+            owner = largest_holder((one.owner, 1) for one in named)
+            await self.unload(next(one.name for one in named if one.owner == owner and one is not new))
 
     async def unload(self, name: str) -> None:
         """Forget a loaded name; running requests finish with their adapter."""
-        async with self._locks[name]:
-            digest = self.loaded.remove(name)
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            digest = None if self.loaded.find(name) is None else self.loaded.remove(name)
             if digest is not None:
                 await self._engine.do(UnloadAdapter(digest))
-        self._locks.pop(name, None)
 
     def state(self) -> tuple[int, list[str], list[str]]:
         """Give metrics the most adapters of a step, and the names of running and waiting ones."""
