@@ -7,7 +7,7 @@ the model's own. So a new field of a part needs no place but the part, and the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.errors import ModelError
@@ -54,7 +54,7 @@ def make_decoder(
         architecture=architecture,
         max_position=max_position,
         embedding=EmbeddingConfig(vocab_size, hidden_size, positions=positions, **embedding),
-        layers=tuple(about.layer(i, latent, moe) for i in range(num_layers)),
+        layers=tuple(about.layers(num_layers, latent, moe)),
         norm=norm if final_norm else None,
         head=None if headless else HeadConfig(**head),
         bidirectional=bidirectional,
@@ -82,7 +82,18 @@ class _About:
         """The fields of a part that the model has once."""
         return self._resolved(self._parts[part], 0)
 
-    def layer(self, i: int, latent: Fields | None, moe: Fields | None) -> LayerConfig:
+    def layers(self, count: int, latent: Fields | None, moe: Fields | None) -> Iterator[LayerConfig]:
+        """Yield the layers; those whose fields are equal are one object."""
+        parts = (*self._parts.values(), latent or {}, moe or {})
+        lists = [value for part in parts for value in part.values() if isinstance(value, list)]
+        made: dict[tuple[Any, ...], LayerConfig] = {}
+        for i in range(count):
+            key = tuple(values[i] for values in lists)
+            if key not in made:
+                made[key] = self._layer(i, latent, moe)
+            yield made[key]
+
+    def _layer(self, i: int, latent: Fields | None, moe: Fields | None) -> LayerConfig:
         additions: LayerAdditions | None = None
         if added := self._at("added", i):
             additions = config_class("gemma3n")(self.norm, self._activation, **added)

@@ -130,7 +130,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         positions = self.embedding.positions
         if positions is not None and positions.rows > MAX_TABLE:
             raise ModelError(f"{where}: a table of {positions.rows} positions; at most {MAX_TABLE} are read")
-        check_bounds(self, where)
+        check_bounds(msgspec.structs.replace(self, layers=tuple(dict.fromkeys(self.layers))), where)
         experts = sum(routing.num_experts for routing in self.routings)
         if experts > MAX_EXPERTS:
             raise ModelError(f"{where}: {experts} experts in all layers; at most {MAX_EXPERTS} are read")
