@@ -113,6 +113,24 @@ def test_responses(http: httpx.Client) -> None:
     assert output[1]["content"][0]["text"] == "Four. "
 
 
+@pytest.mark.parametrize(
+    ("prompt", "stop", "text"),
+    [
+        (f"!say {THOUGHTS}Four. Question: five?!end", "Question:", THOUGHTS + "Four. "),
+        ("!say Question: hm</think>4. Question: 5?!end<think>", "Question:", "Question: hm</think>4. "),
+        ("!say Four. Question: five?!end", "Question:", "Four. "),
+        ("!say 4\n\nQ!end", "\n\n", "4"),
+    ],
+)
+def test_completions(http: httpx.Client, prompt: str, stop: str, text: str) -> None:
+    body = {"max_tokens": 300, "stop": [stop], "prompt": prompt}
+    (choice,) = http.post("/v1/completions", json=body).json()["choices"]
+    assert choice["text"] == text
+    assert choice["finish_reason"] == "stop"
+    chunks = streamed(http, "/v1/completions", body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == text
+
+
 def test_a_required_call_is_whole_whatever_stops(http: httpx.Client) -> None:
     body = {
         "max_tokens": 300,

@@ -79,6 +79,7 @@ CASES: list[tuple[str, dict[str, Any], str, str | None, int]] = [
     ("<think>a</think>\n\nFour.\n\n", {"stop": ["\n\n"]}, "Four.", "\n\n", 0),
     ("Four\nfive", {"stop": ["\n"]}, "Four", "\n", 0),
     ("Let me look.\n" + CALL, {"stop": ["\n"]}, "Let me look.", None, 1),
+    ("Four" + "\n" * 80, {"stop": ["\n"]}, "Four", "\n", 0),
     ("STO" + CALL + "P", {}, "STOP", None, 1),
     ("a <tool_call> is STOP b", {}, "a <tool_call> is ", "STOP", 0),
     ("a <tool_ca STOP b", {"stop": ["<tool_ca"]}, "a ", "<tool_ca", 0),

@@ -6,7 +6,7 @@ import logging
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -66,6 +66,16 @@ class Formats:
                 token = tokenizer.token_to_id(marker)
                 special = special or (token is not None and tokenizer.is_special(token))
         return cls(tools, reasoning, special)
+
+    def thoughts(self, prompt: str) -> Reading | None:
+        """How to tell reasoning from other text in what continues `prompt`; None if nothing is told apart."""
+        if self.reasoning is None or self.reasoning.in_content:
+            return None
+        form = replace(self.reasoning, opened=False)  # a text without markers has no reasoning
+        place = form.place(prompt)
+        if place == "answer" and form.channels is None:
+            place = "start"  # what the prompt closes may be of an earlier answer
+        return Reading(None, form, {}, place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 SPACE = " \t\r\n"
+MAX_SPACE = 32  # characters of white space beside a marker that may belong to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,8 @@ class Trimmed:
             self._held += range(end - len(text), end)
         text = self._space + text
         body = text.rstrip(SPACE)
+        if len(text) - len(body) > MAX_SPACE and (body or self._started or not self._touched):
+            body = text[:-MAX_SPACE]  # so much of it belongs to no marker
         self._space = text[len(body) :]
         if body:
             self._beside = False
