@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -70,10 +73,70 @@ def test_what_strangers_send_does_no_harm(server: Links, sent: bytes) -> None:
 )
 def test_hellos_are_bounded_and_checked(server: Links, frame: bytes) -> None:
     with socket.create_connection(server.address, timeout=5) as rank:
-        links._prove_to(rank, SECRET)
+        links._prove_to(rank, SECRET, time.monotonic() + 5)
         rank.sendall(frame)
         rank.shutdown(socket.SHUT_WR)
         assert rank.recv(1) == b""
+
+
+def test_strangers_who_fill_the_room_keep_no_rank_out(
+    server: Links, caplog: pytest.LogCaptureFixture
+) -> None:
+    strangers = [socket.create_connection(server.address, timeout=5) for _ in range(2 * links.MOST_UNKNOWN)]
+    try:
+        for stranger in strangers:
+            with suppress(OSError):
+                stranger.sendall(b"x")
+        connect(server.address, SECRET, Hello("control", 1), 5).close()
+        found = server.take("control", 1, 5)
+        assert found is not None
+        found[0].close()
+    finally:
+        for stranger in strangers:
+            stranger.close()
+    refusals = [record for record in caplog.records if "were refused" in record.message]
+    assert len(refusals) <= 2
+
+
+def test_a_byte_now_and_then_is_no_proof(server: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is the whole proof's, not each byte's."""
+    monkeypatch.setattr(links, "SLOW", 0.3)
+    with socket.create_connection(server.address, timeout=5) as stranger:
+        assert stranger.recv(len(MAGIC) + links.NONCE)
+        ended = threading.Event()
+
+        def drip() -> None:
+            while not ended.wait(0.05):
+                with suppress(OSError):
+                    stranger.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        finally:
+            ended.set()
+            thread.join()
+
+
+def test_the_door_stays_open_when_descriptors_are_short(
+    server: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many open files")] * 3
+
+    def short(listener: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", short)
+    for number in (1, 2):
+        connect(server.address, SECRET, Hello("control", number), 5).close()
+        found = server.take("control", number, 5)
+        assert found is not None
+        found[0].close()
+    assert not failures
 
 
 def test_an_engine_must_know_the_secret_too() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from quire.client.metrics import Metrics
+from quire.engine.log import JsonFormatter, TextFormatter
 from quire.serve.options import ServerConfig
 from quire.serve.throughput import Throughput
 from quire.types import EngineStats
@@ -124,3 +127,22 @@ def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("QUIRE_API_KEY", "two")
     assert ServerConfig().api_keys() == ("two", "one")
     assert ServerConfig(api_key=("three",)).api_keys() == ("three",)
+
+
+@pytest.mark.parametrize(
+    "hostile", ["x\n23:59:59.000 ERROR quire.serve: FAKE", "\r\x1b[31m", "a\u2028b", "\x85\u202e"]
+)
+def test_no_text_forges_a_line(hostile: str) -> None:
+    record = logging.LogRecord("quire.serve", logging.INFO, "", 0, "%s", (hostile,), None)
+    record.fields = {"prompt": hostile}
+    line = TextFormatter().format(record)
+    assert line.isprintable()
+    assert len(line.splitlines()) == 1
+    assert json.loads(JsonFormatter().format(record))["prompt"] == hostile
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    lines = TextFormatter().format(record).split("\n")
+    assert all(one.isprintable() for one in lines)
+    assert all(one.startswith("  ") for one in lines[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import logging.config
+import re
 import time
 from typing import Literal
 
@@ -27,15 +28,25 @@ def _parts(record: logging.LogRecord) -> dict[str, object]:
     return parts if isinstance(parts, dict) else {}
 
 
+# Characters that could end a line, or move a terminal's cursor, as texts of users may hold them.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def escaped(text: str) -> str:
+    r"""Write control characters as `\n` or `\x1b`, so that no text forges a line of a log."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 class TextFormatter(logging.Formatter):
-    """`12:00:01.234 INFO quire.serve: message key=value ...`"""
+    """`12:00:01.234 INFO quire.serve: message key=value ...`; lines of a traceback are indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         line = f"{clock}.{int(record.msecs):03d} {record.levelname} {record.name}: {record.getMessage()}"
-        line += "".join(f" {key}={value}" for key, value in _fields(record).items())
+        line = escaped(line + "".join(f" {key}={value}" for key, value in _fields(record).items()))
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            trace = self.formatException(record.exc_info).split("\n")
+            line += "".join(f"\n  {escaped(one)}" for one in trace)
         return line
 
 

@@ -13,6 +13,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from typing import Literal
 
@@ -31,9 +32,11 @@ NONCE = 32
 PROOF = 32
 MOST_HELLO = 4096
 SLOW = 10.0
-"""A peer must prove itself within SLOW seconds."""
+"""A peer must prove itself within SLOW seconds, all in all."""
 MOST_UNKNOWN = 64
-"""At most MOST_UNKNOWN connections prove themselves at the same time."""
+"""At most MOST_UNKNOWN connections prove themselves at the same time: a new one ends the oldest."""
+LOG_INTERVAL = 10.0
+"""Refused connections are logged once in LOG_INTERVAL seconds."""
 LINGER = 10.0
 """A port may still belong to an engine that ended up to LINGER seconds ago."""
 KEEPALIVE = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 3000))
@@ -65,7 +68,8 @@ class Links:
         self._secret = secret
         self._found: dict[tuple[Kind, int], tuple[socket.socket, Hello]] = {}
         self._changed = threading.Condition()
-        self._room = threading.BoundedSemaphore(MOST_UNKNOWN)
+        self._unknown: deque[socket.socket] = deque()  # have not proved themselves, oldest first
+        self._refused, self._logged = 0, -LOG_INTERVAL
         self._closed = False
         threading.Thread(target=self._accept, name="quire-links", daemon=True).start()
 
@@ -97,33 +101,46 @@ class Links:
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            if self._room.acquire(blocking=False):
-                threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
-            else:
-                connection.close()
+            except OSError:  # closed, or out of descriptors for a while
+                time.sleep(0.1)
+                continue
+            with self._changed:
+                if len(self._unknown) == MOST_UNKNOWN:
+                    with suppress(OSError):
+                        self._unknown.popleft().shutdown(socket.SHUT_RDWR)
+                self._unknown.append(connection)
+            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
 
     def _admit(self, connection: socket.socket) -> None:
         try:
-            connection.settimeout(SLOW)
-            hello = _proved_by(connection, self._secret)
+            hello = _proved_by(connection, self._secret, time.monotonic() + SLOW)
             tune(connection)
         except (OSError, EngineError, msgspec.MsgspecError) as error:
-            log.warning("a connection to the ranks of this engine was refused: %s", error)
-            connection.close()
+            self._refuse(connection, error)
             return
-        finally:
-            self._room.release()
         with self._changed:
+            if connection in self._unknown:
+                self._unknown.remove(connection)
             if self._closed or (hello.kind, hello.rank) in self._found:
                 connection.close()
                 return
             self._found[hello.kind, hello.rank] = connection, hello
             self._changed.notify_all()
+
+    def _refuse(self, connection: socket.socket, error: Exception) -> None:
+        """Close a connection that has not proved itself, and log now and then how many there were."""
+        with self._changed:
+            if connection in self._unknown:
+                self._unknown.remove(connection)
+            connection.close()
+            self._refused += 1
+            if time.monotonic() < self._logged + LOG_INTERVAL:
+                return
+            count, self._refused, self._logged = self._refused, 0, time.monotonic()
+        log.warning("%d connections to the ranks of this engine were refused; the last: %s", count, error)
 
 
 def connect(address: Address, secret: bytes, hello: Hello, seconds: float) -> socket.socket:
@@ -141,7 +158,7 @@ def connect(address: Address, secret: bytes, hello: Hello, seconds: float) -> so
             time.sleep(0.1)
             continue
         try:
-            _prove_to(connection, secret)
+            _prove_to(connection, secret, time.monotonic() + SLOW)
             connection.sendall(framed(msgspec.msgpack.encode(hello)))
             tune(connection)
             return connection
@@ -193,28 +210,29 @@ def _listen(host: str, port: int) -> socket.socket:
             time.sleep(0.1)
 
 
-def _proved_by(connection: socket.socket, secret: bytes) -> Hello:
+def _proved_by(connection: socket.socket, secret: bytes, until: float) -> Hello:
     """Return the peer's Hello, once it has proved to know the secret."""
     mine = secrets.token_bytes(NONCE)
+    connection.settimeout(SLOW)
     connection.sendall(MAGIC + mine)
-    answer = _exactly(connection, NONCE + PROOF)
+    answer = _exactly(connection, NONCE + PROOF, until)
     theirs, proof = answer[:NONCE], answer[NONCE:]
     if not hmac.compare_digest(proof, _proof(secret, b"connects", mine, theirs)):
         raise EngineError("it does not know the secret")
     connection.sendall(_proof(secret, b"accepts", mine, theirs))
-    (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+    (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size, until))
     if size > MOST_HELLO:
         raise EngineError(f"it begins with {size} bytes")
-    return _hello.decode(_exactly(connection, size))
+    return _hello.decode(_exactly(connection, size, until))
 
 
-def _prove_to(connection: socket.socket, secret: bytes) -> None:
-    begin = _exactly(connection, len(MAGIC) + NONCE)
+def _prove_to(connection: socket.socket, secret: bytes, until: float) -> None:
+    begin = _exactly(connection, len(MAGIC) + NONCE, until)
     if not begin.startswith(MAGIC):
         raise EngineError("what answers there is no engine of this version of Quire")
     theirs, mine = begin[len(MAGIC) :], secrets.token_bytes(NONCE)
     connection.sendall(mine + _proof(secret, b"connects", theirs, mine))
-    if not hmac.compare_digest(_exactly(connection, PROOF), _proof(secret, b"accepts", theirs, mine)):
+    if not hmac.compare_digest(_exactly(connection, PROOF, until), _proof(secret, b"accepts", theirs, mine)):
         raise EngineError(
             "the engine does not know the secret of this machine: check --distributed-secret-file"
         )
@@ -224,9 +242,11 @@ def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.digest(secret, role + first + second, "sha256")
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _exactly(connection: socket.socket, size: int, until: float) -> bytes:
+    """Receive `size` bytes before the time `until` of time.monotonic(); OSError if they do not come."""
     data = bytearray()
     while len(data) < size:
+        connection.settimeout(max(until - time.monotonic(), 0.001))
         part = connection.recv(size - len(data))
         if not part:
             raise ConnectionError("the connection ended")

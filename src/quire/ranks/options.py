@@ -59,7 +59,9 @@ class ParallelConfig:
         None,
         "File with a secret that all machines share: without it, whoever reaches the port can pose as a rank.",
     )
-
+    distributed_without_secret: bool = option(
+        False, "Let ranks of other machines join without a secret, in a network that nobody else reaches."
+    )
     disable_custom_all_reduce: bool = option(
         False, "Let ranks exchange activations through torch.distributed (gloo): slower, for comparison."
     )
@@ -80,6 +82,12 @@ class ParallelConfig:
             raise ConfigError(f"--nnodes {self.nnodes} does not divide {self.world} ranks evenly: change it")
         if self.node_rank >= self.nnodes:
             raise ConfigError(f"--node-rank {self.node_rank} must be below --nnodes {self.nnodes}")
+        here = self.master_addr in ("localhost", "::1") or self.master_addr.startswith("127.")
+        if self.nnodes > 1 and not (here or self.distributed_secret_file or self.distributed_without_secret):
+            raise ConfigError(
+                "--nnodes needs --distributed-secret-file, or strangers could pose as ranks; "
+                "--distributed-without-secret is for a network that nobody else reaches"
+            )
         if self.nnodes > 1 and self.distributed_executor_backend == "ray":
             raise ConfigError("--nnodes is for --distributed-executor-backend mp: Ray knows its own nodes")
 

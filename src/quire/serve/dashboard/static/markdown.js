@@ -4,100 +4,117 @@
 import { button, copy, el } from "./dom.js";
 
 const DEPTH = 8; // lists and quotes nested deeper stay plain text
-const LONGEST = 20000; // characters of a paragraph that are searched for emphasis
+const LONGEST = 20000; // characters of a block that are searched for markup
+const WIDEST = 2000; // characters of a line that may begin or continue a block other than a paragraph
+const MOST_LINES = 500; // of a block: further ones are another block
+const MOST_CELLS = 5000; // of a table
+const SLICE = 12; // milliseconds of drawing before the page may do something else
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+// Each takes time in proportion to its line.
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +|$)/;
-const DIVIDER = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+
+/** Match a line against a block's rule; a line that is too wide is plain text. */
+const match = (rule, line) => (line.length > WIDEST ? null : rule.exec(line));
 
 const closes = (line, fence) => {
   const trimmed = line.trim();
   return trimmed.length >= fence.length && trimmed === fence[0].repeat(trimmed.length);
 };
 
-const starts = (line, next) =>
-  FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line) || (line.includes("|") && next !== undefined && DIVIDER.test(next) && next.includes("-"));
+const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+
+/** Whether a table begins: the next line has a dash for each column. */
+const divides = (line, next) =>
+  next !== undefined && line.length <= WIDEST && line.includes("|") && match(/^ {0,3}[|:-][\s|:-]*$/, next) !== null && cells(next).every((cell) => /^:?-+:?$/.test(cell));
+
+const starts = (line, next) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((rule) => match(rule, line)) || divides(line, next);
 
 /** Lines of the block that begins at `lines[at]`: [kind, end]. Blank lines belong to no block. */
 function block(lines, at) {
   const line = lines[at];
-  const fence = FENCE.exec(line);
+  const fence = match(FENCE, line);
+  const most = Math.min(lines.length, at + MOST_LINES);
+  let end = at + 1;
   if (fence) {
-    let end = at + 1;
     while (end < lines.length && !closes(lines[end], fence[1])) end += 1;
     return ["code", Math.min(end + 1, lines.length)];
   }
-  if (HEADING.test(line)) return ["heading", at + 1];
-  if (RULE.test(line)) return ["rule", at + 1];
-  if (QUOTE.test(line)) {
-    let end = at + 1;
-    while (end < lines.length && QUOTE.test(lines[end])) end += 1;
+  if (match(HEADING, line)) return ["heading", end];
+  if (match(RULE, line)) return ["rule", end];
+  if (match(QUOTE, line)) {
+    while (end < most && match(QUOTE, lines[end])) end += 1;
     return ["quote", end];
   }
-  const item = ITEM.exec(line);
-  if (item) {
-    const indent = item[0].length;
-    const ordered = /\d/.test(item[2]);
-    let end = at + 1;
-    for (; end < lines.length; end += 1) {
-      const here = lines[end];
-      const other = ITEM.exec(here);
-      if (other && other[1].length < indent && /\d/.test(other[2]) === ordered) continue;
-      if (here.trim() === "" ? !continues(lines, end, indent) : !here.startsWith(" ".repeat(Math.min(indent, 2))) && (other || starts(here, lines[end + 1]) || lines[end - 1].trim() === "")) break;
-    }
-    return [ordered ? "ordered" : "bullets", end];
-  }
-  if (line.includes("|") && at + 1 < lines.length && DIVIDER.test(lines[at + 1]) && lines[at + 1].includes("-")) {
-    let end = at + 2;
-    while (end < lines.length && lines[end].includes("|")) end += 1;
+  const item = match(ITEM, line);
+  if (item) return [/\d/.test(item[2]) ? "ordered" : "bullets", listEnd(lines, end, most, item)];
+  if (divides(line, lines[end])) {
+    end += 1;
+    while (end < most && lines[end].length <= WIDEST && lines[end].includes("|")) end += 1;
     return ["table", end];
   }
-  let end = at + 1;
-  while (end < lines.length && lines[end].trim() !== "" && !starts(lines[end], lines[end + 1])) end += 1;
+  while (end < most && lines[end].trim() !== "" && !starts(lines[end], lines[end + 1])) end += 1;
   return ["paragraph", end];
 }
 
-/** Whether a list goes on after blank lines: with an indented line or another item. */
-function continues(lines, at, indent) {
-  let next = at;
-  while (next < lines.length && lines[next].trim() === "") next += 1;
-  return next < lines.length && (lines[next].startsWith(" ".repeat(Math.min(indent, 2))) || ITEM.test(lines[next]));
+/** The end of a list whose first item is matched. It goes on after blank lines with an indented line or another item. */
+function listEnd(lines, end, most, item) {
+  const indent = item[0].length;
+  const indented = (line) => line.startsWith(" ".repeat(Math.min(indent, 2)));
+  const ordered = /\d/.test(item[2]);
+  while (end < most) {
+    const here = lines[end];
+    const other = match(ITEM, here);
+    if (here.trim() === "") {
+      let next = end;
+      while (next < most && lines[next].trim() === "") next += 1;
+      if (next === most || !(indented(lines[next]) || match(ITEM, lines[next]))) return end;
+      end = next;
+    } else if (other && other[1].length < indent && /\d/.test(other[2]) === ordered) end += 1;
+    else if (!indented(here) && (other || starts(here, lines[end + 1]) || lines[end - 1].trim() === "")) return end;
+    else end += 1;
+  }
+  return end;
 }
 
-/** Blocks of `text` as [kind, lines, offset of the end in characters]. */
-export function blocks(text) {
+/** Blocks of `text` as [kind, lines, offset of the end in characters]; null now and then among blank lines. */
+export function* blocks(text) {
   const lines = text.split("\n");
-  const offsets = [0];
-  for (const line of lines) offsets.push(offsets.at(-1) + line.length + 1);
-  const found = [];
+  let offset = 0;
   for (let at = 0; at < lines.length; ) {
     if (lines[at].trim() === "") {
+      offset += lines[at].length + 1;
       at += 1;
+      if (at % MOST_LINES === 0) yield null;
       continue;
     }
     const [kind, end] = block(lines, at);
-    found.push([kind, lines.slice(at, end), offsets[end]]);
+    const held = lines.slice(at, end);
+    for (const line of held) offset += line.length + 1;
+    yield [kind, held, offset];
     at = end;
   }
-  return found;
 }
 
 /** Elements of `text`. */
 export function render(text, depth = 0) {
   if (depth > DEPTH) return [el("p", { className: "plain" }, text)];
-  return blocks(text).map(([kind, lines]) => element(kind, lines, depth));
+  return [...blocks(text)].filter(Boolean).map(([kind, lines]) => element(kind, lines, depth));
 }
 
 function element(kind, lines, depth) {
+  if (kind !== "code" && lines.reduce((sum, line) => sum + line.length, 0) > LONGEST) return el("p", { className: "plain", dir: "auto" }, lines.join("\n"));
   const inner = (strip) => render(lines.map(strip).join("\n"), depth + 1);
   switch (kind) {
     case "code": return code(lines);
     case "heading": {
       const [, marks, title] = HEADING.exec(lines[0]);
-      return el(`h${Math.min(6, marks.length + 2)}`, { dir: "auto" }, inline(title));
+      let shown = title.trimEnd();
+      while (shown.endsWith("#")) shown = shown.slice(0, -1);
+      return el(`h${Math.min(6, marks.length + 2)}`, { dir: "auto" }, inline(shown.trimEnd()));
     }
     case "rule": return el("hr");
     case "quote": return el("blockquote", { dir: "auto" }, inner((line) => line.replace(QUOTE, "")));
@@ -120,7 +137,7 @@ function code(lines) {
 function list(kind, lines, depth) {
   const items = [];
   for (const line of lines) {
-    const item = ITEM.exec(line);
+    const item = match(ITEM, line);
     if (item && (!items.length || item[1].length < items.at(-1).indent)) items.push({ indent: item[0].length, lines: [line.slice(item[0].length)] });
     else {
       const last = items.at(-1);
@@ -138,12 +155,12 @@ function list(kind, lines, depth) {
 }
 
 function table(lines) {
-  const cells = (line) => {
-    const found = line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/);
-    return found.map((cell) => cell.trim().replaceAll("\\|", "|"));
-  };
   const sides = cells(lines[1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left"));
-  const row = (tag, line) => el("tr", {}, sides.map((side, i) => el(tag, { className: `to-${side}`, dir: "auto" }, inline(cells(line)[i] ?? ""))));
+  if (sides.length * lines.length > MOST_CELLS) return el("pre", { tabIndex: 0 }, lines.join("\n"));
+  const row = (tag, line) => {
+    const found = cells(line);
+    return el("tr", {}, sides.map((side, i) => el(tag, { className: `to-${side}`, dir: "auto" }, inline(found[i] ?? ""))));
+  };
   return el("div", { className: "table", tabIndex: 0 }, el("table", {}, el("thead", {}, row("th", lines[0])), el("tbody", {}, lines.slice(2).map((line) => row("td", line)))));
 }
 
@@ -194,7 +211,7 @@ export function inline(text, depth = 0) {
   return found.filter((part) => part !== "");
 }
 
-/** A growing text in `box`: blocks that are complete are never touched again. */
+/** A growing text in `box`: blocks that are complete are never touched again, and long texts are drawn in slices. */
 export class Growing {
   constructor(box) {
     this.box = box;
@@ -203,14 +220,36 @@ export class Growing {
   }
 
   update(text) {
-    const open = blocks(text.slice(this.done));
-    for (const node of this.last) node.remove();
-    const complete = open.slice(0, -1);
-    for (const [kind, lines] of complete) this.box.append(element(kind, lines, 0));
-    if (complete.length) {
-      this.done += complete.at(-1)[2];
-      this.last = render(text.slice(this.done));
-    } else this.last = open.map(([kind, lines]) => element(kind, lines, 0));
+    clearTimeout(this.later);
+    this.draw(blocks(text.slice(this.done)), this.done, null);
+  }
+
+  /** Draw blocks of the text from `base` on, of which `open` was read before: it is complete if another one follows. */
+  draw(found, base, open) {
+    const until = performance.now() + SLICE;
+    for (;;) {
+      const { value, done } = found.next();
+      if (done) break;
+      if (value === null) continue;
+      if (open !== null) this.complete(base, open);
+      open = value;
+      if (performance.now() < until) continue;
+      this.later = setTimeout(() => this.draw(found, base, open));
+      return;
+    }
+    this.clear();
+    this.last = open === null ? [] : [element(open[0], open[1], 0)];
     this.box.append(...this.last);
+  }
+
+  complete(base, [kind, lines, end]) {
+    this.clear();
+    this.box.append(element(kind, lines, 0));
+    this.done = base + end;
+  }
+
+  clear() {
+    for (const node of this.last) node.remove();
+    this.last = [];
   }
 }
