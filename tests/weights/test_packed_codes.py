@@ -479,3 +479,13 @@ def test_axes_of_scales_tell_blocks_from_rows(
     if checkpoint.layout("a.weight") is not None:
         found = checkpoint.quantized("a.weight", np.arange(rows)).dequantize()
         np.testing.assert_allclose(found, right, rtol=1e-6)
+
+
+def test_zero_points_that_the_config_asks_for_must_be_there(tmp_path: Path) -> None:
+    tensors = {"a.weight": np.ones((8, 32), np.int8), "a.weight_scale": np.ones((8, 1), np.float32)}
+    about = {"num_bits": 8, "type": "int", "symmetric": False}
+    settings = {"config_groups": {"g": {"targets": ["Linear"], "weights": about}}}
+    with pytest.raises(ModelError, match=r"a\.weight_zero_point is missing"):
+        read(tmp_path, "compressed-tensors", tensors, **settings)
+    tensors["a.weight_zero_point"] = np.ones((8, 1), np.int8)
+    assert not read(tmp_path, "compressed-tensors", tensors, **settings).get("a.weight").any()

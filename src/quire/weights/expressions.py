@@ -16,7 +16,7 @@ from quire.errors import ModelError
 
 MAX_PATTERN = 4096  # characters
 MAX_DEPTH = 32  # of groups in groups
-MAX_STATES = 1 << 17
+MAX_STATES = 1 << 16
 MAX_STEPS = 1 << 21  # a second or two
 TOKEN = re.compile(
     r"""(?P<group>\((?:\?:|\?P<\w+>|(?!\?)))

@@ -61,6 +61,11 @@ class ScaledCheckpoint(ModuleCheckpoint):
         self._settings = settings
         self._bits = frozenset(_values(settings, "num_bits")) | frozenset(_values(settings, "bits"))
         self._blocks = block_size(settings)
+        groups = settings.get("config_groups")
+        weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+        self._asymmetric = bool(weights) and all(
+            isinstance(about, dict) and about.get("symmetric") is False for about in weights
+        )
         self._padded = _is_old(settings.get("version"))
         self._modules = QuarkModules(settings)
         self._inputs = InputRoundings(settings, checkpoint, self._blocks)
@@ -76,6 +81,9 @@ class ScaledCheckpoint(ModuleCheckpoint):
         return self._inputs.of(module, self.suffixes(name)) if name in self._packed else None
 
     def _find(self, fields: Fields) -> Packed | None:
+        integers = fields.is_of("weight_packed", I32) or fields.is_of("weight", I8)
+        if integers and self._asymmetric and "weight_zero_point" not in fields:
+            raise fields.wrong("weight_zero_point", "there: the config says that no weight is symmetric")
         if "weight_packed" in fields:
             if fields.is_of("weight_packed", U8):
                 return _four_bits(fields, "weight_packed")
