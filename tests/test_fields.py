@@ -70,7 +70,7 @@ def test_right_values_are_taken() -> None:
         ({"logprobs": -2}, "logprobs must be an integer >= -1, or None"),
         ({"ignore_eos": "no"}, "ignore_eos must be true or false"),
         ({"seed": 1.5}, "seed must be an integer, or None"),
-        ({"stop": [str(i) for i in range(17)]}, "stop must be at most 16 entries"),
+        ({"stop": [str(i) for i in range(257)]}, "stop must be at most 256 entries"),
         ({"stop_token_ids": [-1]}, "stop_token_ids must be a list of token ids"),
         ({"logit_bias": {3: 101}}, r"logit_bias must be a map to numbers in \[-100, 100\]"),
         ({"output_kind": "delta-ish"}, "output_kind must be one of cumulative, delta, final_only"),

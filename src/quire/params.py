@@ -17,7 +17,7 @@ from quire import fields
 from quire.errors import RequestError
 from quire.fields import INT64, MAX_BEAMS, check, refusal, says
 
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 256
 MAX_CONSTRAINT_BYTES = 1 << 20
 MAX_BAD_WORDS = 4096
 MAX_WORD_CHARACTERS = 1 << 16  # of all stop strings, or all bad words, together

@@ -111,3 +111,51 @@ def test_other_errors(client: anthropic.Anthropic) -> None:
         ) as stream,
     ):
         stream.get_final_message()
+
+
+def test_keys_that_anthropic_leaves_out_are_left_out(server: Server) -> None:
+    body = {"model": "scripted", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+    (block,) = server.post("/v1/messages", body).json()["content"]
+    assert block.keys() == {"type", "text"}
+    assert '"citations"' not in server.post("/v1/messages", {**body, "stream": True}).text
+
+
+def test_an_error_names_the_field_that_was_sent(server: Server) -> None:
+    body = {"model": "scripted", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+    answer = server.post("/v1/messages", {**body, "stop_sequences": [""]})
+    assert answer.json()["error"]["message"].startswith("stop_sequences")
+    answer = server.post("/v1/messages", {**body, "stop_sequences": [str(i) for i in range(100)]})
+    assert answer.status_code == 200, answer.text
+    error = server.post("/v1/responses", {"input": "x", "max_output_tokens": 1 << 30}).json()["error"]
+    assert error["param"] == "max_output_tokens"
+
+
+def test_ids_of_requests_and_the_list_of_models(server: Server) -> None:
+    """As Anthropic's own clients read them."""
+    with server.client as http:
+        version = {"anthropic-version": "2023-06-01"}
+        body = {"model": "nobody", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+        answer = http.post("/v1/messages", json=body, headers=version)
+        assert answer.json()["request_id"] == answer.headers["request-id"]
+        assert http.post("/v1/messages", json={**body, "model": "scripted"}).headers["request-id"]
+        found = http.get("/v1/models", headers=version)
+        assert found.headers["request-id"]
+        models = found.json()
+        assert models["has_more"] is False
+        assert [m["id"] for m in models["data"]] == ["scripted", "alias"]
+        assert (models["first_id"], models["last_id"]) == ("scripted", "alias")
+        assert {"type", "id", "display_name", "created_at"} == models["data"][0].keys()
+        missing = http.get("/v1/models/nobody", headers=version)
+        assert missing.json()["type"] == "error"
+        assert http.get("/v1/models").json()["object"] == "list"
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["scripted", "alias"]
+    one = client.models.retrieve("alias")
+    assert one.created_at.tzinfo is not None
+    message = client.messages.create(
+        model="scripted", max_tokens=4, messages=[{"role": "user", "content": "x"}]
+    )
+    assert message._request_id
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.models.retrieve("nobody")
+    assert caught.value.request_id

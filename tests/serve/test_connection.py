@@ -129,6 +129,30 @@ def test_http_1_0_keeps_a_connection_that_asks_for_it(server: Server) -> None:
         assert b"connection: close" in answer(connection).lower()
 
 
+@pytest.mark.parametrize("asked", [b"", b"connection: keep-alive\r\n"])
+def test_http_1_0_streams_without_chunks(server: Server, asked: bytes) -> None:
+    """RFC 9112, 6.1: no transfer-encoding; the end of the connection ends the answer."""
+    for path, body in (
+        ("/v1/completions", b'{"prompt": "x", "max_tokens": 5, "stream": true}'),
+        (
+            "/v1/messages",
+            b'{"model": "scripted", "max_tokens": 5, "stream": true, "messages": '
+            b'[{"role": "user", "content": "x"}]}',
+        ),
+    ):
+        with connect(server) as connection:
+            connection.sendall(
+                b"POST %s HTTP/1.0\r\n%scontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+                % (path.encode(), asked, len(body), body)
+            )
+            head, _, events = answer(connection).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head.lower()
+        assert b"connection: close" in head.lower()
+        lines = [line for line in events.split(b"\n") if line]
+        assert all(line.startswith((b"data: ", b"event: ", b": ")) for line in lines), lines
+        assert b"[DONE]" in events or b"message_stop" in events
+
+
 # --- in this process, with short times and little room
 
 

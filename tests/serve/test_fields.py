@@ -202,6 +202,41 @@ def test_what_would_change_the_answer_is_refused(
     assert answer.json()["error"]["param"].startswith(param)
 
 
+ANSWERS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
+# Fields of the answers' bodies that an endpoint may leave out: they choose what is reported or who runs first.
+REPORTS = {
+    "add_special_tokens", "include", "logprob_token_ids", "metadata", "parallel_tool_calls", "return_metrics",
+    "return_prompt_text", "return_tokens_as_token_ids", "spaces_between_special_tokens", "stream_options",
+    "top_logprobs", "user", "beam_width", "early_stopping",
+}  # fmt: skip
+
+
+def test_a_field_of_one_answer_is_known_to_all() -> None:
+    """No endpoint leaves out in silence what another takes and what would change the answer."""
+    every = {name for path in ANSWERS for name in BY_PATH[path].taken}
+    for path in ANSWERS:
+        assert every - set(BY_PATH[path].names) <= REPORTS, path
+
+
+# What users of other servers send, with the value of one who means it.
+FOREIGN: dict[str, Any] = {
+    "reasoning": {"effort": "high"}, "thinking": {"type": "nonsense"}, "reasoning_budget": 5, "adapter_id": "x",
+    "lora": [{"id": 0, "scale": 1}], "truncate": 4, "input_ids": [1, 2], "num_beams": 4, "do_sample": False,
+    "options": {"temperature": 0}, "parameters": {"top_k": 1}, "generation_config": {"top_k": 1}, "think": False,
+    "candidate_count": 2, "n_predict": 3, "typical_p": 0.5, "stop_strings": ["x"], "grammar_lazy": True,
+    "eos_token_id": 3, "images": ["aGk="], "audio": {"voice": "x"}, "modalities": ["audio"],
+    "response_mime_type": "application/json", "return_full_text": True, "best_of": 3, "max_length": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ANSWERS)
+def test_what_other_servers_would_do_is_refused(http: httpx.Client, path: str) -> None:
+    for name, value in FOREIGN.items():
+        if name not in BY_PATH[path].taken or name == "thinking":
+            answer = http.post(path, json={**BODIES[path], name: value})
+            assert answer.status_code == 400, (path, name, answer.text)
+
+
 @pytest.mark.parametrize("value", [{"a": 1}, ["text"], 7])
 def test_a_type_that_is_no_text_is_refused_everywhere(http: httpx.Client, value: object) -> None:
     part, tool = {"type": value, "text": "x"}, {"type": value, "name": "f", "function": {"name": "f"}}

@@ -256,7 +256,7 @@ def test_a_response_goes_on_from_its_own_output(client: openai.OpenAI) -> None:
         ({"max_tokens": 99999}, "max_tokens"),
         ({"logprobs": True, "top_logprobs": 50}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"stop": ["a"] * 40}, "stop"),
+        ({"stop": ["a"] * 400}, "stop"),
         ({"logit_bias": {"900000": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"functions": [{"name": "f"}]}, "functions"),

@@ -177,6 +177,57 @@ def test_responses_api(client: openai.OpenAI) -> None:
     assert answer.text.format.type == "json_schema"
 
 
+SCHEMA_OF_X = {
+    "type": "object",
+    "properties": {"x": {"const": 7}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+GRAMMAR = 'root ::= "yes" | "yep"'
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"grammar": GRAMMAR}, "yes|yep"),
+        ({"ebnf": GRAMMAR}, "yes|yep"),
+        ({"guided_grammar": GRAMMAR}, "yes|yep"),
+        ({"regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"guided_regex": "[0-9]{3}"}, "[0-9]{3}"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"format": SCHEMA_OF_X}, r'\{"x":7\}'),
+        ({"format": "json", "max_tokens": 200, "logit_bias": {}}, r"(?s)\{.*"),
+        ({"format": ""}, "(?s).*"),
+        ({"response_schema": SCHEMA_OF_X}, r'\{"x":7\}'),
+        ({"json_schema": SCHEMA_OF_X}, r'\{"x":7\}'),
+        ({"guided_json": SCHEMA_OF_X}, r'\{"x":7\}'),
+        ({"structured_outputs": {"json": SCHEMA_OF_X}}, r'\{"x":7\}'),
+    ],
+)
+def test_names_of_other_servers_hold_in_every_api(real: Server, fields: dict[str, Any], pattern: str) -> None:
+    def text_of(path: str, body: dict[str, Any]) -> Any:
+        answer = real.post(path, {"model": "quire-stories", **body, **fields})
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        if path == "/v1/completions":
+            return found["choices"][0]["text"]
+        if path == "/v1/chat/completions":
+            return found["choices"][0]["message"]["content"]
+        content = found["output"][-1]["content"] if path == "/v1/responses" else found["content"]
+        return content[-1]["text"]
+
+    limit = fields.get("max_tokens", 40)
+    talk = {"messages": TALK, "max_tokens": limit}
+    for path, body in (
+        ("/v1/completions", {"prompt": "x", "max_tokens": limit}),
+        ("/v1/chat/completions", talk),
+        ("/v1/messages", talk),
+    ):
+        assert re.fullmatch(pattern, text_of(path, body)), path
+    if "max_tokens" not in fields:
+        assert re.fullmatch(pattern, text_of("/v1/responses", {"input": "x", "max_output_tokens": limit}))
+
+
 def test_jumps_are_counted(real: Server, client: openai.OpenAI) -> None:
     def count() -> float:
         with real.client as http:

@@ -20,6 +20,7 @@ from quire.serve.errors import ErrorInfo, HttpError, forbidden, unauthorized
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/docs", "/openapi.json"}) | open_paths()
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 MAX_SHOWN = 32  # names in a header, and twice as many characters of each
+VERSION = "anthropic-version"
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
 
 CountAnswer = Callable[[str, str, int], None]
@@ -50,6 +51,11 @@ def _without_body(send: Send) -> Send:
         await send(message)
 
     return answer
+
+
+def is_anthropic(path: str, headers: Headers) -> bool:
+    """Whether a client speaks Anthropic's API."""
+    return path.startswith("/v1/messages") or (path.startswith("/v1/models") and VERSION in headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,8 @@ class Admission:
                 self._count(method, path, message["status"])
                 if self._show_id:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if is_anthropic(path, headers):
+                    message["headers"] = [*message["headers"], (b"request-id", request_id.encode())]
                 if ignored := scope["state"].get("ignored"):
                     message["headers"] = [*message["headers"], (b"x-ignored-fields", _listed(ignored))]
             await send(message)

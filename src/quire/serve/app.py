@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
@@ -17,8 +18,9 @@ from quire import __version__
 from quire.errors import QuireError
 from quire.hooks import ENDPOINTS as ENTRY_POINTS
 from quire.hooks import load_hooks
-from quire.serve.admission import Admission, HeadLimits, route_path
+from quire.serve.admission import VERSION, Admission, HeadLimits, is_anthropic, route_path
 from quire.serve.anthropic import count_tokens, messages
+from quire.serve.anthropic import models as anthropic_models
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
 from quire.serve.elsewhere import ELSEWHERE
 from quire.serve.endpoints import Dialect, Endpoint, Generating, Plain
@@ -193,7 +195,8 @@ def _error_response(scope: Scope, error: HttpError) -> Response:
     fields = {"request_id": scope.get("state", {}).get("request_id"), "status": error.status, "path": path}
     named = {name: value for name, value in (("param", info.param), ("code", info.code)) if value is not None}
     log.debug("refused: %s", info.message, extra={"fields": {**fields, **named}})
-    body = error_body(error) if path.startswith("/v1/messages") else error.body()
+    shaped = is_anthropic(path, Headers(scope=scope))
+    body = error_body(error, fields["request_id"]) if shaped else error.body()
     return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
@@ -243,10 +246,12 @@ def _add_endpoint(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     async def all_models(http: HttpRequest) -> Response:
-        return json_response(models.model_list(service, http.state.operator))
+        cards = models.model_list(service, http.state.operator)
+        return json_response(anthropic_models.models(cards) if VERSION in http.headers else cards)
 
     async def one_model(http: HttpRequest, model_id: str) -> Response:
-        return json_response(models.model_card(service, model_id, http.state.operator))
+        card = models.model_card(service, model_id, http.state.operator)
+        return json_response(anthropic_models.model(card) if VERSION in http.headers else card)
 
     async def about_programs() -> Response:
         return json_response(await programs.describe(service))

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 log = logging.getLogger("quire.serve")
 
@@ -54,6 +56,30 @@ class Room:
                 self.limit,
             )
             self._refused, self._logged = 0, now
+
+
+def _for_http_1_0(
+    cycle: RequestResponseCycle, asked: bool
+) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
+    """Send answers without chunks: one of unknown length ends with its connection, others keep it if `asked` to."""
+    send, known = cycle.send, True
+
+    async def answer(message: ASGISendEvent) -> None:
+        nonlocal known
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ())]
+            known = any(name.lower() == b"content-length" for name, _ in headers)
+            cycle.keep_alive = asked and known
+            if cycle.keep_alive:
+                headers.append((b"connection", b"keep-alive"))
+            if not known:
+                cycle.chunked_encoding = False
+            message = {**message, "headers": headers}
+        elif message["type"] == "http.response.body" and not known:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return answer
 
 
 class Connection(HttpToolsProtocol):
@@ -130,8 +156,8 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting()
         self._unread, self._in_body = 0, True
         super().on_headers_complete()
-        if self.scope["http_version"] == "1.0" and self.parser.should_keep_alive():
-            self.cycle.keep_alive = True
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = _for_http_1_0(self.cycle, self.parser.should_keep_alive())  # type: ignore[method-assign,assignment]
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -119,6 +121,18 @@ def from_field(error: msgspec.ValidationError, body: type[msgspec.Struct], given
         return from_decoding(error)
     refusal = field.refusal(given[field.name])
     return invalid(str(refusal), field.name, "invalid_type" if ", got " in str(error) else "invalid_value")
+
+
+@contextmanager
+def named(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors inside name the fields by the names that this API gives them."""
+    try:
+        yield
+    except RequestError as error:
+        given = error.param or ""
+        if given in names:
+            error.args, error.param = (f"{names[given]}{str(error).removeprefix(given)}",), names[given]
+        raise
 
 
 def as_http(error: Exception) -> HttpError:

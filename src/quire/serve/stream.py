@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.serve.errors import HttpError, as_http
@@ -83,33 +83,14 @@ class Answer(Protocol):
 
 
 class Direct:
-    """Outermost ASGI middleware: lets streams bypass the other layers when they send events.
-
-    It also tells HTTP/1.0 clients that asked for it that their connection stays open, if the answer has a length.
-    """
+    """Outermost ASGI middleware: lets streams bypass the other layers when they send events."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["quire.send"] = send
-        if scope.get("http_version") == "1.0":
-            send = _for_http_1_0(scope, send)
         await self._app(scope, receive, send)
-
-
-def _for_http_1_0(scope: Scope, send: Send) -> Send:
-    asked = any(name == b"connection" and value.lower() == b"keep-alive" for name, value in scope["headers"])
-
-    async def answer(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = list(message["headers"])
-            known = any(name.lower() == b"content-length" for name, _ in headers)
-            headers.append((b"connection", b"keep-alive" if asked and known else b"close"))
-            message = {**message, "headers": headers}
-        await send(message)
-
-    return answer
 
 
 async def _watch(receive: Receive, running: Running) -> None:

@@ -21,9 +21,10 @@ from quire.serve.anthropic.protocol import (
     error_body,
 )
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.errors import HttpError
+from quire.serve.errors import HttpError, named
 from quire.serve.openai.conversation import prepare
-from quire.serve.openai.sampling import sampling_params
+from quire.serve.openai.protocol import DrawFields
+from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.output_items import Change, Item, Items
 from quire.serve.service import Service
 from quire.serve.stream import event
@@ -49,29 +50,28 @@ async def create(service: Service, http: HttpRequest) -> MessageAnswer:
     body = await service.read(http, MESSAGES)
     model = service.check_model(body.model)
     tools = reading.tools_of(body.tools or (), body.tool_choice)
-    call_id = service.new_id("msg_", http)
-    prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
+    call_id = service.new_id("msg_", http, body.request_id)
+    with named({"stop": "stop_sequences"}):
+        prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
     for name in tools.dropped:
         service.notice(http, name)
-    return MessageAnswer(body, model, await service.start(http, call_id, [prompt], model))
+    call = await service.start(http, call_id, [prompt], model)
+    return MessageAnswer(body, model, call, http.state.request_id)
 
 
 def _make(service: Service, body: MessagesRequest, tools: Tools, call_id: str) -> Prompt:
-    chat = msgspec.structs.replace(
-        conversation(body, tools),
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        stop=body.stop_sequences,
-        seed=body.seed,
-    )
-    params = sampling_params(service.front, chat, body.max_tokens, None)
+    front = service.front
+    given = {name: getattr(body, name) for name in DrawFields.__struct_fields__}
+    given = {name: value for name, value in given.items() if value is not None}
+    chat = msgspec.structs.replace(conversation(body, tools), **given, stop=body.stop_sequences)
+    params = sampling_params(front, chat, body.max_tokens, None)
     text, params, field, reading = prepare(service, chat, params)
-    tokens = service.front.encode(text, add_special_tokens=False)
-    request = service.front.request(
+    tokens = front.encode(text, add_special_tokens=False)
+    request = front.request(
         service.next_request_id(call_id),
-        tokens,
+        truncated(tokens, chat, body.max_tokens, front.info.max_model_len),
         params,
+        priority=body.priority,
         salt=body.cache_salt or "",
         place=reading.place if reading else None,
     )
@@ -81,11 +81,12 @@ def _make(service: Service, body: MessagesRequest, tools: Tools, call_id: str) -
 class MessageAnswer:
     """Writes a call as an answer of /v1/messages; thinking, texts and tool uses are blocks."""
 
-    def __init__(self, body: MessagesRequest, model: str, call: Call) -> None:
+    def __init__(self, body: MessagesRequest, model: str, call: Call, request_id: str) -> None:
         self.call = call
         self.streaming = bool(body.stream)
         self._stop = tuple(body.stop_sequences or ())
         self._model = model
+        self._request_id = request_id
         self._items = Items(call.reading)
         self._opened = False
 
@@ -130,7 +131,7 @@ class MessageAnswer:
         return b"".join([*events, _event("message_stop")])
 
     def error_event(self, error: HttpError) -> bytes:
-        return b"event: error\ndata: " + error_body(error, self.call.id) + b"\n\n"
+        return b"event: error\ndata: " + error_body(error, self._request_id) + b"\n\n"
 
 
 def _event(name: str, **fields: Any) -> bytes:

@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire import fields
 from quire.fields import says
 from quire.serve.errors import HttpError, encode
 from quire.serve.fields import common
 from quire.serve.fields.common import Messages, Positive
-from quire.serve.fields.foreign import OTHERS_IGNORED, OTHERS_REFUSED
+from quire.serve.fields.foreign import ANSWERS_REFUSED, OTHERS_IGNORED
+from quire.serve.fields.parts import REPETITION, STRUCTURED
 from quire.serve.fields.shapes import Fields, Refused, Shape, names
+from quire.serve.openai.protocol import DrawFields
 
 Options = dict[str, Any]
 
@@ -29,8 +30,8 @@ _ERROR_TYPES = {
 }
 
 
-class CountRequest(msgspec.Struct, kw_only=True):
-    """POST /v1/messages/count_tokens."""
+class CountRequest(DrawFields, kw_only=True):
+    """POST /v1/messages/count_tokens: the body of /v1/messages, so sampling's fields are taken, without effect."""
 
     model: common.Model
     messages: Annotated[
@@ -55,16 +56,12 @@ class CountRequest(msgspec.Struct, kw_only=True):
 
 
 class MessagesRequest(CountRequest, kw_only=True):
-    """POST /v1/messages."""
+    """POST /v1/messages, with the fields of sampling that the other APIs take."""
 
     max_tokens: Annotated[Positive, says("most tokens of output")]
     stream: common.Stream = False
     stop_sequences: Annotated[list[str], says("texts that end the output")] | None = None
     temperature: Annotated[float, says("0 takes the likeliest token", ge=0, le=1)] | None = None
-    top_p: fields.TopP | None = None
-    top_k: fields.TopK | None = None
-    seed: common.Seed64 | None = None
-    cache_salt: common.CacheSalt | None = None
 
 
 _CACHED = {"cache_control": "prefixes are always cached"}
@@ -74,10 +71,6 @@ _BLOCK = Shape(
     kinds=("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference"),
 )
 _BLOCKS = replace(_BLOCK, inner={"content": _BLOCK})
-_CONSTRAINTS = names(
-    "response_format guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern "
-    "json_schema regex ebnf"
-)
 _FORMAT = Shape(
     names("type schema"), ignored=dict.fromkeys(names("name description strict"), "the answer always matches")
 )
@@ -95,7 +88,7 @@ _IGNORED = {
     "fallbacks": "one model is served",
 }
 _REFUSED = {
-    **OTHERS_REFUSED,
+    **ANSWERS_REFUSED,
     "container": Refused("this server has none"),
     "mcp_servers": Refused("this server calls none"),
 }
@@ -121,6 +114,8 @@ _INNER = {
         inner={"format": _FORMAT},
     ),
     "output_format": _FORMAT,
+    "structured_outputs": STRUCTURED,
+    "repetition_detection": REPETITION,
 }
 
 COUNT_TOKENS = Fields(
@@ -140,7 +135,7 @@ MESSAGES = Fields(
     ignored={**_IGNORED, "metadata": "has no effect on the answer", "service_tier": "there is one tier"},
     refused={
         **_REFUSED,
-        **dict.fromkeys(_CONSTRAINTS, Refused("use output_config.format")),
+        "response_format": Refused("use output_config.format", ({"type": "text"},)),
         "stop": Refused("use stop_sequences"),
     },
     inner=_INNER,
@@ -149,7 +144,6 @@ MESSAGES = Fields(
 
 class TextBlock(msgspec.Struct, tag="text"):
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking"):

@@ -15,17 +15,18 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 class Refused:
     """A field that would change the answer and is not implemented.
 
-    A value that asks for nothing is ignored: one of `neutral`, false, an empty text and, unless `empty` says
-    otherwise, an empty list or object.
+    A value that asks for nothing is ignored: one of `neutral`, an empty text and, unless `off` or `empty` say
+    otherwise, false and an empty list or object.
     """
 
     why: str
     neutral: tuple[Any, ...] = ()
     empty: bool = True
+    off: bool = True
 
     def asks(self, value: Any) -> bool:
         """Tell whether the value asks for something."""
-        if value is None or value is False or value == "":
+        if value is None or value == "" or (value is False and self.off):
             return False
         if self.empty and value in ([], {}):
             return False
@@ -57,7 +58,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields(Shape, Generic[Body]):
-    """The fields of the body that `path` takes, which becomes a `body`; by default the struct's own."""
+    """The fields of the body that `path` takes, which becomes a `body`; by default the struct's own.
+
+    What is taken is not ignored, and what is ignored is not refused, so that tables of other servers' fields fit all.
+    """
 
     taken: Mapping[str, str] = field(default_factory=dict)
     path: str
@@ -66,6 +70,10 @@ class Fields(Shape, Generic[Body]):
     def __post_init__(self) -> None:
         if not self.taken:
             object.__setattr__(self, "taken", dict.fromkeys(self.body.__struct_fields__, ""))
+        ignored = {name: why for name, why in self.ignored.items() if name not in self.taken}
+        refused = {n: rule for n, rule in self.refused.items() if n not in self.taken and n not in ignored}
+        object.__setattr__(self, "ignored", ignored)
+        object.__setattr__(self, "refused", refused)
 
 
 def names(text: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import Chunk, CompletionOutput
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.errors import HttpError, invalid
+from quire.serve.errors import HttpError, invalid, named
 from quire.serve.openai.chat_protocol import (
     CHAT,
     CHAT_TOKENS,
@@ -47,9 +47,10 @@ async def chat(service: Service, http: HttpRequest) -> ChatAnswer:
     model = service.check_model(body.model)
     _check(body)
     call_id = service.new_id("chatcmpl-", http, body.request_id)
-    prompt = await service.work(
-        http, lambda: _make(service, body, call_id), renders=True, slow=body.chat_template is not None
-    )
+    with named({} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}):
+        prompt = await service.work(
+            http, lambda: _make(service, body, call_id), renders=True, slow=body.chat_template is not None
+        )
     return ChatAnswer(service, body, model, await service.start(http, call_id, [prompt], model))
 
 

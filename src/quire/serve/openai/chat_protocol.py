@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from quire.fields import says
 from quire.serve.fields import common
 from quire.serve.fields.common import Count, CountOrAll, Messages, Positive
-from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
+from quire.serve.fields.foreign import ANSWERS_REFUSED, LABELS, OTHERS_IGNORED
 from quire.serve.fields.parts import INNER, MESSAGES, TOOLS
 from quire.serve.fields.shapes import Fields, Refused
 from quire.serve.openai.logprobs import ChatLogprobs, PromptLogprobs
@@ -52,11 +52,9 @@ CHAT = Fields(
     body=ChatRequest,
     ignored={**LABELS, **OTHERS_IGNORED},
     refused={
-        **OTHERS_REFUSED,
+        **ANSWERS_REFUSED,
         "functions": _OLD,
         "function_call": _OLD,
-        "modalities": Refused("answers are text", (["text"],)),
-        "audio": Refused("answers are text"),
         "web_search_options": Refused("this server does not search", empty=False),
         "separate_reasoning": Refused("reasoning is always apart; see include_reasoning", (True,)),
         "stream_reasoning": Refused("use include_reasoning", (True,)),

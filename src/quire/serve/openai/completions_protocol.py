@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.fields import says
 from quire.serve.fields.common import Count, CountOrAll, Prompt
-from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
+from quire.serve.fields.foreign import ANSWERS_REFUSED, LABELS, OTHERS_IGNORED
 from quire.serve.fields.parts import INNER
 from quire.serve.fields.shapes import Fields
 from quire.serve.openai.logprobs import CompletionLogprobs, PromptLogprobs
@@ -38,7 +38,7 @@ COMPLETIONS = Fields(
     path="/v1/completions",
     body=CompletionRequest,
     ignored={**LABELS, **OTHERS_IGNORED},
-    refused=OTHERS_REFUSED,
+    refused=ANSWERS_REFUSED,
     inner=INNER,
 )
 

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from quire.client.outputs import CompletionOutput
 from quire.lazy import Lazy
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.errors import HttpError, invalid
+from quire.serve.errors import HttpError, invalid, named
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import prepare, render
 from quire.serve.openai.logprobs import AnswerLogprobs, TokenLogprob, TokenNames
@@ -57,7 +57,8 @@ async def respond(service: Service, http: HttpRequest) -> ResponseAnswer:
     _check(body)
     call_id = service.new_id("resp_", http, body.request_id)
     tools = responses_input.tools_of(body.tools or (), body.tool_choice, body.input)
-    prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
+    with named({"max_tokens": "max_output_tokens"}):
+        prompt = await service.work(http, lambda: _make(service, body, tools, call_id), renders=True)
     for name in tools.dropped:
         service.notice(http, name)
     return ResponseAnswer(service, body, tools, model, await service.start(http, call_id, [prompt], model))
@@ -99,6 +100,7 @@ def _conversation(body: ResponsesRequest, tools: Tools) -> ChatRequest:
         given["truncate_prompt_tokens"] = -1
     return ChatRequest(
         messages=responses_input.messages_of(body.input, body.instructions, tools.dropped),
+        stop=body.stop,
         tools=tools.functions,
         tool_choice=responses_input.choice_of(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls,

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire import fields
 from quire.fields import says
 from quire.serve.fields import common
 from quire.serve.fields.common import Count, Positive
-from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
+from quire.serve.fields.foreign import ANSWERS_REFUSED, LABELS, OTHERS_IGNORED
 from quire.serve.fields.parts import CONTENT, FUNCTION, INNER, RESPONSE_FORMAT, STRUCTURED
 from quire.serve.fields.shapes import Fields, Refused, Shape, names
 from quire.serve.openai.logprobs import TokenLogprob
@@ -30,6 +31,7 @@ class ResponsesRequest(DrawFields, kw_only=True):
     instructions: Annotated[str, says("a system message before the input")] | None = None
     max_output_tokens: Annotated[Positive, says("most tokens of output")] | None = None
     stream: common.Stream = False
+    stop: fields.Stop | None = None
     stream_options: Annotated[Options, says("include_obfuscation, without effect")] | None = None
     text: (
         Annotated[Options, says("format (a constraint) and verbosity (a variable of the chat template)")]
@@ -93,8 +95,7 @@ RESPONSES = Fields(
         "enable_response_messages": "messages are in output",
     },
     refused={
-        "use_beam_search": Refused("use /v1/completions or /v1/chat/completions", (False,)),
-        **OTHERS_REFUSED,
+        **ANSWERS_REFUSED,
         **dict.fromkeys(
             (
                 "background",

@@ -20,6 +20,9 @@ PLAIN = {
     "json_schema": "json",
     "regex": "regex",
     "ebnf": "grammar",
+    "grammar": "grammar",
+    "response_schema": "json",
+    "format": "json",
 }
 FIELDS = ("response_format", "structured_outputs", *PLAIN)
 
@@ -27,6 +30,7 @@ FIELDS = ("response_format", "structured_outputs", *PLAIN)
 def constrained_by(body: SamplingFields) -> str | None:
     """Name the field that constrains the answer, if any. 400 if two fields do."""
     given = [name for name in FIELDS if getattr(body, name) not in (None, {"type": "text"})]
+    given = [name for name in given if name != "format" or body.format]
     if len(given) > 1:
         message = f"{given[0]} and {given[1]} both constrain the answer: give one"
         raise invalid(message, given[1], "invalid_value")
@@ -48,6 +52,8 @@ def constraint_of(body: SamplingFields) -> StructuredOutputsParams | None:
         if field == "structured_outputs":
             return _read(value)
         pattern = body.guided_whitespace_pattern
+        if (field, value) == ("format", "json"):
+            return StructuredOutputsParams(json_object=True, whitespace_pattern=pattern)
         return StructuredOutputsParams(**{PLAIN[field]: value, "whitespace_pattern": pattern})
     except RequestError as error:
         raise at_field(error, field) from error
