@@ -23,17 +23,24 @@ MAX_EMBED_LEN = 1 << 20
 class PoolerOptions:
     """How vectors are made: None is the model's own pooling.
 
-    `longest_text` is the most tokens of a text that becomes a vector in parts; None: texts are not split.
+    `longest_text` is the most tokens of a text that becomes a vector in parts; None: texts are not split. `activates`:
+    vectors have their last step (`use_activation`), unless a request says otherwise.
     """
 
     pooling: Pooling | None = None
     longest_text: int | None = None
+    activates: bool = True
 
     @classmethod
     def read(cls, keys: dict[str, Any]) -> PoolerOptions:
         """From vLLM's keys of --pooler-config. ConfigError: a key or value is not supported."""
         given = {key: value for key, value in keys.items() if value is not None}
         splits, longest = given.pop("enable_chunked_processing", False), given.pop("max_embed_len", None)
+        task, activates = given.pop("task", "auto"), given.pop("use_activation", True)
+        if task not in ("auto", "embed", "classify", "encode", "token_embed", "token_classify"):
+            raise ConfigError(f"--pooler-config: task {task!r} is not supported")
+        if not isinstance(activates, bool):
+            raise ConfigError("--pooler-config: use_activation must be true or false")
         kind = str(given.pop("pooling_type", given.pop("seq_pooling_type", "auto"))).lower()
         if given or kind not in ("auto", "none", *get_args(Pooling)):
             what = next(iter(given), f"pooling_type {kind.upper()!r}")
@@ -47,7 +54,9 @@ class PoolerOptions:
         if longest is not None and not splits:
             raise ConfigError("--pooler-config: max_embed_len needs enable_chunked_processing")
         pooling = cast("Pooling | None", None if kind in ("auto", "none") else kind)
-        return cls(pooling, (longest or MAX_EMBED_LEN) if splits else None)
+        if task.startswith("token_"):
+            pooling = "all"
+        return cls(pooling, (longest or MAX_EMBED_LEN) if splits else None, activates)
 
 
 UNSEEN = -1

@@ -159,4 +159,11 @@ def test_async_engines_take_them_too(llm: LLM, path: str, adapters: list[LoRAReq
 
 def test_options_that_disagree_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least --max-loras 8"):
-        EngineConfig.from_options(max_cpu_loras=4)
+        EngineConfig.from_options(max_loras=8, max_cpu_loras=4)
+
+
+def test_a_default_gives_way_to_what_is_given() -> None:
+    for given, most, slots in (({}, 8, 8), ({"max_cpu_loras": 2}, 2, 2), ({"max_cpu_loras": 9}, 8, 9)):
+        lora = EngineConfig.from_options(**given).lora
+        assert (lora.most_at_once, lora.slots) == (most, slots)
+    assert EngineConfig.from_options(max_loras=3).lora.slots == 3

@@ -149,6 +149,8 @@ def test_llm_takes_every_name_of_vllms(
         ({"hf_overrides": "x"}, "--hf-overrides must be a JSON object"),
         ({"override_generation_config": {"temprature": 1}}, "--override-generation-config: .*temprature"),
         ({"pooler_config": {"pooling_type": "SOME"}}, "--pooler-config: pooling_type 'SOME'"),
+        ({"pooler_config": {"task": "dance"}}, "--pooler-config: task 'dance'"),
+        ({"pooler_config": {"use_activation": 1}}, "--pooler-config: use_activation"),
         (
             {"structured_outputs_config": {"disable_additional_properties": True}},
             "disable_additional_properties",

@@ -424,3 +424,6 @@ def test_times_of_a_request(thinking: Server, path: str) -> None:
             assert 0 <= found["others_prompts_time_ms"] <= found["generation_time_ms"]
         assert not client.post(path, json={**body, "return_metrics": False}).json().get("metrics")
         assert client.post(path, json={**body, "n": 2}).json()["metrics"] is None
+        single = client.post(path, json={**body, "max_tokens": 1}).json()["metrics"]
+        assert single["tokens_per_second"] > 0
+        assert "mean_itl_ms" not in single

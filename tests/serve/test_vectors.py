@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from quire import LLM
+from quire import LLM, PoolingParams
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from tests.model.test_encoders import SIZES, write_tokenizer
@@ -44,6 +45,29 @@ def test_embeddings_can_be_shortened(server: Server) -> None:
     expected = vector("one")[:2]
     assert short == pytest.approx(expected / np.linalg.norm(expected))
     assert refusal(server, "/v1/embeddings", input="one", dimensions=5)["param"] == "dimensions"
+
+
+def test_what_cannot_be_made_a_vector_is_refused(server: Server) -> None:
+    for path in ("/v1/embeddings", "/pooling"):
+        assert refusal(server, path, input="")["param"] == "input"
+        assert refusal(server, path, input=["a", ""])["param"] == "input"
+        longer = refusal(server, path, input="a", truncate_prompt_tokens=scripted.MAX_LEN + 1)
+        assert longer["param"] == "truncate_prompt_tokens"
+        post(server, path, input="a", truncate_prompt_tokens=scripted.MAX_LEN)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])
+def test_vectors_of_bytes(server: Server, name: str, kind: str) -> None:
+    body = {"input": "one", "encoding_format": "bytes_only", "embed_dtype": name}
+    data = server.post("/v1/embeddings", body).content
+    numbers = np.frombuffer(data, getattr(ml_dtypes, kind)).astype(np.float32)
+    np.testing.assert_allclose(numbers, vector("one"), atol=0.1)
+
+
+def test_no_limit_of_a_document(server: Server) -> None:
+    whole = post(server, "/rerank", query="one", documents=["two", "three"])["results"]
+    zero = post(server, "/rerank", query="one", documents=["two", "three"], max_tokens_per_doc=0)["results"]
+    assert zero == whole
 
 
 def test_pooling_gives_the_vector(server: Server) -> None:
@@ -120,6 +144,18 @@ def splitting() -> Iterator[Server]:
     running = start(max_model_len=16, pooler_config=SPLITS)
     yield running
     assert running.stop() == 0
+
+
+def test_the_options_of_pooling_are_defaults_of_requests(tiny_model: Callable[..., str]) -> None:
+    model, prompt = tiny_model(), {"prompt_token_ids": [3, 4, 5]}
+    plain = LLM(model, threads=1)
+    other = LLM(model, threads=1, pooler_config={"task": "token_embed", "use_activation": False})
+    (given,) = other.encode(prompt)
+    raw = PoolingParams(task="token_embed", use_activation=False)
+    assert np.array(given.outputs.data).shape[0] == 3
+    assert given.outputs.data == plain.encode(prompt, raw)[0].outputs.data
+    scaled = other.encode(prompt, PoolingParams(use_activation=True))[0].outputs.data
+    assert scaled == plain.encode(prompt, PoolingParams(task="token_embed"))[0].outputs.data
 
 
 def test_a_long_text_is_the_weighted_mean_of_its_parts(splitting: Server) -> None:

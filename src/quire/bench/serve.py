@@ -37,6 +37,8 @@ from quire.errors import ConfigError, EngineError
 from quire.flags.table import vllm_flags
 from quire.serve.system_limits import raise_descriptor_limit
 from quire.text.tokenizer import Tokenizer
+from quire.weights.hub import find_model
+from quire.weights.tokenizer import open_tokenizer
 
 DETAILED = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "latencies", "queue_times",
             "generated_texts", "errors")  # fmt: skip
@@ -444,8 +446,8 @@ def _tokenizer(options: ServeOptions, served: _Served) -> Tokenizer | None:
     if options.tokenizer is not None:
         return Tokenizer.load(options.tokenizer)
     for place in (options.model, served.root):
-        if place and Path(place).is_dir() and (Path(place) / "tokenizer.json").is_file():
-            return Tokenizer.load(place)
+        if place and Path(place).exists():
+            return open_tokenizer(find_model(place, weights=False))
     return None
 
 

@@ -73,6 +73,7 @@ class Front:
         self.template_defaults: dict[str, Any] = {}  # variables of the chat template
         self.content_format = "auto"
         self.longest_text: int | None = None  # most tokens of a text that becomes a vector in parts
+        self.activates = True  # whether vectors have their last step unless a request says otherwise
         self._seeds = random.Random(seed)
         self._made: dict[
             str, tuple[object, Any]
@@ -267,13 +268,13 @@ class Front:
         pooling: Pooling | None = None,
         priority: int = 0,
         salt: str = "",
-        activate: bool = True,
+        activate: bool | None = None,
         splits: bool = False,
     ) -> Request:
         """Make a request for one vector; `pooling` None means the model's own way, else the last hidden state.
 
-        Without `activate`, an embedding is not scaled to length 1. With `splits`, a text that is too long is taken if
-        options allow parts (`quire.client.chunks`).
+        If `activate` is false, an embedding is not scaled to length 1; None is as options say. With `splits`, a text
+        that is too long is taken if options allow parts (`quire.client.chunks`).
         """
         check_tokens(tokens, self.info)
         longest = self.longest_text if splits and self.longest_text else self.longest_input
@@ -293,7 +294,7 @@ class Front:
             arrival=time.time(),
             pooling=pooling or self.info.pooling or "last",
             salt=salt,
-            activate=activate,
+            activate=self.activates if activate is None else activate,
         )
 
     def pair(self, first: str, second: str) -> list[int]:
@@ -309,6 +310,11 @@ class Front:
         """
         if limit is None:
             return tokens
+        if limit > (longest := max(self.info.max_model_len, self.longest_text or 0)):
+            raise RequestError(
+                f"truncate_prompt_tokens must be at most the model's maximum context length of {longest}",
+                "truncate_prompt_tokens",
+            )
         keep = self.info.max_model_len if limit == -1 else limit
         if keep < 1:
             raise RequestError("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")

@@ -33,7 +33,8 @@ def start_front(
     made = _make_front(config, info, skip_tokenizer, seed)
     if config.model.logits_processors:
         made.processors = logits_processor.load_processors(config.model.logits_processors)
-    made.longest_text = config.model.pooler.longest_text
+    pooler = config.model.pooler
+    made.longest_text, made.activates = pooler.longest_text, pooler.activates
     made.processed_logprobs = config.model.logprobs_mode != "raw_logprobs"
     return made
 

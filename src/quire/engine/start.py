@@ -154,7 +154,7 @@ def _make_scheduler(plan: EnginePlan) -> Scheduler:
         config.cache.enable_prefix_caching,
         whole_prompts=plan.model.spec.bidirectional,
         recompute_last=plan.need.recomputes_last,
-        max_adapters=config.lora.max_loras if config.lora.enable_lora else None,
+        max_adapters=config.lora.most_at_once if config.lora.enable_lora else None,
         stages=config.parallel.pipeline_parallel_size,
         shape=plan.kv_spec.block_shape,
         rates=step_rates(plan.cost, plan.kv_spec, ASSUMED_READ_GBS, ASSUMED_GFLOPS * threads),

@@ -115,8 +115,8 @@ class PoolingMethods(RunningEngine):
         requests = self._pooled(texts, each, lora_request)
         if any(request.pooling == "all" for request in requests):
             raise RequestError(f"{self.name} classifies tokens, not texts: use encode", "pooling")
-        for request, vector, params in zip(requests, self._compute(requests), each, strict=True):
-            probs = vectors.probabilities(vector, None if params.use_activation is False else info.scores)
+        for request, vector in zip(requests, self._compute(requests), strict=True):
+            probs = vectors.probabilities(vector, info.scores if request.activate else None)
             output = vectors.ClassificationOutput(probs, info.labels[probs.index(max(probs))])
             found.append(vectors.VectorRequestOutput(request.id, output, request.tokens))
         return found
@@ -143,7 +143,8 @@ class PoolingMethods(RunningEngine):
         tokens_of(self._front, [0], options)  # refuses other options
         seconds = [data_2] if isinstance(data_2, str) else list(data_2)
         firsts = [data_1] if isinstance(data_1, str) else list(data_1)
-        activate = not isinstance(pooling_params, PoolingParams) or pooling_params.use_activation is not False
+        wanted = pooling_params.use_activation if isinstance(pooling_params, PoolingParams) else None
+        activate = self._front.activates if wanted is None else wanted
         rules = scoring.ScoringRules(limit=limit, activate=activate)
         plan = scoring.plan_scores(self._front, self._new_id, firsts, seconds, rules)
         adapters, info = self._adapters_of(lora_request, len(plan.requests)), self._front.info
@@ -202,8 +203,7 @@ def pooled_request(
     if params.task not in (None, *TASKS) or params.task == "plugin":
         raise RequestError(f"task {params.task!r} is not supported: take embed, classify or score", "task")
     kind = cast("Pooling | None", "all" if params.task in BY_TOKEN else params.pooling)
-    activate = params.use_activation is not False
-    return front.pooled(request_id, tokens, kind, activate=activate, splits=splits)
+    return front.pooled(request_id, tokens, kind, activate=params.use_activation, splits=splits)
 
 
 def _each(params: Params | None, count: int, pooling: Pooling | None) -> list[PoolingParams]:

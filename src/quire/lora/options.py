@@ -16,9 +16,11 @@ class LoraConfig:
     """Low-rank adapters beside the model."""
 
     enable_lora: bool = option(False, "Take requests that name an adapter.")
-    max_loras: int = option(8, "Most adapters in one step.", low=1, high=1024)
+    max_loras: int | None = option(
+        None, "Most adapters in one step; default is 8, or --max-cpu-loras if that is less.", low=1, high=1024
+    )
     max_cpu_loras: int | None = option(
-        None, "Most adapters in memory; default is --max-loras.", low=1, high=4096
+        None, "Most adapters in memory; default is those of one step.", low=1, high=4096
     )
     max_lora_rank: int = option(16, "Largest rank of an adapter.", low=1, high=1024)
     lora_dtype: LoraDtype = option("auto", "Type of adapters in memory; auto is the model's.")
@@ -27,13 +29,18 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if (self.max_cpu_loras or self.max_loras) < self.max_loras:
+        if self.max_loras and (self.max_cpu_loras or self.max_loras) < self.max_loras:
             raise ConfigError(f"--max-cpu-loras must be at least --max-loras {self.max_loras}")
+
+    @property
+    def most_at_once(self) -> int:
+        """Return how many adapters one step may have."""
+        return self.max_loras or min(8, self.max_cpu_loras or 8)
 
     @property
     def slots(self) -> int:
         """Return how many adapters are in memory at once."""
-        return self.max_cpu_loras or self.max_loras
+        return self.max_cpu_loras or self.most_at_once
 
     @property
     def spare_tokens(self) -> int:

@@ -139,4 +139,4 @@ class Adapters:
         for times in self._engine.live_times():
             if times.request.adapter is not None:
                 (running if times.scheduled else waiting).add(self.loaded.name_of(times.request.adapter))
-        return self._engine.config.lora.max_loras, sorted(running), sorted(waiting)
+        return self._engine.config.lora.most_at_once, sorted(running), sorted(waiting)

@@ -12,7 +12,8 @@ from quire.errors import ModelError
 HARMLESS_BY_TOPIC = {
     "bookkeeping": "architectures model_type torch_dtype dtype transformers_version "
     "_name_or_path name_or_path auto_map tokenizer_class is_llama_config "
-    "transformers.js_config unsloth_version unsloth_fixed",
+    "transformers.js_config unsloth_version unsloth_fixed "
+    "is_matryoshka matryoshka_dimensions",
     "training": "embedding_dropout residual_dropout layerdrop init_std attn_pdrop dropout activation_dropout "
     "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout router_aux_loss_coef aux_loss_alpha "
     "seq_aux router_jitter_noise initializer_range attention_dropout hidden_dropout expert_dropout resid_pdrop "

@@ -36,7 +36,7 @@ async def classify(service: Service, http: HttpRequest) -> bytes:
     def answer() -> bytes:
         data = []
         for i, vector in enumerate(found.vectors):
-            probs = vector if body.use_activation is False else probabilities(vector, info.scores)
+            probs = probabilities(vector, info.scores) if found.requests[i].activate else vector
             data.append(Classified(i, info.labels[probs.index(max(probs))], probs, len(probs)))
         return found.answer(data)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from quire.fields import INT32, Dimensions, TokenId, says
 from quire.serve.fields import common
-from quire.serve.fields.common import Messages, Positive, Prompt
+from quire.serve.fields.common import Count, Messages, Prompt
 from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
 from quire.serve.fields.parts import MESSAGES, TOOLS
 from quire.serve.fields.shapes import Fields, Refused
@@ -46,8 +46,8 @@ class VectorsRequest(TextsRequest, kw_only=True):
         says("float, base64, bytes (the numbers alone) or bytes_only"),
     ] = "float"
     embed_dtype: Annotated[
-        Literal["float32", "float16", "bfloat16"],
-        says("float32, float16 or bfloat16, for base64 and bytes"),
+        Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"],
+        says("float32, float16, bfloat16, fp8_e4m3 or fp8_e5m2, for base64 and bytes"),
     ] = "float32"
     endianness: Annotated[
         Literal["native", "little", "big"], says("little, big or native (little), for base64 and bytes")
@@ -89,8 +89,12 @@ class PairsRequest(msgspec.Struct, kw_only=True):
     model: common.Model | None = None
     truncate_prompt_tokens: common.Truncate | None = None
     truncation_side: common.TruncationSide | None = None
-    max_tokens_per_query: Annotated[Positive, says("keep this many tokens of each first text")] | None = None
-    max_tokens_per_doc: Annotated[Positive, says("keep this many tokens of each second text")] | None = None
+    max_tokens_per_query: (
+        Annotated[Count, says("keep this many tokens of each first text; 0 keeps all")] | None
+    ) = None
+    max_tokens_per_doc: (
+        Annotated[Count, says("keep this many tokens of each second text; 0 keeps all")] | None
+    ) = None
     instruction: Annotated[str, says("a text before each first text")] | None = None
     priority: common.Priority = 0
     request_id: common.RequestId | None = None

@@ -74,9 +74,9 @@ async def plan_pairs(
     rules = ScoringRules(
         body.truncate_prompt_tokens,
         body.truncation_side,
-        body.max_tokens_per_query,
-        body.max_tokens_per_doc,
-        body.use_activation is not False,
+        body.max_tokens_per_query or None,
+        body.max_tokens_per_doc or None,
+        service.front.activates if body.use_activation is None else body.use_activation,
         body.priority,
     )
 

@@ -141,7 +141,7 @@ class CompletionTokensDetails(msgspec.Struct):
     audio_tokens: int = 0
 
 
-class AnswerMetrics(msgspec.Struct):
+class AnswerMetrics(msgspec.Struct, omit_defaults=True):
     """Times of one request, in vLLM's names: milliseconds, and tokens per second of generation.
 
     `others_prompts_time_ms`, which vLLM lacks, is the part of the generation time that prompts of others took.

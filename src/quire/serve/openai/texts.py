@@ -28,7 +28,13 @@ from quire.serve.stream import watched
 from quire.serve.tools import Offer
 from quire.types import FinishReason, Pooling, Request
 
-DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+}
 
 
 Item = TypeVar("Item")
@@ -99,6 +105,8 @@ async def pooled_requests(
     if (body.input is None) == (body.messages is None):
         raise invalid("give either input or messages", "input", "missing_required_parameter")
     texts: list[str | list[int]] = [] if body.input is None else split_prompts(body.input)
+    if body.input in ("", []) or "" in texts:
+        raise invalid("input must not be an empty text", "input", "invalid_value")
     front, special = service.front, body.add_special_tokens
 
     def tokens_of(text: str | list[int]) -> list[int]:
@@ -116,7 +124,7 @@ async def pooled_requests(
                 pooling,
                 body.priority,
                 body.cache_salt or "",
-                body.use_activation is not False,
+                body.use_activation,
                 splits=True,
             )
             for tokens in rows

@@ -28,8 +28,9 @@ class UsageReport:
         wanted = body.return_metrics
         self._metrics = config.enable_per_request_metrics if wanted is None else wanted
         self._details = config.enable_prompt_tokens_details
-        self.in_end = config.enable_force_include_usage or bool(options and options.include_usage)
-        self._in_chunks = self.in_end and bool(options and options.continuous_usage_stats)
+        forced = config.enable_force_include_usage
+        self.in_end = forced or bool(options and options.include_usage)
+        self._in_chunks = forced or (self.in_end and bool(options and options.continuous_usage_stats))
 
     def metrics(self, call: Call) -> AnswerMetrics | None:
         """The times of a call of one sample, if they are to be reported."""
@@ -46,6 +47,8 @@ class UsageReport:
         if times.num_output > 1 and seconds > 0:
             found.mean_itl_ms = 1000 * seconds / (times.num_output - 1)
             found.tokens_per_second = (times.num_output - 1) / seconds
+        elif times.last_token > times.arrival:  # a single token has no time after the first
+            found.tokens_per_second = times.num_output / (times.last_token - times.arrival)
         return found
 
     def of(self, usage: Usage, num_reasoning: int | None = None) -> UsageInfo:
