@@ -148,14 +148,14 @@ def test_ids_of_requests_and_the_list_of_models(server: Server) -> None:
         missing = http.get("/v1/models/nobody", headers=version)
         assert missing.json()["type"] == "error"
         assert http.get("/v1/models").json()["object"] == "list"
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    assert [model.id for model in client.models.list()] == ["scripted", "alias"]
-    one = client.models.retrieve("alias")
-    assert one.created_at.tzinfo is not None
-    message = client.messages.create(
-        model="scripted", max_tokens=4, messages=[{"role": "user", "content": "x"}]
-    )
-    assert message._request_id
-    with pytest.raises(anthropic.NotFoundError) as caught:
-        client.models.retrieve("nobody")
-    assert caught.value.request_id
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["scripted", "alias"]
+        one = client.models.retrieve("alias")
+        assert one.created_at.tzinfo is not None
+        message = client.messages.create(
+            model="scripted", max_tokens=4, messages=[{"role": "user", "content": "x"}]
+        )
+        assert message._request_id
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            client.models.retrieve("nobody")
+        assert caught.value.request_id
