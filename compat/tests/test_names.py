@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,6 +150,42 @@ def test_the_command_serves_and_asks(installed: Installed, expected: str, tmp_pa
                     str(figures))  # fmt: skip
         assert bench.returncode == 0, bench.stderr
         assert json.loads(figures.read_text())["completed"] == 3
+
+
+def test_tools_find_the_version_and_what_they_ask_of_an_engine(installed: Installed) -> None:
+    """lm-evaluation-harness, TRL and lighteval look for these names before they make an engine."""
+    code = (
+        "import importlib.metadata, vllm; from quire_compat.real import installed; "
+        "print(importlib.metadata.version('vllm') == vllm.__version__, installed())"
+    )
+    assert run(installed, "python", "-c", code).stdout == "True []\n"
+    vllm = importlib.import_module("vllm")
+    with vllm.LLM(max_model_len=64, threads=1) as llm:
+        assert llm.llm_engine.model_config.max_model_len == 64
+    made = vllm.EngineArgs(max_model_len=32).create_model_config()
+    assert made.max_model_len == 32
+    resolve = importlib.import_module("vllm.renderers.hf").resolve_chat_template
+    assert importlib.import_module("vllm.entrypoints.chat_utils").resolve_hf_chat_template is resolve
+    load = importlib.import_module("vllm.tokenizers").get_tokenizer
+    assert importlib.import_module("vllm.transformers_utils.tokenizer").get_tokenizer is load
+    tokenizer = load(str(ASSETS / "quire-stories"))
+    assert resolve(tokenizer, "given", None, model_config=made) == "given"
+    assert resolve(tokenizer, None, None, model_config=made) == tokenizer.chat_template
+
+
+def test_the_command_has_vllms_metrics_and_its_way_to_allow_adapters(installed: Installed) -> None:
+    with server(installed, "vllm", "serve", "--max-model-len", "64") as url:
+        with urllib.request.urlopen(f"{url}/metrics") as answer:
+            assert b"vllm:num_requests_running" in answer.read()
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(f"{url}/v1/load_lora_adapter", b"{}"))
+        assert b"--allow-runtime-lora" in caught.value.read()
+        caught.value.close()
+    allowing = {**installed.variables, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    command = [str(installed.bin / "vllm"), "serve", "--enable-lora", "--port", "0"]
+    done = subprocess.run(command, env=allowing, capture_output=True, text=True)
+    assert "--allow-runtime-lora" in done.stderr
+    assert "--api-key" in done.stderr
 
 
 def test_the_command_names_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
 
+OWN = "quire-compat"  # the keyword of the metadata that this distribution carries for a name
 REAL = ("vllm", "sglang", "tensorrt-llm", "tensorrt")
 
 
@@ -14,11 +15,7 @@ def installed(names: Sequence[str] = REAL) -> list[str]:
 
 
 def _has(name: str) -> bool:
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
+    return any(found.metadata["Keywords"] != OWN for found in distributions(name=name))
 
 
 def message(found: Sequence[str]) -> str:

@@ -1,5 +1,7 @@
 """Groups of options. Quire takes them as maps."""
 
+from vllm.config.model import ModelConfig
+
 CompilationConfig = dict
 KVTransferConfig = dict
 PoolerConfig = dict
@@ -10,6 +12,7 @@ StructuredOutputsConfig = dict
 __all__ = [
     "CompilationConfig",
     "KVTransferConfig",
+    "ModelConfig",
     "PoolerConfig",
     "ProfilerConfig",
     "SpeculativeConfig",

@@ -10,6 +10,7 @@ from quire.config import SECTIONS, EngineConfig
 from quire.flags.arguments import add_foreign, add_options
 from quire.flags.table import engine_flags
 from quire.llm.options import engine_config
+from vllm.config.model import ModelConfig
 
 DEFAULTS = {"gpu_memory_utilization": 0.9}
 # Arguments of vLLM's servers that scripts hand on.
@@ -33,6 +34,10 @@ class EngineArgs:
     def create_engine_config(self, **ignored: Any) -> EngineConfig:
         options = {name: v for name, v in self.options.items() if name not in SERVER_OPTIONS}
         return engine_config(options, DEFAULTS)
+
+    def create_model_config(self) -> ModelConfig:
+        config = self.create_engine_config()
+        return ModelConfig.of(config, config.model.max_model_len or 0)
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

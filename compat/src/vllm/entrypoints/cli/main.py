@@ -1,5 +1,6 @@
 """The `vllm` command: Quire's commands with vLLM's names and defaults."""
 
+import os
 import sys
 
 import quire.cli
@@ -10,11 +11,14 @@ _COMMANDS = ("serve", "chat", "complete", "bench latency", "bench serve", "bench
 _FLAGS = {"--system-prompt": "--system", "--model-name": "--model"}
 # Like vLLM's, the server listens on all interfaces, and the clients talk to a server on this machine.
 _URL = {"url": "http://localhost:8000/v1"}
+# The only way in which vLLM takes this option.
+_ALLOWED = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true")
+_RUNTIME_LORA = {"allow_runtime_lora": True} if _ALLOWED else {}
 PROGRAM = quire.cli.Program(
     "vllm",
     {name: quire.cli.COMMANDS[name] for name in _COMMANDS},
     {
-        "serve": {"host": "0.0.0.0", **DEFAULTS},
+        "serve": {"host": "0.0.0.0", "metrics_prefix": "vllm", **_RUNTIME_LORA, **DEFAULTS},
         "chat": _URL,
         "complete": _URL,
         "bench latency": DEFAULTS,
