@@ -384,7 +384,7 @@ class ModelCard:
     """The API process's view of the model. `defaults` are its own sampling parameters.
 
     `generates` is false for encoders. `pooling` says how the model makes its vectors; `scores` and `labels` belong to
-    classifiers. The token ids of a second text are `segment_size` higher, unless it is 0. The last
+    classifiers. Vectors may be cut to `dimensions`: any if empty, none if None. The token ids of a second text are `segment_size` higher, unless it is 0. The last
     `spare_tokens` of the vocabulary are those that adapters may add.
     """
 
@@ -403,6 +403,7 @@ class ModelCard:
     num_parameters: int = 0
     weight_bytes: int = 0
     spare_tokens: int = 0
+    dimensions: tuple[int, ...] | None = ()
 
     @property
     def num_rows(self) -> int:

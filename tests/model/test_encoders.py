@@ -260,6 +260,11 @@ def test_sentence_transformers_directories(make: Make) -> None:
     (cut,) = llm.embed("a " * 60, truncate_prompt_tokens=-1)
     assert len(cut.prompt_token_ids) == 40
     assert cut.prompt_token_ids[-1] == 2
+    with pytest.raises(RequestError, match="is_matryoshka"):
+        llm.embed("a", dimensions=5)
+    llm = LLM(str(directory), **OPTIONS, hf_overrides={"matryoshka_dimensions": [5, 3]})
+    with pytest.raises(RequestError, match="one of 5, 3, 8"):
+        llm.embed("a", dimensions=4)
     short = llm.embed("a b c d", dimensions=5)[0].outputs.embedding
     np.testing.assert_allclose(
         short, unit(np.array(llm.embed("a b c d")[0].outputs.embedding)[:5]), atol=1e-6

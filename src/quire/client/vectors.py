@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 import msgspec
 import numpy as np
 
+from quire.errors import RequestError
+
 T = TypeVar("T")
 
 
@@ -60,6 +62,22 @@ def late_interaction(query: Sequence[Sequence[float]], text: Sequence[Sequence[f
     ColBERT (Khattab and Zaharia 2020, arXiv:2004.12832).
     """
     return float((np.array(query) @ np.array(text).T).max(1).sum())
+
+
+def check_dimensions(wanted: int | None, width: int, allowed: tuple[int, ...] | None) -> None:
+    """Raise RequestError if vectors of this width may not be cut so. `allowed` as in ModelCard."""
+    if wanted is None or wanted == width:
+        return
+    if not 1 <= wanted < width:
+        raise RequestError(f"dimensions must be from 1 to {width}, the model's", "dimensions")
+    if allowed is None:
+        why = "the model was not trained for shorter vectors, unless is_matryoshka in config.json or --hf-overrides"
+        raise RequestError(f"dimensions: {why} says so", "dimensions")
+    if allowed and wanted not in allowed:
+        sizes = ", ".join(map(str, allowed))
+        raise RequestError(
+            f"dimensions must be one of {sizes}, {width}, as the model was trained", "dimensions"
+        )
 
 
 def shortened(vector: list[float], dimensions: int | None) -> list[float]:

@@ -37,7 +37,18 @@ def card_of(plan: EnginePlan) -> ModelCard:
         segment_size=spec.vocab_size // spec.segments if spec.segments > 1 else 0,
         num_parameters=plan.model.num_parameters,
         weight_bytes=memory.weights,
+        dimensions=_dimensions(config.model, plan.model),
     )
+
+
+def _dimensions(config: ModelConfig, found: ModelInfo) -> tuple[int, ...] | None:
+    """Read to which lengths vectors may be cut, as config.json and --hf-overrides say."""
+    path = found.directory / "config.json"
+    given = {**(read_json(path) if path.is_file() else {}), **config.config_changes}
+    listed = given.get("matryoshka_dimensions")
+    if isinstance(listed, list):
+        return tuple(size for size in listed if type(size) is int)
+    return () if given.get("is_matryoshka") else None
 
 
 def _default_params(config: ModelConfig, found: ModelInfo, longest: int) -> dict[str, Any]:

@@ -89,8 +89,7 @@ class PoolingMethods(RunningEngine):
             raise RequestError("vectors of tokens are not one embedding: use encode", "pooling")
         for request, vector, params in zip(requests, self._compute(requests), each, strict=True):
             wanted = params.dimensions if dimensions is None else dimensions
-            if wanted is not None and not 1 <= wanted <= len(vector):
-                raise RequestError(f"dimensions must be from 1 to {len(vector)}", "dimensions")
+            vectors.check_dimensions(wanted, len(vector), self._front.info.dimensions)
             output = vectors.EmbeddingOutput(vectors.shortened(vector, wanted))
             found.append(vectors.VectorRequestOutput(request.id, output, request.tokens))
         return found

@@ -48,15 +48,15 @@ async def pool(service: Service, http: HttpRequest) -> bytes | Response:
     service.check_model(body.model)
     found = await vectors_for(service, http, body, "pool-", _pooling_of(service, body), "")
     count = sum(len(r.tokens) if r.pooling == "all" else 1 for r in found.requests)
-    return await service.make(count, lambda: _answer(body, found))
+    return await service.make(count, lambda: _answer(service, body, found))
 
 
-def _answer(body: PoolingRequest, found: Vectors) -> bytes | Response:
+def _answer(service: Service, body: PoolingRequest, found: Vectors) -> bytes | Response:
     tokens = [len(request.tokens) if request.pooling == "all" else None for request in found.requests]
     vectors = found.vectors
     if body.dimensions is not None:
         one_each(found.requests, "dimensions")
-        vectors = vectors_of(vectors, body.dimensions)
+        vectors = vectors_of(service, vectors, body.dimensions)
     if body.encoding_format.startswith("bytes"):
         return found.as_bytes(body, vectors, tokens)
     pairs = enumerate(zip(vectors, tokens, strict=True))

@@ -38,7 +38,7 @@ async def embed(service: Service, http: HttpRequest) -> bytes | Response:
     found = await vectors_for(service, http, body, "embd-", pooling, "pooling")
 
     def answer() -> bytes | Response:
-        kept = vectors_of(found.vectors, body.dimensions)
+        kept = vectors_of(service, found.vectors, body.dimensions)
         if body.encoding_format.startswith("bytes"):
             return found.as_bytes(body, kept)
         return found.answer([Embedding(i, coded(vector, body)) for i, vector in enumerate(kept)])

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from quire.client.chunks import joined, split_long
 from quire.client.generation import Generation
-from quire.client.vectors import by_token, shortened
+from quire.client.vectors import by_token, check_dimensions, shortened
 from quire.errors import EngineError
 from quire.serve.errors import invalid
 from quire.serve.native.protocol import TextsRequest, VectorsRequest
@@ -182,11 +182,9 @@ async def _vectors(generation: Generation) -> dict[str, list[float]]:
     return vectors
 
 
-def vectors_of(vectors: list[list[float]], dimensions: int | None) -> list[list[float]]:
-    """Cut the vectors to their first `dimensions`. 400 if they have fewer."""
-    width = len(vectors[0])
-    if dimensions is not None and dimensions > width:
-        raise invalid(f"dimensions can be at most the model's {width}", "dimensions", "invalid_value")
+def vectors_of(service: Service, vectors: list[list[float]], dimensions: int | None) -> list[list[float]]:
+    """Cut the vectors to their first `dimensions`. RequestError if the model's may not be cut so."""
+    check_dimensions(dimensions, len(vectors[0]), service.front.info.dimensions)
     return [shortened(vector, dimensions) for vector in vectors]
 
 
