@@ -384,8 +384,8 @@ class ModelCard:
     """The API process's view of the model. `defaults` are its own sampling parameters.
 
     `generates` is false for encoders. `pooling` says how the model makes its vectors; `scores` and `labels` belong to
-    classifiers. Vectors may be cut to `dimensions`: any if empty, none if None. The token ids of a second text are `segment_size` higher, unless it is 0. The last
-    `spare_tokens` of the vocabulary are those that adapters may add.
+    classifiers. Vectors may be cut to `dimensions`: any if empty, none if None. The token ids of a second text are
+    `segment_size` higher, unless it is 0. The last `spare_tokens` of the vocabulary are those that adapters may add.
     """
 
     name: str
