@@ -1,6 +1,6 @@
 """Packs a checkpoint's tensors for a backend: checks that all are there, then reads and packs one by one.
 
-Knows checkpoints and backends; tensors.py knows the place of each piece.
+Knows checkpoints and backends; tensors/ knows the place of each piece.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TensorNames: where a family keeps its tensors, as data. Knows no file format and reads nothing (tensors.py does)."""
+"""TensorNames: where a family keeps its tensors, as data. Knows no file format and reads nothing (tensors/ does)."""
 
 from __future__ import annotations
 
