@@ -185,7 +185,7 @@ def test_the_command_has_vllms_metrics_and_its_way_to_allow_adapters(installed: 
     command = [str(installed.bin / "vllm"), "serve", "--enable-lora", "--port", "0"]
     done = subprocess.run(command, env=allowing, capture_output=True, text=True)
     assert "--allow-runtime-lora" in done.stderr
-    assert "--api-key" in done.stderr
+    assert "--admin-api-key" in done.stderr
 
 
 def test_the_command_names_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -109,7 +110,7 @@ def _table(title: str, rows: Mapping[str, str]) -> str:
 def _refused(rows: Mapping[str, Refused]) -> str:
     texts = {}
     for name, rule in rows.items():
-        allowed = ", ".join(dict.fromkeys(f"`{value}`" for value in rule.neutral))
+        allowed = ", ".join(dict.fromkeys(f"`{json.dumps(value)}`" for value in rule.neutral))
         texts[name] = rule.why + (f" ({allowed} is ignored)" if allowed else "")
     return _table("Refused", texts)
 
