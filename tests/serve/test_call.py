@@ -138,3 +138,22 @@ def test_log_probabilities_of_an_answer_are_bounded(monkeypatch: pytest.MonkeyPa
     with pytest.raises(HttpError, match="log-probabilities: ask for fewer"):
         scored(monkeypatch, 0)
     scored(monkeypatch, 0, prompt_logprob_start=3)
+
+
+@pytest.mark.parametrize("size", [0, 10, 11, 35])
+def test_a_large_body_is_sent_in_parts(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PART_BYTES", 10)
+    body, sent = bytes(range(size)), list[dict[str, Any]]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(streams.Direct(app)({"type": "http"}, send, send))  # type: ignore[arg-type]
+    parts = sent[1:]
+    assert b"".join(part["body"] for part in parts) == body
+    assert all(len(part["body"]) <= 10 for part in parts)
+    assert [part["more_body"] for part in parts] == [True] * (len(parts) - 1) + [False]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from quire.engine.gates import Gate, Gates, Keeper
 from quire.engine.verbs import Handler, Ping, ResetPrefixCache, Result, Verb
 from quire.errors import EngineError, FailedStepError, QuireError
-from quire.runtime.watch import Doing, Watch
+from quire.runtime.watch import FORWARD_PASS, GATES, PROGRAMS, RESULTS, SCHEDULE, Watch
 from quire.sched.scheduler import Scheduler
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends, failures
 
@@ -178,20 +178,20 @@ class EngineCore:
         """Fill the flight and take in the oldest result; returns the deltas of all its sequences."""
         enter = self._watch.enter
         if self.host is not None:
-            enter(Doing.PROGRAMS)
+            enter(PROGRAMS)
             self.host.advance()
         deltas = self._take_ready() if self.asleep else self._compute()
         if self.host is None:
             return deltas
-        enter(Doing.PROGRAMS)
+        enter(PROGRAMS)
         return self.host.route(deltas)
 
     def _compute(self) -> list[Delta]:
         enter = self._watch.enter
         if self._waiting:
-            enter(Doing.GATES)
+            enter(GATES)
             self._pass_gates()
-        enter(Doing.SCHEDULE)
+        enter(SCHEDULE)
         deltas = self._take_ready()
         flight = self._flight
         while len(flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
@@ -239,7 +239,8 @@ class EngineCore:
     def _finish_oldest(self) -> list[Delta]:
         """Take in the result of the oldest step in flight."""
         batch, started, result = self._flight[0]
-        self._watch.enter(Doing.FORWARD_PASS)
+        if result is not None:  # else the executor says what it does
+            self._watch.enter(FORWARD_PASS)
         # An interrupt leaves the step in flight.
         try:
             output = self._executor.execute(batch) if result is None else result.result()
@@ -248,7 +249,8 @@ class EngineCore:
             wait([later for _, _, later in self._flight if later is not None])
             self._flight.clear()
             return self.scheduler.undo(str(error))
-        self._watch.enter(Doing.RESULTS)
+        if result is not None:
+            self._watch.enter(RESULTS)
         self._flight.popleft()
         began, self._ended = max(started, self._ended), perf_counter()
         if self.on_computed is not None:

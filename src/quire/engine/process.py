@@ -41,7 +41,7 @@ from quire.engine.log import set_up_logging
 from quire.engine.verbs import WakeUp
 from quire.engine.wire import Channel, ChannelClosedError, leave_with_parent, read_frame
 from quire.errors import EngineError, QuireError, message_of
-from quire.runtime.watch import Doing, Watch, shared_page
+from quire.runtime.watch import COMMANDS, IDLE, ORDERS, SENDING, STEP, Watch, shared_page
 from quire.types import Delta, FinishReason, Request, ScheduledBatch, ends
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class EngineLoop:
         while self._running:
             self._drain()
             if self._calls:
-                self._watch.enter(Doing.ORDERS)
+                self._watch.enter(ORDERS)
                 self._answer(self._calls.popleft())
             if self._jobs:
                 self._answer_jobs()
@@ -105,9 +105,9 @@ class EngineLoop:
     def _drain(self) -> None:
         """Read all waiting commands; block for one if there is nothing else to do."""
         if not (self._core.has_work or self._calls or self._refused):
-            self._watch.enter(Doing.IDLE)
+            self._watch.enter(IDLE)
             self._channel.wait(JOB_POLL if self._jobs else None)
-        self._watch.enter(Doing.COMMANDS)
+        self._watch.enter(COMMANDS)
         for frame in self._channel.receive():
             if self._running:
                 self._obey(decode_command(frame))
@@ -162,9 +162,9 @@ class EngineLoop:
         if not (self._core.has_work or self._refused):
             return
         deltas, self._refused = self._refused, []
-        self._watch.enter(Doing.STEP)
+        self._watch.enter(STEP)
         deltas += self._core.step()
-        self._watch.enter(Doing.SENDING)
+        self._watch.enter(SENDING)
         scheduled, self._scheduled = self._scheduled, []
         steps, self._steps = self._steps, []
         stats, now = None, time.monotonic()

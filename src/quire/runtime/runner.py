@@ -14,7 +14,7 @@ from quire.devices.protocol import Executable, KVCache, ModelInput
 from quire.errors import EngineError, FailedStepError, message_of
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
-from quire.runtime.watch import Doing, Watch
+from quire.runtime.watch import FORWARD_PASS, RESULTS, SLOTS, Watch
 from quire.types import NewSeq, ScheduledBatch, StepOutput
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Runner:
         return step, inputs
 
     def _execute(self, batch: ScheduledBatch, begun: Begun | None) -> StepOutput:
-        self.watch.enter(Doing.SLOTS)
+        self.watch.enter(SLOTS)
         for slot in batch.freed:
             self._clear(slot)
             if self._earlier is None:
@@ -202,9 +202,9 @@ class Runner:
             if begun is not None:
                 executable.run(begun[1])  # the earlier stages have begun it
             raise FailedStepError(message_of(error)) from error
-        self.watch.enter(Doing.FORWARD_PASS)
+        self.watch.enter(FORWARD_PASS)
         logits = executable.run(inputs)
-        self.watch.enter(Doing.RESULTS)
+        self.watch.enter(RESULTS)
         result = StepRows(executable, logits, len(rows), self._max_logit_rows)
         try:
             for part, first in zip(self._active, firsts, strict=True):

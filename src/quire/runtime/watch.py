@@ -7,7 +7,8 @@ from array import array
 from enum import IntEnum
 from time import perf_counter
 
-PAGE_BYTES = 16
+PAGE_BYTES = 8
+ONE = 1 << 8  # of the count, above what is being done
 
 
 class Doing(IntEnum):
@@ -30,6 +31,10 @@ class Doing(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
+IDLE, COMMANDS, ORDERS, STEP, PROGRAMS, GATES, SCHEDULE, SLOTS, FORWARD_PASS, RESULTS, SENDING = map(
+    int, Doing
+)
+"""IDLE and the others are plain numbers: the loop enters several in each step."""
 UNMEASURED = (Doing.IDLE, Doing.FORWARD_PASS)
 """UNMEASURED are no stays: the loop waits for work, or does it."""
 
@@ -38,18 +43,19 @@ class Watch:
     """Takes note of each thing that the loop begins. With a `page` another process sees it, even if this one hangs."""
 
     def __init__(self, page: memoryview | None = None) -> None:
-        self._page: memoryview | array[int] = array("Q", (0, 0)) if page is None else page.cast("Q")
+        self._page: memoryview | array[int] = array("Q", (0,)) if page is None else page.cast("Q")
         self._longest = [0.0] * len(Doing)
-        self._doing, self._since = 0, perf_counter()
+        self._doing, self._since, self._count = 0, perf_counter(), 0
 
     def enter(self, doing: int) -> None:
         """Begin something, which ends what was done before."""
-        now, before, page = perf_counter(), self._doing, self._page
-        if now - self._since > self._longest[before]:
-            self._longest[before] = now - self._since
+        now = perf_counter()
+        stay = now - self._since
+        if stay > self._longest[self._doing]:
+            self._longest[self._doing] = stay
         self._doing, self._since = doing, now
-        page[0] = doing
-        page[1] += 1
+        self._count = count = self._count + ONE
+        self._page[0] = count | doing
 
     @property
     def longest(self) -> dict[str, float]:
@@ -67,12 +73,12 @@ class Page:
 
     @property
     def doing(self) -> Doing:
-        return Doing(self._view[0])
+        return Doing(self._view[0] % ONE)
 
     @property
     def count(self) -> int:
         """Count what the other process has begun."""
-        return self._view[1]
+        return self._view[0] // ONE
 
 
 def shared_page(descriptor: int) -> memoryview:

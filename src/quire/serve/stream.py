@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.serve.errors import HttpError, as_http
@@ -21,6 +21,7 @@ from quire.types import Delta
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
+PART_BYTES = 1 << 20
 _encode = msgspec.json.Encoder().encode
 
 
@@ -90,7 +91,20 @@ class Direct:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["quire.send"] = send
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, _in_parts(send))
+
+
+def _in_parts(send: Send) -> Send:
+    """Send a large body in parts, between which other calls go on."""
+
+    async def answer(message: Message) -> None:
+        last = max(0, len(body := message.get("body", b"")) - 1) // PART_BYTES * PART_BYTES
+        for at in range(0, last, PART_BYTES):
+            await send({"type": message["type"], "body": body[at : at + PART_BYTES], "more_body": True})
+            await asyncio.sleep(0)
+        await send({**message, "body": body[last:]} if last else message)
+
+    return answer
 
 
 async def _watch(receive: Receive, running: Running) -> None:
@@ -137,7 +151,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self._answer.call
-        direct: Send = scope.get("quire.send", send)
+        direct: Send = _in_parts(scope.get("quire.send", send))
         try:
             with call:
                 async with watched(receive, call):
