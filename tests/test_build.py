@@ -232,15 +232,15 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     main(["plan", str(output), "--json"])
     assert json.loads(capsys.readouterr().out)["parameters"] == figures["parameters"]
     flip("weights.bin", 4096)(output)
-    for arguments in (
-        ["inspect", str(output)],
-        ["inspect", str(tmp_path)],
-        ["inspect"],
-        ["build", str(model)],
+    for arguments, status in (
+        (["inspect", str(output)], 1),
+        (["inspect", str(tmp_path)], 1),
+        (["inspect"], 2),
+        (["build", str(model)], 2),
     ):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
-        assert stop.value.code == 1
+        assert stop.value.code == status
     errors = capsys.readouterr().err
     assert "were altered" in errors
     assert "no config.json" in errors

@@ -106,7 +106,7 @@ def test_bench_throughput_reads_conversations(tiny_model: Callable[..., str], tm
     assert result.returncode == 0, result.stderr
     assert "3 requests" in result.stdout
     bad = quire(*args, str(tmp_path / "none.json"))
-    assert bad.returncode == 1
+    assert bad.returncode == 2
     assert "is not a ShareGPT JSON file" in bad.stderr
 
 
@@ -114,14 +114,14 @@ def test_bench_throughput_reads_conversations(tiny_model: Callable[..., str], tm
     ("args", "status", "message"),
     [
         (("generate", "a", "--model", "./nowhere"), 1, "quire: error: './nowhere' is neither"),
-        (("generate", "a", "--block-size", "0"), 1, "quire: error: --block-size must be at least 1"),
+        (("generate", "a", "--block-size", "0"), 2, "quire: error: --block-size must be at least 1"),
         (
             ("generate", "a", "--blocksize", "8"),
             2,
             "there is no option --blocksize; did you mean --block-size?",
         ),
         (("generate", "a", "--dtype", "float8"), 2, "--dtype"),
-        (("generate", "a", "--top-p", "3"), 1, "--top-p must be at most 1"),
+        (("generate", "a", "--top-p", "3"), 2, "--top-p must be at most 1"),
         (("nonsense",), 2, "there is no command 'nonsense'"),
     ],
 )

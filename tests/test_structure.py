@@ -40,7 +40,7 @@ LEVELS = [
     {"engine"},
     FEATURES,
     {"client"},
-    {"llm", "build", "convert", "serve", "cluster", "quantize"},
+    {"llm", "build", "convert", "serve", "cluster", "quantize", "exits"},
     {"cli"},
     {"bench", "commands"},
 ]
@@ -51,6 +51,7 @@ LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 ALLOWED = {
     ("logits_processor", "params"),
     ("config", "errors"),
+    ("lazy", "errors"),
     ("types", "params"),
     ("types", "steps"),
     ("commands", "bench"),

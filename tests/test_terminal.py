@@ -179,7 +179,7 @@ def test_chat_speaks_with_a_running_server(tmp_path: Path) -> None:
     server.close()
     nobody = quire("chat", "--url", url, stdin=b"Hi\n")
     assert b"does not answer" in nobody.stderr
-    assert quire("chat", "--url", "ftp://x", stdin=b"").returncode == 1
+    assert quire("chat", "--url", "ftp://x", stdin=b"").returncode == 2
 
 
 def test_input_that_is_not_utf8_says_so(tiny_model: Callable[..., str]) -> None:

@@ -187,7 +187,7 @@ def test_quire_serve_takes_sglangs_flags(installed: Installed) -> None:
     assert "--disable-cuda-graph changes nothing" in done.stderr
     assert "ready to serve" in done.stdout
     wrong = serve(installed, "--disable-cuda-graph --dp-size 2")
-    assert wrong.returncode == 1
+    assert wrong.returncode == 2
     assert "--dp-size 2 is not supported" in wrong.stderr
     twice = serve(installed, "one --model-path two")
     assert twice.returncode == 2

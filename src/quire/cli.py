@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import errno
 import importlib
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -14,16 +14,22 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire import __version__
 from quire.config import SECTIONS, EngineConfig
-from quire.engine.log import json_line, logs_are_json
-from quire.errors import QuireError
+from quire.errors import ConfigError, QuireError
 from quire.flags.arguments import add_options, rewritten
 from quire.flags.dialects import add_dialects, take_dialect
 from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
 from quire.flags.table import ForeignFlag, Table, engine_flags
+from quire.lazy import Lazy
+
+if TYPE_CHECKING:
+    from quire import exits
+else:
+    exits = Lazy("quire.exits")
 
 log = logging.getLogger("quire")
 
@@ -92,7 +98,8 @@ class Program:
 
 
 def main(argv: Sequence[str] | None = None, program: Program | None = None) -> None:
-    """Entry point. Prints Quire's errors as one line and exits with status 1; usage errors exit with 2."""
+    """Entry point. Prints an error as one line and exits with status 1, or 2 if options are at fault."""
+    open_closed_streams()
     program = program or Program()
     args = list(sys.argv[1:] if argv is None else argv)
     report_errors(lambda: _dispatch(args, program), program.name, args)
@@ -104,24 +111,29 @@ def report_errors(work: Callable[[], None], name: str, args: Sequence[str]) -> N
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        work()
-        ignore_interrupts()
-    except UsageError as error:
-        _report(f"{error.prog}: error: {error}", str(error), args)
-        raise SystemExit(2) from None
-    except QuireError as error:
-        _report(f"{name}: error: {error}", str(error), args)
-        raise SystemExit(1) from None
-    except (OSError, MemoryError) as error:
-        message = _system_message(error)
-        if message is None:
-            raise
-        _report(f"{name}: error: {message}", message, args)
-        raise SystemExit(1) from None
+        try:
+            work()
+            ignore_interrupts()
+        finally:
+            sys.stdout.flush()
+    except (QuireError, OSError, MemoryError) as error:
+        prog = error.prog if isinstance(error, UsageError) else name
+        raise SystemExit(exits.report(error, prog, args)) from None
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich reads it as an end
+            raise SystemExit(exits.CLOSED_PIPE) from None
+        raise
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     finally:
         ignore_interrupts()
+
+
+def open_closed_streams() -> None:
+    """Open what the caller closed (`>&-`), so that no other file takes its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def ignore_interrupts() -> None:
@@ -141,27 +153,7 @@ def _dispatch(args: list[str], program: Program) -> None:
     _overview(args, program)
 
 
-def _system_message(error: OSError | MemoryError) -> str | None:
-    """What to change about the system if one of its limits was met; None for other errors."""
-    if isinstance(error, MemoryError):
-        return f"out of memory: {error or 'an allocation failed'}; see `quire plan`, and `ulimit -v`"
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return f"{error}: raise the limit on open files (ulimit -n)"
-    if error.errno == errno.ENOMEM:
-        return f"{error}: see `quire plan`, and `ulimit -v`"
-    if error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
-        return f"{error}: choose a place that can be written"
-    return None
-
-
-def _report(line: str, message: str, args: Sequence[str]) -> None:
-    """Print the error that ends the process: as JSON if the log is, or would have been."""
-    words = " ".join(rewritten(args)).replace("=", " ")
-    as_json = logs_are_json() or "--log-format json" in words
-    print(json_line(message) if as_json else line, file=sys.stderr)
-
-
-class UsageError(Exception):
+class UsageError(ConfigError):
     """Arguments that the parser of `prog` does not take."""
 
     def __init__(self, prog: str, message: str) -> None:
@@ -268,6 +260,9 @@ def _run(name: str, args: list[str], program: Program) -> None:
         log.warning("%s", notice)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})
+    for f in fields(own):
+        if f.metadata["writes"] and getattr(own, f.name):
+            exits.check_place(f.name, Path(getattr(own, f.name)), f.metadata["writes"] == "file")
     if command.engine:
         command.run(EngineConfig.from_options(**values), own)
     else:

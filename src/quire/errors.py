@@ -11,6 +11,10 @@ class ConfigError(QuireError, ValueError):
     """An engine option is out of range, contradicts another, or is not supported."""
 
 
+class ResourceError(ConfigError):
+    """The machine lacks now what the options ask for: memory, a port, a limit."""
+
+
 class ModelError(QuireError, ValueError):
     """A model cannot be loaded: its files, shapes, tensors or config fields are not what they must be."""
 

@@ -11,7 +11,10 @@ else:
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
+
+from quire.errors import ConfigError
 
 
 class Lazy:
@@ -38,3 +41,10 @@ class _LazyMethod:
 def lazy_methods(module: str, kind: str, names: str) -> Any:
     """Make a stand-in for the class `kind` of `module`: a base that has its methods, all of them in `names`."""
     return type(kind, (), {name: _LazyMethod(module, kind, name) for name in names.split()})
+
+
+def need(feature: str, *packages: str) -> None:
+    """Raise ConfigError with the line that installs `packages`, which `feature` needs, unless all are there."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{feature} needs {' and '.join(missing)}: pip install {' '.join(missing)}")

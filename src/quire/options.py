@@ -30,13 +30,15 @@ def option(
     short: str | None = None,
     common: bool = False,
     aliases: Mapping[str, Any] | None = None,
+    writes: Literal["file", "directory"] | None = None,
 ) -> Any:
     """A dataclass field with its help text, numeric range (inclusive), one-letter flag, and other names of values.
 
-    `--help` shows only common fields. If a command marks none of its own as common, it shows all of its own.
+    `--help` shows only common fields. If a command marks none of its own as common, it shows all of its own. The
+    command line tries a path that a command `writes` before its work begins.
     """
     metadata = {"help": help, "low": low, "high": high, "short": short, "common": common, "aliases": aliases}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={**metadata, "writes": writes})
 
 
 def check_options(config: object) -> None:
@@ -50,6 +52,8 @@ def check_options(config: object) -> None:
         if value is None or isinstance(value, (bool, str)):
             continue
         low, high = f.metadata.get("low"), f.metadata.get("high")
+        if value != value:
+            raise ConfigError(f"--{flag} must be a number, got {value}")
         if low is not None and value < low:
             raise ConfigError(f"--{flag} must be at least {low}, got {value}")
         if high is not None and value > high:

@@ -104,7 +104,7 @@ def test_values_are_written_as_vllm_takes_them(
 def test_flags_that_would_change_a_result_are_refused(args: tuple[str, ...], message: str) -> None:
     command = [sys.executable, "-m", "quire.cli", "serve", *args]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert message in result.stderr
     assert "nearest is" in result.stderr
     assert result.stderr.count("\n") == 1
@@ -183,7 +183,7 @@ def test_flags_of_vllms_benchmarks_are_known(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(line.split())
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 

@@ -29,7 +29,7 @@ class LatencyOptions:
     num_iters_warmup: int = option(1, "Warm-up runs.", low=0)
     num_iters: int = option(5, "Measured runs.", low=1)
     price_per_hour: float | None = option(None, "Price of this machine: adds costs.", low=0)
-    output_json: str | None = option(None, "Write the figures to this JSON file.")
+    output_json: str | None = option(None, "Write the figures to this JSON file.", writes="file")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.bench.metrics import tokens_by_second
 from quire.errors import ConfigError
+from quire.lazy import need
 
 INK, MUTED, GRID = "#1c2330", "#667085", "#e4e7ec"
 COLOURS = ("#2f6fed", "#e0662f", "#14936b", "#8a4fd3")
@@ -18,10 +19,8 @@ COLOURS = ("#2f6fed", "#e0662f", "#14936b", "#8a4fd3")
 
 def need_matplotlib() -> Any:
     """Import matplotlib's figure module. Raises ConfigError if it is not installed."""
-    try:
-        return importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise ConfigError("--plot needs matplotlib: pip install matplotlib") from error
+    need("--plot", "matplotlib")
+    return importlib.import_module("matplotlib.figure")
 
 
 def plot_sweep(results: Sequence[dict[str, Any]], load: str, path: Path) -> None:

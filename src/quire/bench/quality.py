@@ -37,7 +37,7 @@ class QualityOptions:
     text: str = option("", "File of UTF-8 text that the model was not trained on.")
     window: int = option(256, "Tokens of a window; each token sees those before it.", low=2)
     max_tokens: int = option(8192, "Most tokens of the text to read.", low=2)
-    output_json: str | None = option(None, "Write the figures to this JSON file.")
+    output_json: str | None = option(None, "Write the figures to this JSON file.", writes="file")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -94,11 +94,13 @@ class ServeOptions(DatasetOptions):
     sweep_over: Literal["request-rate", "max-concurrency"] = option(
         "request-rate", "The option that the sweep varies."
     )
-    plot: str | None = option(None, "Plot to write: latency over load with a sweep, else over time.")
+    plot: str | None = option(
+        None, "Plot to write: latency over load with a sweep, else over time.", writes="file"
+    )
     save_result: bool = option(False, "Write the result as JSON.")
     save_detailed: bool = option(False, "Include the figures of each request.")
     append_result: bool = option(False, "Append the result to the file as one line.")
-    result_dir: str | None = option(None, "Directory of the result file.")
+    result_dir: str | None = option(None, "Directory of the result file.", writes="directory")
     result_filename: str | None = option(None, "Name of the result file.")
     label: str | None = option(None, "Label of the result; default is the backend.")
     metadata: tuple[str, ...] = option((), "NAME=VALUE to keep in the result; repeat for several.")

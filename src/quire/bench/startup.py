@@ -43,7 +43,7 @@ class StartupOptions:
     num_iters_warm: int = option(3, "Warm starts, with the model's files in the page cache.", low=1)
     prompt: str = option("Once upon a time", "Prompt for the first token.")
     timeout: float = option(600.0, "Seconds after which a start counts as failed.", low=1)
-    output_json: str | None = option(None, "Write the figures to this JSON file.")
+    output_json: str | None = option(None, "Write the figures to this JSON file.", writes="file")
 
     def __post_init__(self) -> None:
         check_options(self)

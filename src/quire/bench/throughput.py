@@ -40,7 +40,7 @@ class ThroughputOptions:
     )
     num_iters: int = option(3, "Runs.", low=1)
     price_per_hour: float | None = option(None, "Price of this machine: adds costs.", low=0)
-    output_json: str | None = option(None, "Write the figures to this JSON file.")
+    output_json: str | None = option(None, "Write the figures to this JSON file.", writes="file")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -17,7 +17,9 @@ from quire.model.info import EngineLimits
 class BuildOptions:
     """Options of `quire build`; the limits' names are TensorRT-LLM's."""
 
-    output: str = option("", "Directory to write; one that holds an engine is replaced.", short="-o")
+    output: str = option(
+        "", "Directory to write; one that holds an engine is replaced.", short="-o", writes="directory"
+    )
     max_batch_size: int | None = option(None, "Most sequences that the engine runs at once.", low=1)
     max_input_len: int | None = option(None, "Longest prompt, in tokens.", low=1)
     max_seq_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1)

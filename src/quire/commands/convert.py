@@ -15,7 +15,9 @@ from quire.errors import ConfigError
 class ConvertOptions:
     """Options of `quire convert`."""
 
-    output: str = option("", "Directory to write; a conversion in it is replaced.", short="-o")
+    output: str = option(
+        "", "Directory to write; a conversion in it is replaced.", short="-o", writes="directory"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.cli import Command, ignore_interrupts
 from quire.config import EngineConfig, check_options, option
+from quire.errors import ConfigError, RequestError
 from quire.llm import LLM
 from quire.params import SamplingParams
 from quire.text.stdin import read_text
@@ -31,6 +32,11 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        try:
+            SamplingParams(**self.settings())
+        except RequestError as error:
+            flag = "--" + str(error.param).replace("_", "-")
+            raise ConfigError(str(error).replace(str(error.param), flag, 1)) from error
 
     def settings(self) -> dict[str, Any]:
         """Collect the parameters that are set, by their names in SamplingParams and in the API."""

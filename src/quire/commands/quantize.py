@@ -35,7 +35,13 @@ FISHER = "quantize-fisher"
 class QuantizeOptions:
     """Options of `quire quantize`."""
 
-    output: str = option("", "Directory to write; an unfinished run in it goes on.", short="-o", common=True)
+    output: str = option(
+        "",
+        "Directory to write; an unfinished run in it goes on.",
+        short="-o",
+        writes="directory",
+        common=True,
+    )
     method: Name = option(
         "gptq",
         "gptq or awq (4 bits, calibrated), smoothquant or int8-static (8 bits, activations too), squeezellm (tables "

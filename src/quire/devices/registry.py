@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from quire.errors import ConfigError
+from quire.lazy import Lazy, need
 
 if TYPE_CHECKING:
     import quire._native as native
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from quire.devices.peers import Exchange
     from quire.devices.protocol import Backend, Peers
 else:
-    from quire.lazy import Lazy
-
     native = Lazy("quire._native")
     cpu = Lazy("quire.devices.cpu.backend")
     machine = Lazy("quire.devices.cpu.machine")
@@ -51,8 +50,7 @@ def make_backend(name: BackendName = "auto", threads: int | None = None, isa: Is
     if name == "reference":
         return reference.ReferenceBackend()
     if name == "torch":
-        if importlib.util.find_spec("torch") is None:
-            raise ConfigError("--backend torch needs PyTorch: pip install torch, or leave the option out")
+        need("--backend torch", "torch")
         return torch.TorchBackend(threads)
     raise ConfigError(f"there is no backend {name!r}; choose auto, native, reference or torch")
 
@@ -80,8 +78,7 @@ def make_exchange(kind: ExchangeName, rank: int, size: int, patience: float) -> 
     """A way for ranks without common memory to exchange activations. ConfigError: its library is not installed."""
     if kind == "tcp":
         return sockets.SocketExchange(rank, size, patience)
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError("--disable-custom-all-reduce needs PyTorch: pip install torch, or leave it out")
+    need("--disable-custom-all-reduce", "torch")
     return gloo.GlooExchange(rank, size, patience)
 
 
@@ -97,7 +94,11 @@ def runs_foreign_models() -> bool:
 
 
 def open_foreign_model(directory: Path, dtype: str) -> ForeignModel:
-    """A model of a family that Quire does not have, run by its library's code. ModelError if that cannot be done."""
+    """A model of a family that Quire does not have, run by its library's code.
+
+    ModelError if that cannot be done, ConfigError if the library is not installed.
+    """
+    need("a model that runs through transformers", "torch", "transformers")
     return transformers.open_model(directory, dtype)
 
 

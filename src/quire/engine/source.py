@@ -94,8 +94,11 @@ def find_files(config: ModelConfig, spare_tokens: int = 0) -> load.ModelFiles:
         if config.model_impl != "transformers":
             return load.open_files(path, asked)
     except UnknownArchitectureError as error:
-        if config.model_impl == "quire" or is_gguf(path) or not registry.runs_foreign_models():
+        if config.model_impl == "quire" or is_gguf(path):
             raise
+        if not registry.runs_foreign_models():
+            advice = "with `pip install torch transformers` it may run through transformers"
+            raise UnknownArchitectureError(f"{error}; {advice}") from error
         unknown = f"{error}. "
     if is_gguf(path):
         raise ConfigError(

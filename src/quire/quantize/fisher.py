@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.devices.protocol import FloatArray, IntArray
-from quire.errors import ConfigError
-from quire.lazy import Lazy
+from quire.lazy import Lazy, need
 from quire.pretrained import load_pretrained
 
 if TYPE_CHECKING:
@@ -24,10 +23,8 @@ def fisher_information(directory: Path, tokens: IntArray, cache: Path) -> None:
 
     The whole model is in memory, with its gradients. ConfigError if torch or transformers is missing.
     """
-    try:
-        model = load_pretrained(transformers.AutoModelForCausalLM, directory, dtype=torch.float32)
-    except ImportError as error:
-        raise ConfigError(f"--fisher needs the transformers extra: {error}") from error
+    need("--fisher", "torch", "transformers")
+    model = load_pretrained(transformers.AutoModelForCausalLM, directory, dtype=torch.float32)
     named = {name: weight for name, weight in model.named_parameters() if weight.ndim >= 2}
     sums = {name: torch.zeros_like(weight) for name, weight in named.items()}
     for sample in tokens:

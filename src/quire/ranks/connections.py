@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from quire.engine.wire import LENGTH, framed
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError, EngineError, ResourceError
 
 log = logging.getLogger("quire.engine")
 
@@ -203,7 +203,7 @@ def _listen(host: str, port: int) -> socket.socket:
             return socket.create_server((host, port), family=family, backlog=MOST_UNKNOWN)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
-                raise ConfigError(
+                raise ResourceError(
                     f"the ranks cannot be awaited at {host}:{port}: {error.strerror}; change --master-addr or "
                     "--master-port"
                 ) from error

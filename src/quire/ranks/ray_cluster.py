@@ -5,7 +5,6 @@ One actor per rank runs the rank's process, which finds the engine by itself, as
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import msgspec
 from quire.config import EngineConfig
 from quire.devices import registry
 from quire.errors import ConfigError, EngineError
-from quire.lazy import Lazy
+from quire.lazy import Lazy, need
 from quire.ranks.processes import FAREWELL, RankJoin, RankProcess
 
 ray: Any = Lazy("ray")
@@ -41,8 +40,7 @@ class Cluster:
 
     def __init__(self, config: EngineConfig) -> None:
         """ConfigError: Ray is not installed or cannot be reached."""
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("--distributed-executor-backend ray needs Ray: pip install 'quire[ray]'")
+        need("--distributed-executor-backend ray", "ray")
         self._config = config
         try:
             ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="warning")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config import CacheConfig
-from quire.errors import ConfigError
+from quire.errors import ResourceError
 from quire.types import WHOLE_BLOCK, BlockShape
 
 GIB = 1 << 30
@@ -51,14 +51,14 @@ class MemoryNeed:
 
 
 def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryPlan:
-    """Size the KV cache. Raises ConfigError if the model, or one sequence of max_model_len, cannot fit."""
+    """Size the KV cache. Raises ResourceError if the model, or one sequence of max_model_len, cannot fit."""
     block_bytes = need.kv_bytes_per_token * cache.block_size
     shape, size, budget = need.shape, cache.block_size, need.budget
     longest = shape.cost(-(-need.max_model_len // size), shape.most_in_sight(size, budget))
     useful = need.max_num_seqs * -(-longest // shape.slabs)
     rest = available - need.weights - need.workspace
     if rest <= 0:
-        raise ConfigError(
+        raise ResourceError(
             f"the weights ({need.weights / GIB:.2f} GiB) and workspace ({need.workspace / GIB:.2f} GiB) do not fit in "
             f"the {available / GIB:.2f} GiB of free memory: use a smaller model or dtype, or lower "
             "--max-num-batched-tokens"
@@ -74,7 +74,7 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
         num_blocks = min(useful, memory // block_bytes)
         asked = f"--gpu-memory-utilization {cache.gpu_memory_utilization}"
     if num_blocks * block_bytes > rest:
-        raise ConfigError(
+        raise ResourceError(
             f"{asked} asks for {num_blocks * block_bytes / GIB:.2f} GiB of KV cache, but only {rest / GIB:.2f} GiB "
             "are free after weights and workspace: ask for less"
         )
@@ -82,7 +82,7 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
     fits = shape.longest(max(0, num_blocks) * shape.slabs, size, budget)
     if fits < max_model_len:
         if need.max_model_len_is_given or fits < cache.block_size:
-            raise ConfigError(
+            raise ResourceError(
                 f"the KV cache holds {fits} tokens with {asked}, but one sequence may need max_model_len = "
                 f"{max_model_len} ({need.kv_bytes_per_token * max_model_len} bytes): give it more memory or lower "
                 "--max-model-len"

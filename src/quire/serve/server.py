@@ -27,7 +27,7 @@ from quire.client.metrics import Metrics
 from quire.config import EngineConfig
 from quire.engine import garbage
 from quire.engine.log import set_up_logging
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError, EngineError, ResourceError
 from quire.lazy import Lazy
 from quire.serve import banner
 from quire.serve.access import AccessLog
@@ -336,7 +336,7 @@ def _listen(config: ServerConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         at_fault = f"--host {config.host}" if error.errno == errno.EADDRNOTAVAIL else f"--port {config.port}"
-        raise ConfigError(f"cannot listen: {error.strerror}; change {at_fault}") from error
+        raise ResourceError(f"cannot listen: {error.strerror}; change {at_fault}") from error
     return listener
 
 
@@ -347,7 +347,7 @@ def _listen_unix(path: str) -> socket.socket:
         if Path(path).is_socket():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 if probe.connect_ex(path) == 0:
-                    raise ConfigError(f"--uds {path!r}: another server is listening there")
+                    raise ResourceError(f"--uds {path!r}: another server is listening there")
             Path(path).unlink()
         listener.bind(path)
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from quire.errors import ConfigError
+from quire.errors import ResourceError
 
 # Files, sockets and pipes of a server without clients, and the address space that it maps beside the engine's.
 LEAST_DESCRIPTORS = 64
@@ -12,15 +12,15 @@ LEAST_MEMORY = 1 << 29
 
 
 def check_limits() -> None:
-    """Check that the process may have what a server needs to start. Raises ConfigError."""
+    """Check that the process may have what a server needs to start. Raises ResourceError."""
     limit = raise_descriptor_limit()
     if 0 <= limit < LEAST_DESCRIPTORS:
-        raise ConfigError(
+        raise ResourceError(
             f"the limit on open files is {limit}, and a server needs {LEAST_DESCRIPTORS}: raise it (ulimit -n)"
         )
     memory = resource.getrlimit(resource.RLIMIT_AS)[0]
     if memory != resource.RLIM_INFINITY and memory < LEAST_MEMORY:
-        raise ConfigError(
+        raise ResourceError(
             f"the limit on memory is {memory >> 20} MiB, and a server needs {LEAST_MEMORY >> 20} MiB: "
             "raise it (ulimit -v)"
         )

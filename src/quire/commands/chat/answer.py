@@ -64,7 +64,7 @@ class LocalAnswerer:
 
 
 class RemoteAnswerer:
-    """A server with OpenAI's API at `url`. An empty `model` means the first that it lists. ConfigError if unusable."""
+    """A server with OpenAI's API at `url`. An empty `model` means the first that it lists. QuireError."""
 
     def __init__(self, url: str, api_key: str | None, model: str) -> None:
         self._base = url.rstrip("/").removesuffix("/v1")
@@ -74,7 +74,7 @@ class RemoteAnswerer:
         try:
             listed = json.load(self._open("/v1/models", None))["data"]
         except (QuireError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"--url {url}: {error}") from error
+            raise QuireError(f"--url {url}: {error}") from error
         names = [entry["id"] for entry in listed]
         if model and model not in names:
             raise ConfigError(f"--url {url} serves {', '.join(names)}, not {model}")
