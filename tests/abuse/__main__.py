@@ -22,7 +22,7 @@ from typing import NamedTuple
 import httpx
 import psutil
 
-from tests.abuse.attacks import ADAPTERS, ATTACKER, ATTACKS, SECONDS, USER, attack
+from tests.abuse.attacks import ADAPTERS, ATTACKER, ATTACKS, OPERATOR, SECONDS, USER, attack
 from tests.serve.running import Server, start
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 10, "ignore_eos": True, "stream": True}
@@ -90,6 +90,7 @@ def main() -> int:
         model="",
         disable_uvicorn_access_log=True,
         api_key=[USER, ATTACKER],
+        admin_api_key=[OPERATOR],
         max_logprobs=4096,
         enable_lora=True,
         allow_runtime_lora=True,

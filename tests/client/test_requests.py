@@ -19,9 +19,9 @@ def test_prompts_of_a_call_share_what_it_brings(front: Front, monkeypatch: pytes
     encoded: list[int] = []
     whole = front.tokenizer.encode_batch  # type: ignore[union-attr]
 
-    def counted(texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+    def counted(texts: list[str], *options: bool) -> list[list[int]]:
         encoded.append(len(texts))
-        return whole(texts, add_special_tokens)
+        return whole(texts, *options)
 
     monkeypatch.setattr(front.tokenizer, "encode_batch", counted)
     params = SamplingParams(bad_words=["cat", "dog"], prediction="A dog.")
