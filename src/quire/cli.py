@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import logging
 import os
@@ -12,7 +11,7 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,9 +26,9 @@ from quire.flags.table import ForeignFlag, Table, engine_flags
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
-    from quire import exits
+    from quire import exits, spelling
 else:
-    exits = Lazy("quire.exits")
+    exits, spelling = Lazy("quire.exits"), Lazy("quire.spelling")
 
 log = logging.getLogger("quire")
 
@@ -172,16 +171,10 @@ class Parser(argparse.ArgumentParser):
         for word in unknown:
             if word.startswith("--"):
                 name = word.partition("=")[0]
-                self.error(f"there is no option {name}{_nearest(name, self._option_string_actions)}")
+                self.error(f"there is no option {name}{spelling.nearest(name, self._option_string_actions)}")
         if unknown:
             self.error(f"{unknown[0]!r} is one argument too many")
         return found
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" if a known word is close to `word`, else an empty string."""
-    close = difflib.get_close_matches(word, known, 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _overview(args: list[str], program: Program) -> None:
@@ -211,7 +204,7 @@ def _overview(args: list[str], program: Program) -> None:
     else:
         word = f"{group} {rest[0]}".strip()
         known = [*commands, *{command.split()[0] for command in commands}]
-        parser.error(f"there is no command {word!r}{_nearest(word, known)}")
+        parser.error(f"there is no command {word!r}{spelling.nearest(word, known)}")
 
 
 def _run(name: str, args: list[str], program: Program) -> None:

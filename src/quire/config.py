@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from quire.devices.registry import BackendName, Isa
 from quire.errors import ConfigError, RequestError
+from quire.lazy import Lazy
 from quire.lora.options import LoraConfig
 from quire.options import QUANTIZATIONS
 from quire.options import check_options as check_options
@@ -22,6 +23,11 @@ from quire.options import option as option
 from quire.params import SamplingParams
 from quire.ranks.options import ParallelConfig
 from quire.types import PoolerOptions, Pooling
+
+if TYPE_CHECKING:
+    from quire import spelling
+else:
+    spelling = Lazy("quire.spelling")
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 # Beside what Quire makes of weights, the names of methods that a checkpoint may be quantized by (weights/schemes.py).
@@ -463,7 +469,9 @@ class EngineConfig:
             given = {k: options.pop(k) for k in list(options) if k in known}
             taken[name] = section(**{k: _settled(known[k], value) for k, value in given.items()})
         if options:
-            raise ConfigError(f"unknown option: {', '.join(sorted(options))}")
+            names = {f.name for section in SECTIONS.values() for f in fields(section)}
+            named = [f"{name}{spelling.nearest(name, names)}" for name in sorted(options)]
+            raise ConfigError(f"unknown option: {', '.join(named)}")
         return cls(**taken)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.errors import RequestError
-from quire.llm.prompts import Message, no_media
+from quire.llm.prompts import Message, Prompt, no_media
 from quire.llm.running import Kwargs, RunningEngine, Sampling, Tqdm
+from quire.text.output.parser import OutputParser
 from quire.text.template import render
 
 
@@ -82,6 +83,30 @@ class ChatMethods(RunningEngine):
         (prompt,) = self._chat_prompts(messages)
         tokens: list[int] = prompt["prompt_token_ids"]
         return tokens
+
+    def chat_prompt(
+        self, messages: Sequence[Message], more: bool = False, variables: dict[str, Any] | None = None
+    ) -> tuple[Prompt, OutputParser, bool]:
+        """Render the prompt of an answer, and make the parser that tells its reasoning from its content.
+
+        With `more` the answer goes on with the last message. `variables` are the chat template's. Also returns whether
+        special tokens mark the reasoning, so that the text must keep them.
+        """
+        (prompt,) = self._chat_prompts(
+            messages,
+            add_generation_prompt=not more,
+            continue_final_message=more,
+            chat_template_kwargs=variables,
+        )
+        form, rendered = self._front.reasoning, prompt["rendered"]
+        place = None if form is None else form.place(rendered.turn, rendered.continued)
+        tokens = [self._front.encode(marker, False) for marker in form.markers] if form else []
+        special = any(len(ids) == 1 and self._is_special(ids[0]) for ids in tokens)
+        return prompt, OutputParser(None, form, None, place), special
+
+    def _is_special(self, token: int) -> bool:
+        tokenizer = self.get_tokenizer()
+        return tokenizer is not None and tokenizer.is_special(token)
 
     def _chat_prompts(
         self,

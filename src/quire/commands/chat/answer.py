@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -9,25 +10,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quire.errors import ConfigError, QuireError
+from quire.errors import ConfigError, PromptTooLongError, QuireError
 from quire.llm import LLM
+from quire.text.output.events import Parsed
 
 Message = dict[str, Any]
+THINK = "enable_thinking"  # the variable of chat templates, and the field of bodies
+BROKEN = "the connection broke off before the answer was complete"
 CONNECT_TIMEOUT = 600.0  # seconds; a long prompt sends nothing for a while
 
 
 @dataclass(slots=True)
 class AnswerPart:
-    """A piece of an answer: text, and at its end the finish reason and the token counts."""
+    """A piece of an answer: text or reasoning, and at its end the finish reason and the token counts."""
 
     text: str = ""
+    reasoning: str = ""
     finish_reason: str | None = None
     prompt_tokens: int = 0
     output_tokens: int = 0
 
 
 class Answerer(Protocol):
-    """Answers conversations. `settings` are sampling parameters by their OpenAI and vLLM names."""
+    """Answers conversations.
+
+    `settings` are sampling parameters by their OpenAI and vLLM names, and `enable_thinking` for the chat template.
+    """
 
     @property
     def name(self) -> str: ...
@@ -51,13 +59,19 @@ class LocalAnswerer:
         return self._llm.name
 
     def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[AnswerPart]:
-        params = self._llm.default_params(**settings)
+        variables = {name: settings[name] for name in settings.keys() & {THINK}}
+        given = {name: value for name, value in settings.items() if name != THINK}
+        prompt, parser, special = self._llm.chat_prompt(messages, more, variables)
+        given = {"skip_special_tokens": not special, **given}
         shown = 0
-        for output in self._llm.stream_chat(messages, params, continue_final_message=more):
-            sample = output.outputs[0]
-            text, shown = sample.text[shown:], len(sample.text)
-            prompt = len(output.prompt_token_ids or ())
-            yield AnswerPart(text, sample.finish_reason, prompt, len(sample.token_ids))
+        for output in self._llm.stream(prompt, self._llm.default_params(**given)):
+            sample, parsed = output.outputs[0], Parsed()
+            parsed.add(parser.feed(sample.text[shown:]))
+            if sample.finish_reason is not None:
+                parsed.add(parser.finish())
+            shown = len(sample.text)
+            counts = len(output.prompt_token_ids or ()), len(sample.token_ids)
+            yield AnswerPart(parsed.content, parsed.reasoning, sample.finish_reason, *counts)
 
     def count(self, messages: list[Message]) -> tuple[int, int]:
         return len(self._llm.chat_token_ids(messages)), self._llm.max_model_len
@@ -94,8 +108,9 @@ class RemoteAnswerer:
     def _pieces(self, path: str, body: dict[str, Any]) -> Iterator[AnswerPart]:
         body = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}, **body}
         finish: str | None = None
-        for line in self._open(path, body):
-            data = line.decode("utf-8", "replace").strip().removeprefix("data:").strip()
+        done = False
+        for data in self._events(path, body):
+            done = done or data == "[DONE]"
             if not data or data.startswith(":") or data == "[DONE]":
                 continue
             event = json.loads(data)
@@ -104,10 +119,22 @@ class RemoteAnswerer:
             choice = (event.get("choices") or [{}])[0]
             finish = choice.get("finish_reason") or finish
             usage = event.get("usage") or {}
-            text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            delta = choice.get("delta") or {}
+            text = choice.get("text") or delta.get("content") or ""
+            reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
             tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-            if text or usage:
-                yield AnswerPart(text, finish, *tokens)
+            if text or reasoning or usage:
+                yield AnswerPart(text, reasoning, finish, *tokens)
+        if finish is None and not done:
+            raise QuireError(BROKEN)
+
+    def _events(self, path: str, body: dict[str, Any]) -> Iterator[str]:
+        """Yield the data of a stream's events. QuireError if the connection breaks."""
+        try:
+            for line in self._open(path, body):
+                yield line.decode("utf-8", "replace").strip().removeprefix("data:").strip()
+        except (OSError, http.client.HTTPException) as error:
+            raise QuireError(f"{BROKEN}: {error}") from error
 
     def count(self, messages: list[Message]) -> tuple[int, int]:
         body = {"model": self.name, "messages": messages}
@@ -122,14 +149,20 @@ class RemoteAnswerer:
         try:
             return urllib.request.urlopen(request, timeout=CONNECT_TIMEOUT)
         except urllib.error.HTTPError as error:
-            raise QuireError(_reason(error)) from error
+            raise _refusal(error) from error
         except OSError as error:
             raise QuireError(f"the server does not answer: {getattr(error, 'reason', error)}") from error
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    """Quote the server's own words, or the status."""
+def _refusal(error: urllib.error.HTTPError) -> QuireError:
+    """Make the error that a server's answer means, in its own words."""
     try:
-        return str(json.load(error)["error"]["message"])
+        told = json.load(error)["error"]
+        message = str(told["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the server answered {error.code} {error.reason}"
+        return QuireError(f"the server answered {error.code} {error.reason}")
+    if error.code == 401:
+        message += "; --api-key gives it"
+    if told.get("code") == "context_length_exceeded":
+        return PromptTooLongError(message, 0, 0)
+    return QuireError(message)

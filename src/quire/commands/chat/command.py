@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Literal
 
 from quire.cli import Command, ignore_interrupts
 from quire.commands.chat.answer import Answerer, LocalAnswerer, RemoteAnswerer
@@ -23,6 +24,9 @@ class ChatOptions(SamplingOptions):
     system: str | None = option(None, "System message to begin with.")
     url: str | None = option(None, "Talk to a running server at this address instead of loading a model.")
     api_key: str | None = option(None, "Key for --url.")
+    context: Literal["drop", "keep"] = option(
+        "drop", "A conversation that is too long loses its oldest turns (drop), or is refused (keep)."
+    )
     quick: str | None = option(None, "Answer this message and end.", short="-q")
 
 
@@ -32,7 +36,7 @@ def run(config: EngineConfig, options: ChatOptions) -> None:
         answerer = LocalAnswerer(LLM.from_config(config))
     else:
         answerer = RemoteAnswerer(options.url, options.api_key, config.model.model)
-    session = Session(answerer, options.settings(), options.system)
+    session = Session(answerer, options.settings(), options.system, options.context == "drop")
     if options.quick is not None:
         session.take(options.quick)
     else:
@@ -41,6 +45,8 @@ def run(config: EngineConfig, options: ChatOptions) -> None:
             if not session.take(line):
                 break
     ignore_interrupts()
+    if session.failed and (options.quick is not None or not sys.stdin.isatty()):
+        raise SystemExit(1)
 
 
 COMMAND = Command(run, ChatOptions, arguments=("model",))

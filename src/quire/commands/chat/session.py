@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from quire.commands.chat.answer import Answerer, AnswerPart, Message
-from quire.errors import QuireError
+from quire.commands.chat.answer import THINK, Answerer, AnswerPart, Message
+from quire.errors import PromptTooLongError, QuireError
+from quire.fields import fields_of
+from quire.params import SamplingParams
+from quire.spelling import nearest
 
 CUT = "(cut at the token limit; /more goes on)"
+CUT_REASONING = "(cut at the token limit before the answer: /set max_tokens N, then /regen)"
+DROPPED = "(the context is full: the oldest turn is left out; --context keep refuses instead)"
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+# What means nothing where one answer is shown as text.
+_NO_SETTINGS = {"n", "logprobs", "prompt_logprobs", "logprob_token_ids", "stream_interval"}
+SETTINGS = {
+    name: field.sentence
+    for name, field in fields_of(SamplingParams).items()
+    if field.sentence and name not in _NO_SETTINGS
+}
 
 
 class Session:
     """A chat's messages so far, the settings of answers, and the time that the last answer took."""
 
-    def __init__(self, answerer: Answerer, settings: dict[str, Any], system: str | None) -> None:
+    def __init__(
+        self, answerer: Answerer, settings: dict[str, Any], system: str | None, drop: bool = True
+    ) -> None:
+        """With `drop`, a conversation that is too long loses its oldest turns."""
+        self.failed = False  # whether the last answer did not come to its end
+        self._drop = drop
         self._answerer = answerer
         self._settings = settings
         self._system = system
@@ -30,10 +49,11 @@ class Session:
             "/new": (self._new, "start over; the system message stays"),
             "/system": (self._set_system, "/system TEXT sets the system message; alone, it shows it"),
             "/set": (self._set, "/set NAME VALUE sets a sampling parameter; alone, it shows all"),
+            "/think": (self._think, "/think on or off asks for reasoning or none; alone, the model decides"),
             "/regen": (self._regenerate, "answer the last message again"),
             "/edit": (self._edit, "/edit TEXT replaces your last message and asks again"),
             "/more": (self._more, "continue the last answer"),
-            "/save": (self._save, "/save FILE writes the conversation as JSON"),
+            "/save": (self._save, "/save FILE writes the conversation as JSON, to a new file"),
             "/load": (self._load, "/load FILE reads one"),
             "/tokens": (self._tokens, "show how much of the context is used"),
             "/stats": (self._stats, "show counts and times of the last answer"),
@@ -60,7 +80,7 @@ class Session:
         try:
             self._commands[name][0](rest.strip())
         except (QuireError, OSError, ValueError, KeyError, TypeError) as error:
-            _note(str(error))
+            _note(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error))
         return True
 
     # --- answers
@@ -74,23 +94,29 @@ class Session:
         text, began = "", time.monotonic()
         first = last = began
         self._last = None
+        self.failed = False
+        reasoning = Reasoning()
         try:
-            for piece in self._answerer.answer(self._conversation(), self._settings, more):
-                if piece.text:
+            for piece in self._pieces(more):
+                if piece.text or piece.reasoning:
                     last = time.monotonic()
-                    first = last if not text else first
+                    first = last if first == began else first
+                reasoning.show(piece.reasoning, bool(piece.text))
                 print(piece.text, end="", flush=True)
                 text += piece.text
                 self._last = piece
         except KeyboardInterrupt:
             print(" ...", end="")
         except QuireError as error:
-            if not text:
-                _note(f"{error} (/new starts over)")
-                if not more:
-                    self._messages.pop()
-                return
-            _note(f"\nthe answer broke off: {error}")
+            self.failed = True
+            _note(
+                f"\nthe answer broke off and is not kept: {error}" if text else f"{error} (/new starts over)"
+            )
+            if not more:
+                self._messages.pop()
+            return
+        finally:
+            reasoning.show("", True)
         print()
         self._times = (began, first, last)
         if more:
@@ -98,7 +124,20 @@ class Session:
         else:
             self._messages.append({"role": "assistant", "content": text})
         if self._last is not None and self._last.finish_reason == "length":
-            _note(CUT)
+            _note(CUT if text or not reasoning.shown else CUT_REASONING)
+
+    def _pieces(self, more: bool) -> Iterator[AnswerPart]:
+        """Ask for the answer; while the conversation is too long, without its oldest turn."""
+        while True:
+            try:
+                yield from self._answerer.answer(self._conversation(), self._settings, more)
+                return
+            except PromptTooLongError:
+                asked = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
+                if not self._drop or len(asked) < 2:
+                    raise
+            del self._messages[: asked[1]]
+            _note(DROPPED)
 
     def _drop_answer(self) -> str:
         """Remove the last answer and its question; returns the question. ValueError without one."""
@@ -125,11 +164,27 @@ class Session:
 
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
-        if name and value:
-            self._settings[name] = json.loads(value)
-        elif name:
-            self._settings.pop(name, None)
-        _note(", ".join(f"{k} {json.dumps(v)}" for k, v in self._settings.items()) or "the model's defaults")
+        if name and name not in SETTINGS:
+            raise ValueError(f"there is no parameter {name}{nearest(name, SETTINGS)}")
+        if not name:
+            for known, sentence in SETTINGS.items():
+                now = json.dumps(self._settings[known]) if known in self._settings else "(default)"
+                _note(f"  {known:30} {now:12} {sentence}")
+            return
+        given = {key: now for key, now in self._settings.items() if key != name}
+        if value:
+            given[name] = _value(value)
+            SamplingParams(**{key: now for key, now in given.items() if key != THINK})
+        self._settings = given
+        _note(", ".join(f"{k} {json.dumps(v)}" for k, v in given.items()) or "the model's defaults")
+
+    def _think(self, text: str) -> None:
+        if text not in ("", "on", "off"):
+            raise ValueError(f"/think takes on or off, not {text}")
+        self._settings.pop(THINK, None)
+        if text:
+            self._settings[THINK] = text == "on"
+        _note(f"reasoning {text or 'as the model decides'}, if the chat template knows {THINK}")
 
     def _regenerate(self, _: str) -> None:
         self._edit(self._drop_answer())
@@ -150,7 +205,8 @@ class Session:
     def _save(self, path: str) -> None:
         if not path:
             raise ValueError("/save needs a file: /save FILE")
-        Path(path).expanduser().write_text(json.dumps({"messages": self._conversation()}, indent=2) + "\n")
+        with Path(path).expanduser().open("x", encoding="utf-8") as file:
+            file.write(json.dumps({"messages": self._conversation()}, indent=2) + "\n")
         _note(f"saved {len(self._messages)} messages to {path}")
 
     def _load(self, path: str) -> None:
@@ -176,6 +232,36 @@ class Session:
             f"{self._last.prompt_tokens:,} prompt tokens, {self._last.output_tokens:,} output tokens, "
             f"first after {first - began:.2f} s, {rate:.1f} tokens/s"
         )
+
+
+class Reasoning:
+    """Shows reasoning beside the answer: on standard error, marked, and dimmed where a terminal can do it."""
+
+    def __init__(self) -> None:
+        self.shown = False
+        self._open = False
+        dims = (
+            sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and "NO_COLOR" not in os.environ
+        )
+        self._dim, self._plain = (DIM, PLAIN) if dims else ("", "")
+
+    def show(self, text: str, ended: bool) -> None:
+        """Show more of the reasoning, and its end if it `ended`."""
+        if text:
+            start = "" if self._open else "Thinking...\n"
+            self.shown = self._open = True
+            print(f"{self._dim}{start}{text}{self._plain}", end="", file=sys.stderr, flush=True)
+        if ended and self._open:
+            self._open = False
+            print(f"{self._dim}\n...done thinking.{self._plain}\n", file=sys.stderr, flush=True)
+
+
+def _value(text: str) -> Any:
+    """Read the value of a parameter: JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _note(text: str) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from quire.errors import ModelError, UnknownArchitectureError
+from quire.lazy import Lazy
 from quire.model.families.composite import text_names, text_part
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import DecoderConfig
 from quire.weights.readers import KEYS, find_quantization
+
+if TYPE_CHECKING:
+    from quire import spelling
+else:
+    spelling = Lazy("quire.spelling")
 
 # By module, the classes of its families and their model_type. A module is imported when one of its families is asked
 # for.
@@ -175,8 +180,7 @@ def _named(architecture: str) -> str:
     """Find the class for a class or model_type that a user names."""
     name = MODEL_TYPES.get(architecture, architecture)
     if name not in SUPPORTED:
-        near = difflib.get_close_matches(name, [*SUPPORTED, *MODEL_TYPES], 1)
-        also = f"; did you mean {near[0]}?" if near else ""
+        also = spelling.nearest(name, [*SUPPORTED, *MODEL_TYPES])
         raise ModelError(f"--architecture {architecture} is not a class or model_type that Quire knows{also}")
     return name
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.lazy import Lazy
 from quire.serve.errors import HttpError, from_field, invalid, unsupported
 from quire.serve.fields.shapes import Body, Fields, Shape
 
-MAX_NAME = 64
+if TYPE_CHECKING:
+    from quire import spelling
+else:
+    spelling = Lazy("quire.spelling")
+
+MAX_NAME = 64  # characters of a name in an error
 MAX_UNKNOWN = 64
 
 
@@ -68,7 +74,7 @@ class _Reader:
 
     def _unknown(self, name: str, shape: Shape, path: str) -> None:
         place = _join(path, name[:MAX_NAME])
-        meant = near(name, shape.names)
+        meant = spelling.near(name, shape.names)
         if meant is not None or self._strict:
             raise unknown(place, None if meant is None else _join(path, meant))
         if len(self.ignored) == MAX_UNKNOWN:
@@ -86,36 +92,3 @@ def unknown(place: str, meant: str | None = None) -> HttpError:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def near(name: str, known: Iterable[str]) -> str | None:
-    """Find the known name that `name` misspells: other case or separators, or one letter wrong (two in long names)."""
-    if len(name) > MAX_NAME:
-        return None
-    plain = _plain(name)
-    for other in known:
-        letters = _plain(other)
-        shortest = min(len(plain), len(letters))
-        limit = 0 if shortest < 5 else 1 if shortest < 9 else 2
-        if abs(len(plain) - len(letters)) <= limit and _distance(plain, letters) <= limit:
-            return other
-    return None
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "")
-
-
-def _distance(a: str, b: str) -> int:
-    """Edit distance in which swapped neighbours count once (optimal string alignment)."""
-    before: list[int] = []
-    last = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        row = [i]
-        for j, y in enumerate(b, 1):
-            cost = min(last[j] + 1, row[-1] + 1, last[j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                cost = min(cost, before[j - 2] + 1)
-            row.append(cost)
-        before, last = last, row
-    return last[-1]
