@@ -10,11 +10,17 @@ from typing import Any
 import httpx
 import huggingface_hub
 import pytest
-from huggingface_hub import errors
+from huggingface_hub import constants, errors
 
 from quire.errors import ModelError
 from quire.weights.download import MAX_ADAPTER, find_adapter
 from quire.weights.hub import existing, find_model
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the stand-in answers."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 class Hub:
@@ -43,14 +49,25 @@ def test_a_directory_is_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["./absent", "/no/such/model", "~/no-such-model", "a/b/c", "../x/y", "a b", "C:\\models"]
+    "name",
+    [
+        "./absent",
+        "/no/such/model",
+        "~/no-such-model",
+        "a/b/c",
+        "../x/y",
+        "a b",
+        "C:\\models",
+        "m.gguf",
+        "a/b.safetensors",
+    ],
 )
 def test_a_path_that_is_not_there_is_refused_without_asking_the_hub(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     hub = Hub(tmp_path, [])
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
-    with pytest.raises(ModelError, match="neither an existing directory nor a Hugging Face id"):
+    with pytest.raises(ModelError, match=r"neither an existing directory nor a Hugging|no file or directory"):
         find_model(name)
     assert not hub.calls
 
@@ -204,7 +221,7 @@ def http(kind: type[Exception]) -> Exception:
         (lambda: http(errors.RevisionNotFoundError), "has no revision 'v9'"),
         (
             lambda: errors.LocalEntryNotFoundError("offline"),
-            "not in the cache and the hub cannot be reached: offline",
+            "not in the cache, and the hub cannot be reached: check the name",
         ),
         (lambda: errors.HFValidationError("bad"), "nor a valid Hugging Face id: bad"),
         (lambda: http(errors.HfHubHTTPError), "at revision v9 cannot be fetched"),
@@ -221,8 +238,8 @@ def test_failures_of_the_hub_say_what_to_do(make: Any, message: str, monkeypatch
 
 
 def test_the_real_client_offline_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="not in the cache and the hub cannot be reached"):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="not in the cache, and the hub cannot be reached"):
         find_model("owner/name", download_dir=str(tmp_path))
 
 

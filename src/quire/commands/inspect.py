@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.cli import Command
-from quire.config import check_options, option
+from quire.config import ModelConfig, check_options, option
+from quire.engine import preview
 from quire.errors import ConfigError
 from quire.files import read_json
 from quire.model import engine_dir
@@ -55,10 +56,11 @@ def run(options: InspectOptions) -> None:
         path = Path(options.model)
         spec, _ = read_model(read_json(path), str(path), options.architecture)
         return _show_model({"spec": describe(spec)}, options)
-    directory = find_model(options.model)
-    if not is_built(directory):
-        files = open_files(directory, Asked(reading=Reading(options.architecture)))
-        return _show_model(model_figures(files.info), options)
+    with preview.unfetched(ModelConfig(model=options.model)) as seen:
+        directory = find_model(seen.model)
+        if not is_built(directory):
+            files = open_files(directory, Asked(reading=Reading(options.architecture)))
+            return _show_model(model_figures(files.info), options)
     manifest = engine_dir.read_manifest(directory)
     shares = [manifest, *(engine_dir.read_manifest(directory, rank) for rank in range(1, manifest.ranks))]
     for share in shares if options.verify else ():

@@ -56,7 +56,7 @@ def run(config: EngineConfig, options: PlanOptions) -> None:
         figures = describe_config(config, Path(options.config))
         tables = _config_tables(figures, options.config)
     else:
-        plan = plan_engine(config)
+        plan = plan_engine(config, fetch=False)
         figures = describe(plan, plan.backend.measure_limits(plan.arithmetic), options)
         tables = _tables(figures, plan)
     if options.json:

@@ -12,14 +12,15 @@ from quire.config import EngineConfig, ModelConfig, SpeculativeOptions
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.lazy import Lazy
-from quire.weights.hub import existing, find_model
+from quire.weights.hub import existing, find_model, is_local
 from quire.weights.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
-    from quire.engine import drafter_config
+    from quire.engine import drafter_config, preview
     from quire.text.tokenizer import Tokenizer
 else:
     drafter_config = Lazy("quire.engine.drafter_config")
+    preview = Lazy("quire.engine.preview")
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +31,16 @@ ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_MODEL = "quire-stories"
 
 
-def model_directory(config: ModelConfig) -> Path:
+def model_directory(config: ModelConfig, weights: bool = True) -> Path:
     """Find the local directory or GGUF file of the configured model; by default, of the model inside the package.
 
-    A speculator stands for the target that it names.
+    A speculator stands for the target that it names. A model of the hub is looked at before its weights are fetched;
+    without `weights` they stay there, unless a GGUF file is all there is.
     """
     if config.model:
-        weights = config.load_format != "dummy"
+        weights = weights and config.load_format != "dummy"
+        if not is_local(config.model):
+            preview.check(config)
         path = find_model(config.model, config.revision, config.download_dir, weights, config.hf_token)
         target = verifier_of(path)
         if target is None:
@@ -64,7 +68,10 @@ def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
     options, model = config.speculation.options, config.model
     if options is not None and (options.model is not None or options.method in WITHOUT_MODEL):
         return options
-    if model.model and verifier_of(find_model(model.model, model.revision, model.download_dir)) is not None:
+    if not model.model:
+        return options
+    about = find_model(model.model, model.revision, model.download_dir, False, model.hf_token)
+    if verifier_of(about) is not None:
         return structs.replace(options or SpeculativeOptions(), model=model.model)
     return options
 
@@ -74,7 +81,7 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
     if config.tokenizer:
         revision, token = config.tokenizer_revision, config.hf_token
         return open_tokenizer(find_model(config.tokenizer, revision, config.download_dir, False, token))
-    return open_tokenizer(model_directory(config))
+    return open_tokenizer(model_directory(config, weights=False))
 
 
 def has_tokenizer(config: ModelConfig) -> bool:

@@ -25,15 +25,20 @@ from quire.engine import registry
 from quire.engine.source import find_files, for_divided
 from quire.engine.stages import StagePlan, check_node, share_of, with_same_blocks
 from quire.errors import ConfigError
+from quire.lazy import Lazy
 from quire.model.cost import Cost
 from quire.model.info import ModelInfo
 from quire.model.load import ModelFiles
 from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
 from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
+from quire.weights.hub import find_model, is_local
 
 if TYPE_CHECKING:
+    from quire.engine import preview
     from quire.engine.feature import Joined
+else:
+    preview = Lazy("quire.engine.preview")
 
 MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
 
@@ -143,8 +148,25 @@ class EnginePlan:
         return self.backend.arithmetic(self.model.dtype if linear is None else linear)
 
 
-def plan_engine(config: EngineConfig) -> EnginePlan:
-    """Read config and headers, and divide the memory. Allocates nothing. ConfigError if the model cannot fit."""
+def plan_engine(config: EngineConfig, fetch: bool = True) -> EnginePlan:
+    """Read config and headers, and divide the memory. Allocates nothing. ConfigError if the model cannot fit.
+
+    Weights of the hub are fetched once the model is known to fit, and not at all without `fetch`.
+    """
+    model = config.model
+    if not is_local(model.model):
+        with preview.unfetched(model) as seen:
+            if seen is not model:
+                plan = _plan(replace(config, model=seen))
+                if not fetch:
+                    return replace(plan, name=model.model, config=replace(plan.config, model=model))
+        find_model(
+            model.model, model.revision, model.download_dir, model.load_format != "dummy", model.hf_token
+        )
+    return _plan(config)
+
+
+def _plan(config: EngineConfig) -> EnginePlan:
     files = find_files(config.model, config.lora.spare_tokens)
     model = files.info
     longest = _max_model_len(config.model, model)

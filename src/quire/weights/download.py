@@ -5,45 +5,140 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub
+from huggingface_hub import errors
 
 from quire.errors import ModelError
-from quire.weights.hub import existing, only_gguf
+from quire.weights.hub import SHIPPED, existing
+from quire.weights.repository import (
+    OTHER_SAFETENSORS,
+    SAFETENSORS,
+    TORCH,
+    Repository,
+    choose_gguf,
+    find_repository,
+)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
-HUB_GGUF = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([\w-]+)")  # owner/name:Q4_K_M
-ABOUT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")  # config, tokenizer, chat template
-SAFETENSORS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-TORCH = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json")
-# Names that tools of quantization gave to the one file of weights.
-OTHER_SAFETENSORS = ("gptq_model-*.safetensors", "*bit*.safetensors", "*awq*.safetensors")
+HUB_GGUF = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([\w.-]+)")  # owner/name:Q4_K_M
+# Config, tokenizer, chat template, and the modules of sentence-transformers.
+ABOUT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "[0-9]_*/model.safetensors")
+SUBFOLDERS = ("[!0-9]*/*", "[0-9][!_]*/*")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-SUBFOLDERS = ("*/*",)
 MAX_ADAPTER = 16 << 30  # bytes of an adapter that a user has fetched
-SHIPPED = Path(__file__).parent.parent / "assets"
+SHOWN = 8
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model of the hub: its repository, the tag of a GGUF file, and where it is fetched to."""
+
+    name: str
+    tag: str | None
+    revision: str | None
+    download_dir: str | None
+    token: str | None
+
+    @classmethod
+    def parse(cls, model: str, revision: str | None, download_dir: str | None, token: str | None) -> HubModel:
+        """Read a hub id such as owner/name or owner/name:Q4_K_M. ModelError: it is none."""
+        tagged = HUB_GGUF.fullmatch(model)
+        if tagged is None and not HUB_ID.fullmatch(model):
+            raise ModelError(
+                f"{model!r} is neither an existing directory nor a Hugging Face id such as owner/name"
+            )
+        name, tag = (model, None) if tagged is None else (tagged[1], tagged[2])
+        return cls(name, tag, revision, download_dir, token)
+
+    def find(self) -> Repository | None:
+        """Ask the hub for the files; None if it cannot be reached or refuses: what is cached counts then."""
+        try:
+            return find_repository(self.name, self.tag, self.revision, self.download_dir, self.token)
+        except ModelError:
+            raise
+        except Exception as error:  # each version of the client has other errors of connections
+            logger.debug("%s: %s", self.name, error)
+            return None
+
+    def fetch(self, patterns: Iterable[str]) -> Path:
+        return _fetch(self.name, tuple(patterns), self.revision, self.download_dir, self.token)
+
+    def fetch_known(self, repository: Repository, weights: bool) -> Path:
+        """Fetch a repository's small files, and its weights. A tokenizer too may lie in a GGUF file."""
+        if not weights and not repository.gguf:
+            return self.fetch(ABOUT)
+        if not repository.weights:
+            names = ", ".join(sorted(repository.sizes)[:SHOWN]) or "no file"
+            raise ModelError(f"{self.name} holds no weights that Quire reads: it has {names}")
+        if notice := repository.check_room():
+            logger.warning("%s", notice)
+        if repository.gguf:
+            return self.fetch(repository.weights) / repository.weights[0]
+        return self.fetch((*ABOUT, *repository.weights))
+
+    def fetch_cached(self, weights: bool) -> Path:
+        """Find what is cached of a repository whose files are not known."""
+        if self.tag:
+            directory = self.fetch((f"*{self.tag}*.gguf",))
+            return directory / choose_gguf(_names(directory), self.tag, self.name)[0]
+        directory = self.fetch((*ABOUT, *SAFETENSORS) if weights else ABOUT)
+        if weights and not any(any(directory.glob(pattern)) for pattern in SAFETENSORS):
+            directory = self.fetch((*ABOUT, *TORCH, *OTHER_SAFETENSORS))
+        files = _names(directory)
+        held = any(any(directory.glob(pattern)) for pattern in (*SAFETENSORS, *TORCH, *OTHER_SAFETENSORS))
+        if held or not any(name.endswith(".gguf") for name in files):
+            return directory
+        return directory / choose_gguf(files, None, self.name)[0]
 
 
 def fetch_model(
     model: str, revision: str | None, download_dir: str | None, weights: bool, token: str | None
 ) -> Path:
     """Fetch the model of a hub id: see `quire.weights.hub.find_model`."""
-    quantized = HUB_GGUF.fullmatch(model)
-    if quantized is not None:
-        pattern = f"*{quantized[2]}*.gguf"
-        return only_gguf(_fetch(quantized[1], (pattern,), revision, download_dir, token), pattern)
-    if not HUB_ID.fullmatch(model):
-        raise ModelError(
-            f"{model!r} is neither an existing directory nor a Hugging Face id such as owner/name"
-        )
-    if not weights:
-        return _fetch(model, ABOUT, revision, download_dir, token)
-    directory = _fetch(model, (*ABOUT, *SAFETENSORS), revision, download_dir, token)
-    if not any(any(directory.glob(pattern)) for pattern in SAFETENSORS):
-        directory = _fetch(model, (*ABOUT, *TORCH, *OTHER_SAFETENSORS), revision, download_dir, token)
-    return directory
+    named = HubModel.parse(model, revision, download_dir, token)
+    repository = named.find()
+    if repository is None:
+        return named.fetch_cached(weights)
+    return named.fetch_known(repository, weights)
+
+
+def sketch_model(
+    model: str, revision: str | None, download_dir: str | None, token: str | None, folder: Path
+) -> Path | None:
+    """Fetch a model's small files and the headers of its weights to `folder`, where it looks as if it were fetched.
+
+    None if nothing is missing, the hub cannot be reached, or the weights are pickles, which have no header.
+    ModelError: the model is none, or the disk has no room for it.
+    """
+    named = HubModel.parse(model, revision, download_dir, token)
+    repository = named.find()
+    if repository is None or not repository.absent() or repository.weights[0].endswith(".bin"):
+        return None
+    repository.check_room()
+    folder.mkdir(parents=True)
+    for path in () if repository.gguf else named.fetch(ABOUT).iterdir():
+        if path.name not in repository.weights:
+            (folder / path.name).symlink_to(path)
+    try:
+        repository.sketch(folder)
+    except ModelError:
+        raise
+    except Exception as error:  # see `find`
+        raise explained(error, named.name, revision) from error
+    return folder / repository.weights[0] if repository.gguf else folder
+
+
+def _names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
 
 
 def find_adapter(
@@ -79,8 +174,8 @@ def _check_size(adapter: str, token: str | None) -> bool:
     """Whether the hub can be reached; if not, only cached files count. ModelError: the files are too large."""
     try:
         found = huggingface_hub.HfApi().model_info(adapter, files_metadata=True, token=token)
-    except huggingface_hub.errors.HfHubHTTPError as error:
-        raise ModelError(f"{adapter} cannot be fetched from the hub: {error}") from error
+    except errors.HfHubHTTPError as error:
+        raise explained(error, adapter) from error
     except Exception:  # each version has other errors of connections
         return False
     size = sum(file.size or 0 for file in found.siblings or [] if file.rfilename in ADAPTER)
@@ -100,7 +195,6 @@ def _fetch(
     local: bool = False,
 ) -> Path:
     """Fetch a repository's files, or find them cached; `local`: they must be."""
-    at = f" at revision {revision}" if revision else ""
     try:
         return Path(
             huggingface_hub.snapshot_download(
@@ -113,21 +207,39 @@ def _fetch(
                 ignore_patterns=list(SUBFOLDERS),
             )
         )
-    except huggingface_hub.errors.GatedRepoError as error:
-        raise ModelError(
-            f"{model} is gated: accept its terms on its page, then log in with `hf auth login`"
-        ) from error
-    except huggingface_hub.errors.RevisionNotFoundError as error:
-        raise ModelError(f"{model} has no revision {revision!r}") from error
-    except huggingface_hub.errors.RepositoryNotFoundError as error:
-        raise ModelError(
+    except Exception as error:  # each version of the client has other errors of connections
+        raise explained(error, model, revision) from error
+
+
+def explained(error: Exception, model: str, revision: str | None = None) -> ModelError:
+    """Say in one line why the hub gives no files of a model, and what to do."""
+    at = f" at revision {revision}" if revision else ""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.GatedRepoError):
+        return ModelError(f"{model} is gated: accept its terms on its page, then log in with `hf auth login`")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelError(f"{model} has no revision {revision!r}")
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
+        return ModelError(
             f"{model} is not a directory here and not a model on the hub (or private: `hf auth login`)"
-        ) from error
-    except huggingface_hub.errors.LocalEntryNotFoundError as error:
-        raise ModelError(f"{model}{at} is not in the cache and the hub cannot be reached: {error}") from error
-    except huggingface_hub.errors.HFValidationError as error:
-        raise ModelError(
-            f"{model!r} is not an existing directory nor a valid Hugging Face id: {error}"
-        ) from error
-    except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise ModelError(f"{model}{at} cannot be fetched from the hub: {error}") from error
+        )
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return ModelError(
+            f"{model}{at} is not a path here, not in the cache, and the hub cannot be reached: check the name and the "
+            "network"
+        )
+    if isinstance(error, errors.HFValidationError):
+        return ModelError(
+            f"{model!r} is not an existing directory nor a valid Hugging Face id: {_line(error)}"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ModelError(
+            f"{model}{at} cannot be fetched: {error.strerror}: make room, or give --download-dir"
+        )
+    return ModelError(
+        f"{model}{at} cannot be fetched from the hub: {_line(error)}; try again: what came is kept"
+    )
+
+
+def _line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 else:
     download = Lazy("quire.weights.download")
 
+SHIPPED = Path(__file__).parent.parent / "assets"
 LATER_PART = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}\.gguf")
 
 
@@ -27,8 +28,8 @@ def find_model(
     """Find the directory or GGUF file of `model`; an id is fetched to `download_dir` (default: the hub's cache).
 
     An id with a colon (owner/name:Q4_K_M) means the GGUF file whose name contains what follows it.
-    torch weights are fetched only if there are no safetensors; without `weights`, for a tokenizer, neither is
-    fetched. Raises ModelError.
+    Models and drafters inside the package have names too. torch weights are fetched only if there are no safetensors,
+    and GGUF files if there is neither; without `weights`, for a tokenizer, only GGUF files are. Raises ModelError.
     """
     if not model:
         raise ModelError("no model given; name a local directory or a Hugging Face id")
@@ -41,7 +42,24 @@ def find_model(
         raise ModelError(
             f"{model} is a file; give a GGUF file, or the directory that holds config.json and the weights"
         )
+    if model.startswith(("/", ".", "~")) or model.endswith((".gguf", ".safetensors")):
+        raise ModelError(
+            f"there is no file or directory {model!r:.300}; a GGUF file of the hub is named by its tag, as in "
+            "owner/name:Q4_K_M"
+        )
+    if is_shipped(model):
+        return SHIPPED / model
     return download.fetch_model(model, revision, download_dir, weights, token)
+
+
+def is_local(model: str) -> bool:
+    """Whether a model is a path, the package's own, or none: nothing is asked of the hub."""
+    return not model or existing(model) is not None or is_shipped(model)
+
+
+def is_shipped(model: str) -> bool:
+    """Whether a model inside the package has this name."""
+    return "/" not in model and existing(str(SHIPPED / model / "config.json")) is not None
 
 
 def existing(name: str, roots: tuple[Path, ...] | None = None) -> Path | None:

@@ -1,0 +1,165 @@
+"""Looks at a repository of the hub before its weights are fetched: its files, which of them are here, their headers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub import constants
+
+from quire.errors import ModelError
+from quire.lazy import Lazy
+from quire.weights.gguf.container import GGUFFile
+from quire.weights.hub import LATER_PART
+
+SAFETENSORS = ("model.safetensors", "model-*.safetensors")
+TORCH = ("pytorch_model.bin", "pytorch_model-*.bin")
+# Names that tools of quantization gave to the one file of weights.
+OTHER_SAFETENSORS = ("gptq_model-*.safetensors", "*bit*.safetensors", "*awq*.safetensors")
+DEFAULT_TAG = "Q4_K_M"
+FIRST_PART = re.compile(r"(.*)-00001-of-([0-9]{5})\.gguf")
+utils = Lazy("huggingface_hub.utils")
+HEAD = 1 << 20  # bytes that are asked for first
+MAX_HEAD = 128 << 20
+READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A commit of a repository, with the sizes of its files. `cache` is the place of the hub's cache, None for its own.
+
+    `weights` are the files that hold the model's: those of one GGUF model with `gguf`.
+    """
+
+    name: str
+    commit: str
+    sizes: dict[str, int]
+    cache: str | None
+    token: str | None
+    weights: tuple[str, ...]
+    gguf: bool
+
+    def local(self, file: str) -> Path | None:
+        found = huggingface_hub.try_to_load_from_cache(self.name, file, self.cache, self.commit)
+        return Path(found) if isinstance(found, str) else None
+
+    def absent(self) -> list[str]:
+        """List the files of the weights that are not here."""
+        return [file for file in self.weights if self.local(file) is None]
+
+    def check_room(self) -> str:
+        """Say how much there is to fetch, or nothing. ModelError: the disk has no room for it."""
+        absent = self.absent()
+        size, needed = (
+            sum(map(self.sizes.__getitem__, self.weights)),
+            sum(map(self.sizes.__getitem__, absent)),
+        )
+        place = Path(self.cache or constants.HF_HUB_CACHE).expanduser().absolute()
+        free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
+        if needed > free:
+            raise ModelError(
+                f"{self.name}: {in_bytes(needed)} must be fetched and {in_bytes(free)} are free in {place}: make "
+                "room, or choose another place with --download-dir"
+            )
+        here = len(self.weights) - len(absent)
+        have = f", {here} of {len(self.weights)} files are here" if here else ""
+        return (
+            f"{self.name}: {in_bytes(size)} of weights{have}; fetching {in_bytes(needed)}" if absent else ""
+        )
+
+    def sketch(self, folder: Path) -> None:
+        """Write the weights' headers to `folder`, in files of the full sizes without values. OSError, ModelError."""
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(lambda file: self._sketch(file, folder / file), self.weights))
+
+    def _sketch(self, file: str, path: Path) -> None:
+        here = self.local(file)
+        if here is not None:
+            path.symlink_to(here)
+            return
+        size, have = self.sizes[file], 0
+        needed = HEAD
+        while have < (needed := min(size, needed)):
+            with path.open("ab") as out:
+                out.truncate(have)
+                out.write(self._read(file, have, needed))
+                out.truncate(size)
+            have, needed = needed, self._head(path, needed)
+
+    def _head(self, path: Path, have: int) -> int:
+        """Return the bytes of a file that hold its header, of which `have` are there."""
+        if not self.gguf:
+            with path.open("rb") as file:
+                return min(8 + int.from_bytes(file.read(8), "little"), MAX_HEAD)
+        try:
+            tensors = GGUFFile(path).tensors.values()
+        except ModelError:
+            if have < min(self.sizes[path.name], MAX_HEAD):  # the end of the header may be missing
+                return 4 * have
+            raise
+        start = min((tensor.begin for tensor in tensors), default=0)
+        return have if start <= have else 4 * have
+
+    def _read(self, file: str, start: int, end: int) -> bytes:
+        url = huggingface_hub.hf_hub_url(self.name, file, revision=self.commit)
+        headers = {**utils.build_hf_headers(token=self.token), "Range": f"bytes={start}-{end - 1}"}
+        response = utils.get_session().get(url, headers=headers)
+        utils.hf_raise_for_status(response)
+        if len(response.content) != end - start:
+            raise ModelError(
+                f"{self.name}: {file}: the hub sent {len(response.content)} bytes of {end - start}; try again"
+            )
+        return bytes(response.content)
+
+
+def find_repository(
+    name: str, tag: str | None, revision: str | None, cache: str | None, token: str | None
+) -> Repository:
+    """Ask the hub for a repository's files. Raises the client's errors; ModelError: it holds no such weights."""
+    found = huggingface_hub.HfApi().model_info(name, revision=revision, files_metadata=True, token=token)
+    sizes = {file.rfilename: file.size or 0 for file in found.siblings or []}
+    for patterns in () if tag else (SAFETENSORS, TORCH, OTHER_SAFETENSORS):
+        files = tuple(
+            utils.filter_repo_objects(sizes, allow_patterns=list(patterns), ignore_patterns=["*/*"])
+        )
+        if files:
+            return Repository(name, found.sha or "", sizes, cache, token, files, gguf=False)
+    if tag or any(file.endswith(".gguf") for file in sizes):
+        return Repository(
+            name, found.sha or "", sizes, cache, token, choose_gguf(sizes, tag, name), gguf=True
+        )
+    return Repository(name, found.sha or "", sizes, cache, token, (), gguf=False)
+
+
+def choose_gguf(names: Iterable[str], tag: str | None, where: str) -> tuple[str, ...]:
+    """Choose the files of the one GGUF model whose name has the tag; without one, Q4_K_M or the only model.
+
+    ModelError, with the names that there are.
+    """
+    files = sorted(name for name in names if name.endswith(".gguf") and "/" not in name)
+    models = [name for name in files if not LATER_PART.fullmatch(name) and not name.startswith("mmproj")]
+    found = [name for name in models if (tag or DEFAULT_TAG).lower() in name.lower()]
+    found = found or ([] if tag else models)
+    if len(found) != 1:
+        which = f"found {', '.join(found)}" if found else f"found none; it has {', '.join(models) or 'none'}"
+        raise ModelError(
+            f"{where}: one model must match *{tag or ''}*.gguf, {which}; name the file that you mean, as in "
+            f"{where}:{DEFAULT_TAG}"
+        )
+    parts = FIRST_PART.fullmatch(found[0])
+    if parts is None:
+        return (found[0],)
+    return tuple(f"{parts[1]}-{number:05}-of-{parts[2]}.gguf" for number in range(1, int(parts[2]) + 1))
+
+
+def in_bytes(size: int) -> str:
+    """Write a number of bytes as the hub does, in powers of ten."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} bytes"
