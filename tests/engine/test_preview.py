@@ -78,6 +78,9 @@ def test_a_plan_of_a_gguf_file_reads_its_head(hub: HubServer, tmp_path: Path) ->
     with pytest.raises(ModelError, match=r"found none; it has real-Q6_K\.gguf"):
         find_model("owner/real-GGUF:Q2_K")
     assert find_model("owner/real-GGUF:q8_0").name == "real-Q8_0.gguf"
+    (folder / "real-Q8_0.gguf").rename(folder / "real-Q8_0-00001-of-00002.gguf")
+    with pytest.raises(ModelError, match=r"real-Q8_0-00002-of-00002\.gguf is not"):
+        find_model("owner/real-GGUF:Q8_0")
 
 
 def test_what_does_not_fit_is_told_before_the_weights_come(hub: HubServer) -> None:

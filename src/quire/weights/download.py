@@ -16,13 +16,13 @@ import huggingface_hub
 from huggingface_hub import errors
 
 from quire.errors import ModelError
+from quire.weights.gguf.choice import choose_gguf
 from quire.weights.hub import SHIPPED, existing
 from quire.weights.repository import (
     OTHER_SAFETENSORS,
     SAFETENSORS,
     TORCH,
     Repository,
-    choose_gguf,
     find_repository,
 )
 
@@ -51,6 +51,11 @@ class HubModel:
     @classmethod
     def parse(cls, model: str, revision: str | None, download_dir: str | None, token: str | None) -> HubModel:
         """Read a hub id such as owner/name or owner/name:Q4_K_M. ModelError: it is none."""
+        if model.startswith(("/", ".", "~")) or model.endswith((".gguf", ".safetensors")):
+            raise ModelError(
+                f"there is no file or directory {model!r:.300}; a GGUF file of the hub is named by its tag, as in "
+                "owner/name:Q4_K_M"
+            )
         tagged = HUB_GGUF.fullmatch(model)
         if tagged is None and not HUB_ID.fullmatch(model):
             raise ModelError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +10,12 @@ from quire.lazy import Lazy
 
 if TYPE_CHECKING:
     from quire.weights import download
+    from quire.weights.gguf import choice
 else:
+    choice = Lazy("quire.weights.gguf.choice")
     download = Lazy("quire.weights.download")
 
 SHIPPED = Path(__file__).parent.parent / "assets"
-LATER_PART = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}\.gguf")
 
 
 def find_model(
@@ -41,11 +41,6 @@ def find_model(
             return path
         raise ModelError(
             f"{model} is a file; give a GGUF file, or the directory that holds config.json and the weights"
-        )
-    if model.startswith(("/", ".", "~")) or model.endswith((".gguf", ".safetensors")):
-        raise ModelError(
-            f"there is no file or directory {model!r:.300}; a GGUF file of the hub is named by its tag, as in "
-            "owner/name:Q4_K_M"
         )
     if is_shipped(model):
         return SHIPPED / model
@@ -83,15 +78,5 @@ def _gguf_inside(directory: Path) -> Path:
     """Return the directory, or the GGUF file in it if that is the whole model."""
     if (directory / "config.json").exists() or not any(directory.glob("*.gguf")):
         return directory
-    return only_gguf(directory, "*.gguf")
-
-
-def only_gguf(directory: Path, pattern: str) -> Path:
-    """Find the one model in a directory of GGUF files. ModelError if there is not just one."""
-    found = sorted(path for path in directory.glob(pattern) if not LATER_PART.fullmatch(path.name))
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
-        raise ModelError(
-            f"{directory}: one model must match {pattern}, found {names}; name the file that you mean"
-        )
-    return found[0]
+    names = (path.name for path in directory.glob("*.gguf"))
+    return directory / choice.choose_gguf(names, None, str(directory))[0]

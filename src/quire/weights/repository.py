@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +12,13 @@ from huggingface_hub import constants
 
 from quire.errors import ModelError
 from quire.lazy import Lazy
+from quire.weights.gguf.choice import choose_gguf
 from quire.weights.gguf.container import GGUFFile
-from quire.weights.hub import LATER_PART
 
 SAFETENSORS = ("model.safetensors", "model-*.safetensors")
 TORCH = ("pytorch_model.bin", "pytorch_model-*.bin")
 # Names that tools of quantization gave to the one file of weights.
 OTHER_SAFETENSORS = ("gptq_model-*.safetensors", "*bit*.safetensors", "*awq*.safetensors")
-DEFAULT_TAG = "Q4_K_M"
-FIRST_PART = re.compile(r"(.*)-00001-of-([0-9]{5})\.gguf")
 utils = Lazy("huggingface_hub.utils")
 HEAD = 1 << 20  # bytes that are asked for first
 MAX_HEAD = 128 << 20
@@ -134,27 +130,6 @@ def find_repository(
             name, found.sha or "", sizes, cache, token, choose_gguf(sizes, tag, name), gguf=True
         )
     return Repository(name, found.sha or "", sizes, cache, token, (), gguf=False)
-
-
-def choose_gguf(names: Iterable[str], tag: str | None, where: str) -> tuple[str, ...]:
-    """Choose the files of the one GGUF model whose name has the tag; without one, Q4_K_M or the only model.
-
-    ModelError, with the names that there are.
-    """
-    files = sorted(name for name in names if name.endswith(".gguf") and "/" not in name)
-    models = [name for name in files if not LATER_PART.fullmatch(name) and not name.startswith("mmproj")]
-    found = [name for name in models if (tag or DEFAULT_TAG).lower() in name.lower()]
-    found = found or ([] if tag else models)
-    if len(found) != 1:
-        which = f"found {', '.join(found)}" if found else f"found none; it has {', '.join(models) or 'none'}"
-        raise ModelError(
-            f"{where}: one model must match *{tag or ''}*.gguf, {which}; name the file that you mean, as in "
-            f"{where}:{DEFAULT_TAG}"
-        )
-    parts = FIRST_PART.fullmatch(found[0])
-    if parts is None:
-        return (found[0],)
-    return tuple(f"{parts[1]}-{number:05}-of-{parts[2]}.gguf" for number in range(1, int(parts[2]) + 1))
 
 
 def in_bytes(size: int) -> str:

@@ -1,0 +1,31 @@
+"""Chooses the one model among GGUF files, in a directory or on the hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from quire.errors import ModelError
+
+DEFAULT_TAG = "Q4_K_M"
+FIRST_PART = re.compile(r"(.*)-00001-of-([0-9]{5})\.gguf")
+LATER_PART = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}\.gguf")
+
+
+def choose_gguf(names: Iterable[str], tag: str | None, where: str) -> tuple[str, ...]:
+    """Choose the files of the one GGUF model whose name has the tag; without one, Q4_K_M or the only model.
+
+    ModelError, with the names that there are.
+    """
+    files = sorted(name for name in names if name.endswith(".gguf") and "/" not in name)
+    models = [name for name in files if not LATER_PART.fullmatch(name) and not name.startswith("mmproj")]
+    found = [name for name in models if (tag or DEFAULT_TAG).lower() in name.lower()]
+    found = found or ([] if tag else models)
+    if len(found) != 1:
+        which = f"found {', '.join(found)}" if found else f"found none; it has {', '.join(models) or 'none'}"
+        pattern = f"*{tag}*.gguf" if tag else "*.gguf"
+        raise ModelError(f"{where}: one model must match {pattern}, {which}; name the file that you mean")
+    parts = FIRST_PART.fullmatch(found[0])
+    if parts is None:
+        return (found[0],)
+    return tuple(f"{parts[1]}-{number:05}-of-{parts[2]}.gguf" for number in range(1, int(parts[2]) + 1))
