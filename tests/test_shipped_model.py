@@ -10,9 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quire import LLM, SamplingParams
-from quire.engine.directory import ASSETS, SHIPPED_MODEL
+from quire.engine.directory import SHIPPED_MODEL
 from quire.text.output.constraint import call_constraint
 from quire.text.output.parser import parse
+from quire.weights.hub import ASSETS
 
 DRAFT_MODEL = "quire-stories-draft"
 OPENINGS = ["Once upon a time", "The little dog", "One day, Tom went to the park."]

@@ -16,13 +16,14 @@ from quire.bench.progress import progress
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import IntArray
-from quire.engine.directory import ASSETS, load_tokenizer, model_directory
+from quire.engine.directory import load_tokenizer, model_directory
 from quire.engine.plan import make_backend
 from quire.errors import ConfigError
 from quire.files import read_text
 from quire.quantize.fisher import fisher_information, read_fisher
 from quire.quantize.methods import Method, Name
 from quire.quantize.run import Quantizer
+from quire.weights.hub import ASSETS
 
 log = logging.getLogger("quire")
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from quire.config import EngineConfig, ModelConfig, SpeculativeOptions
-from quire.errors import ModelError
 from quire.files import read_json
 from quire.lazy import Lazy
-from quire.weights.hub import existing, find_model, is_local
+from quire.weights.hub import ASSETS, existing, find_model, local
 from quire.weights.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ logger = logging.getLogger(__name__)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 WITHOUT_MODEL = ("ngram", "suffix", "mtp")
 """WITHOUT_MODEL lists the methods of drafting that need no model of their own."""
-ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_MODEL = "quire-stories"
 
 
@@ -37,19 +35,14 @@ def model_directory(config: ModelConfig, weights: bool = True) -> Path:
     A speculator stands for the target that it names. A model of the hub is looked at before its weights are fetched;
     without `weights` they stay there, unless a GGUF file is all there is.
     """
-    if config.model:
-        weights = weights and config.load_format != "dummy"
-        if not is_local(config.model):
-            preview.check(config)
-        path = find_model(config.model, config.revision, config.download_dir, weights, config.hf_token)
-        target = verifier_of(path)
-        if target is None:
-            return path
-        return find_model(target, download_dir=config.download_dir, weights=weights, token=config.hf_token)
-    shipped = ASSETS / SHIPPED_MODEL
-    if not shipped.is_dir():
-        raise ModelError("this installation contains no model: name a directory or a Hugging Face id")
-    return shipped
+    name, weights = config.model or str(ASSETS / SHIPPED_MODEL), weights and config.load_format != "dummy"
+    if local(name) is None:
+        preview.check(config)
+    path = find_model(name, config.revision, config.download_dir, weights, config.hf_token)
+    target = verifier_of(path)
+    if target is None:
+        return path
+    return find_model(target, download_dir=config.download_dir, weights=weights, token=config.hf_token)
 
 
 def verifier_of(path: Path) -> str | None:
@@ -68,10 +61,8 @@ def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
     options, model = config.speculation.options, config.model
     if options is not None and (options.model is not None or options.method in WITHOUT_MODEL):
         return options
-    if not model.model:
-        return options
-    about = find_model(model.model, model.revision, model.download_dir, False, model.hf_token)
-    if verifier_of(about) is not None:
+    where = model.model, model.revision, model.download_dir, False, model.hf_token
+    if model.model and verifier_of(find_model(*where)) is not None:
         return structs.replace(options or SpeculativeOptions(), model=model.model)
     return options
 

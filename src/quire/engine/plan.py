@@ -32,7 +32,7 @@ from quire.model.load import ModelFiles
 from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
 from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
-from quire.weights.hub import find_model, is_local
+from quire.weights.hub import find_model, local
 
 if TYPE_CHECKING:
     from quire.engine import preview
@@ -154,7 +154,7 @@ def plan_engine(config: EngineConfig, fetch: bool = True) -> EnginePlan:
     Weights of the hub are fetched once the model is known to fit, and not at all without `fetch`.
     """
     model = config.model
-    if not is_local(model.model):
+    if model.model and local(model.model) is None:
         with preview.unfetched(model) as seen:
             if seen is not model:
                 plan = _plan(replace(config, model=seen))

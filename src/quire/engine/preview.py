@@ -13,7 +13,7 @@ from quire.engine.directory import verifier_of
 from quire.engine.source import find_files
 from quire.errors import ConfigError, ModelError
 from quire.weights.download import sketch_model
-from quire.weights.hub import is_local
+from quire.weights.hub import local
 
 
 def check(config: ModelConfig) -> None:
@@ -29,7 +29,7 @@ def unfetched(config: ModelConfig) -> Iterator[ModelConfig]:
 
     The model itself if nothing of it is missing here. Errors name the model as it was configured.
     """
-    if is_local(config.model) or config.load_format == "dummy":
+    if not config.model or local(config.model) is not None or config.load_format == "dummy":
         yield config
         return
     with tempfile.TemporaryDirectory(prefix="quire-") as folder:

@@ -17,7 +17,7 @@ from huggingface_hub import errors
 
 from quire.errors import ModelError
 from quire.weights.gguf.choice import choose_gguf
-from quire.weights.hub import SHIPPED, existing
+from quire.weights.hub import ASSETS, existing
 from quire.weights.repository import (
     OTHER_SAFETENSORS,
     SAFETENSORS,
@@ -162,8 +162,8 @@ def find_adapter(
     if path is not None and path.is_dir():
         return path.resolve()
     if HUB_ID.fullmatch(adapter):
-        if (SHIPPED / adapter / ADAPTER[0]).is_file():
-            return SHIPPED / adapter
+        if (ASSETS / adapter / ADAPTER[0]).is_file():
+            return ASSETS / adapter
         if not ids:
             raise ModelError(
                 f"{adapter!r:.300} is not in a directory of --lora-root, and --no-lora-hub-ids is set"

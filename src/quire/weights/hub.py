@@ -15,7 +15,7 @@ else:
     choice = Lazy("quire.weights.gguf.choice")
     download = Lazy("quire.weights.download")
 
-SHIPPED = Path(__file__).parent.parent / "assets"
+ASSETS = Path(__file__).parent.parent / "assets"
 
 
 def find_model(
@@ -33,28 +33,16 @@ def find_model(
     """
     if not model:
         raise ModelError("no model given; name a local directory or a Hugging Face id")
-    path = existing(model)
-    if path is not None and path.is_dir():
-        return _gguf_inside(path)
+    path = local(model)
     if path is not None:
-        if path.suffix == ".gguf":
-            return path
-        raise ModelError(
-            f"{model} is a file; give a GGUF file, or the directory that holds config.json and the weights"
-        )
-    if is_shipped(model):
-        return SHIPPED / model
+        return path if (path / "config.json").exists() else choice.model_at(path)
     return download.fetch_model(model, revision, download_dir, weights, token)
 
 
-def is_local(model: str) -> bool:
-    """Whether a model is a path, the package's own, or none: nothing is asked of the hub."""
-    return not model or existing(model) is not None or is_shipped(model)
-
-
-def is_shipped(model: str) -> bool:
-    """Whether a model inside the package has this name."""
-    return "/" not in model and existing(str(SHIPPED / model / "config.json")) is not None
+def local(model: str) -> Path | None:
+    """Return the path of this name, or the package's own model: nothing is asked of the hub. None: neither is here."""
+    path, own = existing(model), ASSETS / model
+    return own if path is None and "/" not in model and existing(str(own / "config.json")) else path
 
 
 def existing(name: str, roots: tuple[Path, ...] | None = None) -> Path | None:
@@ -72,11 +60,3 @@ def existing(name: str, roots: tuple[Path, ...] | None = None) -> Path | None:
     except (OSError, RuntimeError, ValueError):
         return None
     return path
-
-
-def _gguf_inside(directory: Path) -> Path:
-    """Return the directory, or the GGUF file in it if that is the whole model."""
-    if (directory / "config.json").exists() or not any(directory.glob("*.gguf")):
-        return directory
-    names = (path.name for path in directory.glob("*.gguf"))
-    return directory / choice.choose_gguf(names, None, str(directory))[0]

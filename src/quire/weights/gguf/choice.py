@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from quire.errors import ModelError
 
 DEFAULT_TAG = "Q4_K_M"
 FIRST_PART = re.compile(r"(.*)-00001-of-([0-9]{5})\.gguf")
 LATER_PART = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}\.gguf")
+
+
+def model_at(path: Path) -> Path:
+    """Return a GGUF file, the one in a directory if that is the whole model, or the directory. ModelError: none."""
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    if not path.is_dir():
+        raise ModelError(
+            f"{path} is a file; give a GGUF file, or the directory that holds config.json and the weights"
+        )
+    names = [file.name for file in path.glob("*.gguf")]
+    return path / choose_gguf(names, None, str(path))[0] if names else path
 
 
 def choose_gguf(names: Iterable[str], tag: str | None, where: str) -> tuple[str, ...]:
