@@ -51,10 +51,7 @@ class Repository:
     def check_room(self) -> str:
         """Say how much there is to fetch, or nothing. ModelError: the disk has no room for it."""
         absent = self.absent()
-        size, needed = (
-            sum(map(self.sizes.__getitem__, self.weights)),
-            sum(map(self.sizes.__getitem__, absent)),
-        )
+        size, needed = (sum(self.sizes[file] for file in files) for files in (self.weights, absent))
         place = Path(self.cache or constants.HF_HUB_CACHE).expanduser().absolute()
         free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
         if needed > free:
@@ -125,11 +122,11 @@ def find_repository(
         )
         if files:
             return Repository(name, found.sha or "", sizes, cache, token, files, gguf=False)
-    if tag or any(file.endswith(".gguf") for file in sizes):
-        return Repository(
-            name, found.sha or "", sizes, cache, token, choose_gguf(sizes, tag, name), gguf=True
-        )
-    return Repository(name, found.sha or "", sizes, cache, token, (), gguf=False)
+    gguf = tag is not None or any(file.endswith(".gguf") for file in sizes)
+    files = choose_gguf(sizes, tag, name) if gguf else ()
+    if lacking := set(files) - sizes.keys():
+        raise ModelError(f"{name}: {files[0]} is there and {min(lacking)} is not: choose another file")
+    return Repository(name, found.sha or "", sizes, cache, token, files, gguf)
 
 
 def in_bytes(size: int) -> str:
