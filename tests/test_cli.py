@@ -113,7 +113,11 @@ def test_bench_throughput_reads_conversations(tiny_model: Callable[..., str], tm
 @pytest.mark.parametrize(
     ("args", "status", "message"),
     [
-        (("generate", "a", "--model", "./nowhere"), 1, "quire: error: './nowhere' is neither"),
+        (
+            ("generate", "a", "--model", "./nowhere"),
+            1,
+            "quire: error: there is no file or directory './nowhere'",
+        ),
         (("generate", "a", "--block-size", "0"), 2, "quire: error: --block-size must be at least 1"),
         (
             ("generate", "a", "--blocksize", "8"),
