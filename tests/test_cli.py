@@ -116,7 +116,7 @@ def test_bench_throughput_reads_conversations(tiny_model: Callable[..., str], tm
         (
             ("generate", "a", "--model", "./nowhere"),
             1,
-            "quire: error: there is no file or directory './nowhere'",
+            "quire: error: './nowhere' is neither",
         ),
         (("generate", "a", "--block-size", "0"), 2, "quire: error: --block-size must be at least 1"),
         (

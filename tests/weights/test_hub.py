@@ -67,7 +67,7 @@ def test_a_path_that_is_not_there_is_refused_without_asking_the_hub(
 ) -> None:
     hub = Hub(tmp_path, [])
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
-    with pytest.raises(ModelError, match=r"neither an existing directory nor a Hugging|no file or directory"):
+    with pytest.raises(ModelError, match="neither an existing directory nor a"):
         find_model(name)
     assert not hub.calls
 

@@ -53,8 +53,8 @@ class HubModel:
         """Read a hub id such as owner/name or owner/name:Q4_K_M. ModelError: it is none."""
         if model.startswith(("/", ".", "~")) or model.endswith((".gguf", ".safetensors")):
             raise ModelError(
-                f"there is no file or directory {model!r:.300}; a GGUF file of the hub is named by its tag, as in "
-                "owner/name:Q4_K_M"
+                f"{model!r:.300} is neither an existing directory nor a file; a GGUF file of the hub is named by "
+                "its tag, as in owner/name:Q4_K_M"
             )
         tagged = HUB_GGUF.fullmatch(model)
         if tagged is None and not HUB_ID.fullmatch(model):
