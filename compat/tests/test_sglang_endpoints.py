@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,78 @@ def test_no_new_tokens_computes_the_prompt_alone(http: httpx.Client) -> None:
         scores = [entry[0] for entry in one["meta_info"]["input_token_logprobs"] if entry[0]]
         means.append(sum(scores) / len(scores))
     assert means[0] > means[1]
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("softmax", [False, True])
+def test_scores_are_probabilities_of_labels(http: httpx.Client, item_first: bool, softmax: bool) -> None:
+    query, items, labels = PROMPT, [" there", " a girl"], [5, 300, 7]
+    body = {"query": query, "items": items, "label_token_ids": labels}
+    answer = http.post("/v1/score", json={**body, "apply_softmax": softmax, "item_first": item_first})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    for item, scores in zip(items, found["scores"], strict=True):
+        prompt = item + query if item_first else query + item
+        asked = complete(
+            http,
+            prompt=prompt,
+            max_tokens=1,
+            logprobs=0,
+            logprob_token_ids=labels,
+            return_tokens_as_token_ids=True,
+        )
+        (top,) = asked["choices"][0]["logprobs"]["top_logprobs"]
+        right = [math.exp(top[f"token_id:{label}"]) for label in labels]
+        right = [one / sum(right) for one in right] if softmax else right
+        assert scores == pytest.approx(right, rel=1e-5)
+    ids = [http.post("/tokenize", json={"prompt": query + item}).json()["tokens"] for item in items]
+    by_ids = {"query": [], "items": ids, "label_token_ids": labels, "apply_softmax": softmax}
+    if not item_first:
+        assert http.post("/v1/score", json=by_ids).json()["scores"] == found["scores"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"query": None}, "query"),
+        ({"items": None}, "items"),
+        ({"items": []}, "items"),
+        ({"label_token_ids": None}, "label_token_ids"),
+        ({"label_token_ids": []}, "label_token_ids"),
+        ({"label_token_ids": [1 << 30]}, "label_token_ids"),
+        ({"items": [[1, 2]]}, "items"),
+        ({"query": None, "label_token_ids": None, "items": [[1]]}, "items"),
+        ({"query": None, "label_token_ids": None}, "text_1"),
+    ],
+)
+def test_a_score_that_lacks_something_is_refused_by_name(http: httpx.Client, change: Any, param: str) -> None:
+    body = {"query": PROMPT, "items": [" there"], "label_token_ids": [5], **change}
+    answer = http.post("/v1/score", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_pairs_of_texts_are_scored_as_ever(http: httpx.Client) -> None:
+    body = {"text_1": PROMPT, "text_2": ["a girl", "a boy"]}
+    found, same = (http.post(path, json=body).json() for path in ("/v1/score", "/score"))
+    assert found["data"] == same["data"]
+    body = {"queries": PROMPT, "items": ["a girl", "a boy"]}
+    assert http.post("/v1/score", json=body).json()["data"] == same["data"]
+
+
+def test_a_list_of_prompts_is_tokenized_to_lists(http: httpx.Client) -> None:
+    prompts = [PROMPT, "", "One day"]
+    more = {"add_special_tokens": False, "return_token_strs": True}
+    alone = [http.post("/tokenize", json={"prompt": one, **more}).json() for one in prompts]
+    found = http.post("/tokenize", json={"prompt": prompts, **more}).json()
+    for name in ("tokens", "count", "token_strs"):
+        assert found[name] == [one[name] for one in alone]
+    assert found["max_model_len"] == alone[0]["max_model_len"]
+    messages = [{"role": "user", "content": "x"}]
+    for wrong in ({"prompt": prompts, "messages": messages}, {}):
+        answer = http.post("/tokenize", json=wrong)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "prompt"
 
 
 def test_a_stream_brings_all_text_so_far(http: httpx.Client) -> None:

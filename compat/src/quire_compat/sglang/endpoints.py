@@ -8,12 +8,14 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from quire.engine.verbs import ResetPrefixCache
-from quire.serve.endpoints import Dialect, Generating
+from quire.serve.endpoints import Dialect, Generating, Plain
 from quire.serve.native.control import add_post, for_operators
 from quire.serve.openapi import add_get, json_response
 from quire.serve.service import Service
 from quire_compat.sglang.calls import GenerateBody
 from quire_compat.sglang.generate import generate
+from quire_compat.sglang.scoring import ScoreBody, score
+from quire_compat.sglang.tokenize import TokenizeBody, tokenize
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
@@ -47,6 +49,12 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 DIALECT = Dialect(
-    (Generating("/generate", generate, GenerateBody, dict[str, Any], "Continue prompts (SGLang)"),),
+    (
+        Generating("/generate", generate, GenerateBody, dict[str, Any], "Continue prompts (SGLang)"),
+        Plain(
+            "/v1/score", score, ScoreBody, dict[str, Any], "Scores of labels (SGLang) or of pairs of texts"
+        ),
+        Plain("/tokenize", tokenize, TokenizeBody, dict[str, Any], "Texts to token ids"),
+    ),
     add_routes,
 )

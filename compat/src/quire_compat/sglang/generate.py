@@ -20,7 +20,11 @@ _encode = msgspec.json.Encoder().encode
 
 async def generate(service: Service, http: HttpRequest) -> GenerateAnswer:
     """Read, check and queue a call. Raises HttpError, RequestError or OverloadedError."""
-    body = await service.read(http, GENERATE)
+    return await queue(service, http, await service.read(http, GENERATE))
+
+
+async def queue(service: Service, http: HttpRequest, body: GenerateBody) -> GenerateAnswer:
+    """Check and queue a body. Raises HttpError, RequestError or OverloadedError."""
     parts, single = parts_of(body)
     if sum(part.params.n for part in parts) > MAX_PROMPTS:
         raise invalid(f"one call makes at most {MAX_PROMPTS} samples", "sampling_params.n", "invalid_value")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.serve.field_docs import section
 from quire_compat.sglang.fields import GENERATE, SAMPLING
 from quire_compat.sglang.flags import FOREIGN, NAMES, meaning
+from quire_compat.sglang.scoring import LABELS
 
 HEAD = """# SGLang's flags and fields
 
@@ -24,6 +25,7 @@ GENERATE_HEAD = """
 ## /generate
 
 With `quire-compat` installed, a server has `/generate`, `/get_model_info` and `/flush_cache` beside Quire's endpoints.
+Its `/tokenize` takes a list of prompts too, which it answers with lists.
 
 """
 SAMPLING_HEAD = """
@@ -32,12 +34,27 @@ SAMPLING_HEAD = """
 Defaults are SGLang's (temperature 1, 128 new tokens), not the model's own.
 
 """
+SCORE_HEAD = """
+## /v1/score
+
+With these fields a score is the probability of a token after a prompt. Quire's own body scores pairs of texts as ever.
+
+"""
 
 
 def page() -> str:
     """Write the text of docs/compat-sglang.md."""
     rows = "".join(_row(name) for name in NAMES)
-    return HEAD + rows + GENERATE_HEAD + section(GENERATE) + SAMPLING_HEAD + section(SAMPLING)
+    return (
+        HEAD
+        + rows
+        + GENERATE_HEAD
+        + section(GENERATE)
+        + SAMPLING_HEAD
+        + section(SAMPLING)
+        + SCORE_HEAD
+        + section(LABELS)
+    )
 
 
 def _row(name: str) -> str:

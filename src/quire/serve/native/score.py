@@ -32,9 +32,9 @@ _FIRSTS = ("text_1", "queries", "data_1")
 _SECONDS = ("text_2", "documents", "items", "data_2")
 
 
-async def score(service: Service, http: HttpRequest) -> bytes:
-    """Read, check, queue and wait."""
-    body = await service.read(http, SCORE)
+async def score(service: Service, http: HttpRequest, body: ScoreRequest | None = None) -> bytes:
+    """Read a body unless it is given, check, queue and wait."""
+    body = body or await service.read(http, SCORE)
     model, call_id = service.check_model(body.model), service.new_id("score-", http, body.request_id)
     firsts, seconds = _texts(body, _FIRSTS), _texts(body, _SECONDS)
     scoring = await plan_pairs(service, http, body, firsts, seconds, call_id)

@@ -27,16 +27,16 @@ class Detokenized(msgspec.Struct):
 _encode = msgspec.json.Encoder().encode
 
 
-async def tokenize(service: Service, http: HttpRequest) -> bytes:
-    body = await service.read(http, TOKENIZE)
+async def tokenize(service: Service, http: HttpRequest, body: TokenizeRequest | None = None) -> bytes:
+    body = body or await service.read(http, TOKENIZE)
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give either prompt or messages", "prompt", "invalid_value")
     renders = body.messages is not None
-    return await service.work(http, lambda: _encode(_tokenized(service, body)), renders)
+    return await service.work(http, lambda: _encode(tokenized(service, body)), renders)
 
 
-def _tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
+def tokenized(service: Service, body: TokenizeRequest) -> Tokenized:
     front = service.front
     if body.messages is None:
         text, special = body.prompt or "", body.add_special_tokens is not False
