@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 
+import quire
+from quire import LLM, RequestError, SamplingParams
 from quire.cli import COMMANDS, Command, main
 from quire.config import SECTIONS
+from quire.errors import ConfigError
+from quire.flags.arguments import integer, number
 from quire.quantize.fisher import fisher_information
 
 ENGINE_COMMANDS = [
@@ -132,3 +139,112 @@ def test_missing_extras_name_the_line_that_installs_them(
         assert f"pip install {packages}\n" in assert_refused(capsys, 2, *args)
     with pytest.raises(Exception, match="pip install torch transformers"):
         fisher_information(tmp_path, None, tmp_path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("serve -p 8000", "there is no option -p; did you mean --port?"),
+        ("generate -n 5 Once", "there is no option -n; did you mean --max-tokens?"),
+        ("generate -t 0 Once", "there is no option -t; did you mean --threads?"),
+        ("generate model Once", "'Once' is one argument too many; --model names the model"),
+        ("plan model other", "'other' is one argument too many\n"),
+    ],
+)
+def test_short_flags_are_no_prefixes(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in assert_refused(capsys, 2, *line.split())
+
+
+def test_a_prompt_that_is_a_model_is_refused(
+    tiny_model: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model()
+    assert f"quire generate TEXT --model {model}" in assert_refused(capsys, 2, "generate", model)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1GiB", 2**30),
+        ("1GB", 10**9),
+        ("4K", 4096),
+        ("4k", 4000),
+        ("1.5kB", 1500),
+        ("1e3", 1000),
+        ("2MiB", 2**21),
+    ],
+)
+def test_units_of_sizes(text: str, value: int) -> None:
+    assert integer(text) == value
+
+
+def test_percentages_and_auto(capsys: pytest.CaptureFixture[str]) -> None:
+    assert number("90%") == 0.9
+    main(["plan", "--gpu-memory-utilization", "90%", "--threads", "auto", "--json"])
+    assert json.loads(capsys.readouterr().out)["total_bytes"] > 0
+    for text in ("1.5", "1e-3", "1Gb", "1xB", "1.0001k"):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            integer(text)
+
+
+@pytest.mark.parametrize("name", ["quire-stories-draft", "quire-stories-eagle3", "quire-stories-mlp"])
+def test_shipped_drafters_go_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    same = ("generate", "Once", "--model", "quire-stories", "--max-tokens", "6", "--temperature", "0")
+    main(same)
+    plain = capsys.readouterr().out
+    main([*same, "--spec-model", name])
+    assert capsys.readouterr().out == plain
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": 5}, "model must be a directory or a Hugging Face id, got 5"),
+        ({"modle": "x"}, "unknown option: modle; did you mean model?"),
+        ({"tensor_parallel_size": "2"}, "must be an integer, got '2'"),
+        ({"max_model_len": 2.5}, "must be an integer, got 2.5"),
+        ({"gpu_memory_utilization": "most"}, "must be a number, got 'most'"),
+        ({"enable_lora": "yes"}, "must be True or False, got 'yes'"),
+    ],
+)
+def test_python_options_of_wrong_types(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        LLM(**options)
+
+
+def test_python_prompts_of_wrong_types(tiny_model: Callable[..., str]) -> None:
+    with LLM(Path(tiny_model()), max_model_len=64) as llm:
+        for prompt in (
+            5,
+            None,
+            {"prompt": 5},
+            b"bytes",
+            ["Once", 5],
+            ["Once", None],
+            [True],
+            {"prompt_token_ids": 5},
+        ):
+            with pytest.raises(RequestError, match=r"must be|outside the vocabulary"):
+                llm.generate(prompt, use_tqdm=False)  # type: ignore[arg-type]
+        for params in ({"max_tokens": 3}, 5, [5], "x"):
+            with pytest.raises(RequestError, match="sampling_params must be"):
+                llm.generate("Once", params, use_tqdm=False)  # type: ignore[arg-type]
+        params = SamplingParams(max_tokens=3, temperature=0.0)
+        plain = llm.generate([3, 4, 5], params)[0].outputs[0].token_ids
+        for same in (np.array([3, 4, 5]), [np.int64(3), np.int64(4), np.int64(5)], np.array([[3, 4, 5]])):
+            assert llm.generate(same, params)[0].outputs[0].token_ids == plain  # type: ignore[arg-type]
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert set(quire.__all__) == set(dir(quire))
+
+
+def test_quality_of_a_quantized_checkpoint_needs_its_base(
+    tiny_model: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    main(["quantize", tiny_model(), "-o", str(tmp_path / "small"), "--method", "rtn", "--group-size", "16"])
+    (tmp_path / "text").write_text("Once upon a time. " * 20)
+    main(
+        ["bench", "quality", str(tmp_path / "small"), "--text", str(tmp_path / "text"), "--max-tokens", "40"]
+    )
+    assert "without --base it is compared with itself" in caplog.text

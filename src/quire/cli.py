@@ -6,6 +6,7 @@ import argparse
 import importlib
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -160,21 +161,36 @@ class UsageError(ConfigError):
         self.prog = prog
 
 
+# One-letter flags of other engines, and the options that do the same.
+SHORT = {"-p": "--port", "-m": "--model", "-n": "--max-tokens", "-t": "--threads", "-c": "--max-model-len"}
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a usage error in one line, with the nearest option that exists."""
+
+    advice = ""  # where a text that is one too many may belong
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(self.prog, message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
+        options = self._option_string_actions
         for word in unknown:
-            if word.startswith("--"):
-                name = word.partition("=")[0]
-                self.error(f"there is no option {name}{spelling.nearest(name, self._option_string_actions)}")
+            name = word.partition("=")[0]
+            if name in SHORT and SHORT[name] in options:
+                self.error(f"there is no option {name}; did you mean {SHORT[name]}?")
+            if word.startswith("--") or re.fullmatch("-[A-Za-z]+", name):
+                self.error(f"there is no option {name}{spelling.nearest(name, options)}")
         if unknown:
-            self.error(f"{unknown[0]!r} is one argument too many")
+            self.error(f"{unknown[0]!r} is one argument too many{self.advice}")
         return found
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Take `-oDIR` for `-o DIR`, but `-p` for nothing longer."""
+        return [
+            found for found in super()._get_option_tuples(option_string) if option_string.startswith(found[1])
+        ]
 
 
 def _overview(args: list[str], program: Program) -> None:
@@ -221,6 +237,8 @@ def _run(name: str, args: list[str], program: Program) -> None:
         description=entry.help,
         allow_abbrev=False,
     )
+    if command.engine and "model" not in command.arguments:
+        parser.advice = "; --model names the model"
     parser.add_argument("--help-all", action="help", help="show every option and exit")
     own_options = parser.add_argument_group("options of this command")
     show_own = everything or not any(f.metadata["common"] for f in fields(command.options))

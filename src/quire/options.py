@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, fields
+from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
 from quire.errors import ConfigError
@@ -49,6 +50,14 @@ def check_options(config: object) -> None:
         choices = get_args(hints[f.name]) if getattr(hints[f.name], "__origin__", None) is Literal else ()
         if choices and value not in choices:
             raise ConfigError(f"--{flag} must be one of {', '.join(map(str, choices))}, got {value!r}")
+        kinds = {hints[f.name], *get_args(hints[f.name])}
+        wanted = Integral if int in kinds else Real
+        if kinds & {int, float} and str not in kinds and value is not None:
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                what = "an integer" if wanted is Integral else "a number"
+                raise ConfigError(f"--{flag} must be {what}, got {value!r}")
+        elif bool in kinds and str not in kinds and value not in (True, False, None):
+            raise ConfigError(f"--{flag} must be True or False, got {value!r}")
         if value is None or isinstance(value, (bool, str)):
             continue
         low, high = f.metadata.get("low"), f.metadata.get("high")

@@ -99,4 +99,4 @@ def _report(
     return report
 
 
-COMMAND = Command(run, LatencyOptions, foreign=lambda: vllm_flags("bench latency"))
+COMMAND = Command(run, LatencyOptions, foreign=lambda: vllm_flags("bench latency"), arguments=("model",))

@@ -6,6 +6,7 @@ divergence KL(float32 || configured), and how often both agree on the likeliest 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,11 +18,14 @@ from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import Array, Executable, FloatArray, Limits, ModelInput
-from quire.engine.directory import load_tokenizer
+from quire.engine.directory import load_tokenizer, model_directory
 from quire.engine.plan import make_backend, plan_engine
 from quire.engine.source import find_files
 from quire.errors import ConfigError
 from quire.weights.schemes import weights_name
+from quire.weights.source import quantization_method
+
+log = logging.getLogger("quire")
 
 MAX_TEXT = 64 << 20  # bytes
 
@@ -59,6 +63,13 @@ class Divergence:
 
 def run(config: EngineConfig, options: QualityOptions) -> None:
     tokens = _tokens(config, options)
+    method = quantization_method(model_directory(config.model))
+    if options.base is None and method is not None:
+        log.warning(
+            "the model is quantized by %s: without --base it is compared with itself, decoded, which says nothing of "
+            "what quantizing cost",
+            method,
+        )
     base = replace(
         config,
         model=replace(

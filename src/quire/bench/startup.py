@@ -231,4 +231,4 @@ def _show(
         out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
-COMMAND = Command(run, StartupOptions)
+COMMAND = Command(run, StartupOptions, arguments=("model",))

@@ -155,4 +155,6 @@ def _dataset_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> l
     return jobs
 
 
-COMMAND = Command(run, ThroughputOptions, foreign=lambda: vllm_flags("bench throughput"))
+COMMAND = Command(
+    run, ThroughputOptions, foreign=lambda: vllm_flags("bench throughput"), arguments=("model",)
+)

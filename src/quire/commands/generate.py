@@ -12,6 +12,7 @@ from quire.errors import ConfigError, RequestError
 from quire.llm import LLM
 from quire.params import SamplingParams
 from quire.text.stdin import read_text
+from quire.weights.hub import existing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,10 @@ class GenerateOptions(SamplingOptions):
 def run(config: EngineConfig, options: GenerateOptions) -> None:
     piped = options.prompt == "-" or (not options.prompt and not sys.stdin.isatty())
     prompt = read_text(sys.stdin.buffer) if piped else options.prompt
+    if not config.model.model and _is_model(options.prompt):
+        raise ConfigError(
+            f"{prompt} is a model, and the argument is the text: quire generate TEXT --model {prompt}"
+        )
     llm = LLM.from_config(config)
     shown = 0
     print(prompt, end="", flush=True)
@@ -67,6 +72,12 @@ def run(config: EngineConfig, options: GenerateOptions) -> None:
         shown = len(text)
     print()
     ignore_interrupts()
+
+
+def _is_model(text: str) -> bool:
+    """Whether a prompt is the path of a model."""
+    path = existing(text)
+    return path is not None and (path.suffix == ".gguf" or (path / "config.json").is_file())
 
 
 COMMAND = Command(run, GenerateOptions, arguments=("prompt",))

@@ -15,21 +15,34 @@ import msgspec
 from quire.flags.table import ForeignFlag
 
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])(i?B)?")
+_POWER = re.compile(r"\d+(\.\d+)?[eE]\d{1,2}")
 
 
 MAX_LISTED = 40  # characters of choices that help shows in place of a value
 
 
 def integer(text: str) -> int:
-    """Read a whole number, or one with a unit: 4k is 4000, 4K is 4096, 1.5g is 1500000000. Raises ValueError."""
+    """Read a whole number, or one with a unit: 4k and 4KB are 4000, 4K and 4KiB 4096, 1.5g 1500000000, 1e3 1000.
+
+    Raises ValueError.
+    """
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    if match is None and not _POWER.fullmatch(text):
         return int(text)
-    size = float(match[1]) * _UNITS[match[2]]
+    if match is None:
+        size = float(text)
+    else:
+        unit = {None: match[2], "B": match[2].lower(), "iB": match[2].upper()}[match[3]]
+        size = float(match[1]) * _UNITS[unit]
     if size != int(size):
         raise ValueError(text)
     return int(size)
+
+
+def number(text: str) -> float:
+    """Read a number, or a percentage: 90% is 0.9. Raises ValueError."""
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
 
 
 def texts(value: str) -> list[str]:
@@ -151,19 +164,21 @@ def _reading(hint: Any, aliases: dict[str, Any]) -> dict[str, Any]:
     if get_origin(hint) is tuple:
         return {"action": Listed, "nargs": "+", "metavar": "VALUE"}
     if type(None) in get_args(hint):
-        return _reading(plain[0], aliases)
+        return _reading(plain[0], {"auto": None, **aliases} if plain[0] in (int, float) else aliases)
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     if hint is int:
-        return {"type": _or_alias(integer, aliases), "metavar": "INT"}
+        return {"type": _or_alias(integer, aliases, "int"), "metavar": "INT"}
+    if hint is float:
+        return {"type": _or_alias(number, aliases, "float"), "metavar": "FLOAT"}
     return {"type": hint, "metavar": hint.__name__.upper()}
 
 
-def _or_alias(read: Callable[[str], Any], aliases: dict[str, Any]) -> Callable[[str], Any]:
+def _or_alias(read: Callable[[str], Any], aliases: dict[str, Any], name: str) -> Callable[[str], Any]:
     def reading(text: str) -> Any:
         return aliases[text] if text in aliases else read(text)
 
-    reading.__name__ = "int"  # argparse names it in errors
+    reading.__name__ = name  # argparse names it in errors
     return reading
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from os import PathLike
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -73,7 +74,7 @@ class LLM(ChatMethods, PoolingMethods, ProgramMethods, OperatorMethods, RunningE
 
     def __init__(
         self,
-        model: str = "",
+        model: str | PathLike[str] = "",
         *,
         logits_processors: Sequence[str | ProcessorClass] | None = None,
         **options: Any,
@@ -81,7 +82,7 @@ class LLM(ChatMethods, PoolingMethods, ProgramMethods, OperatorMethods, RunningE
         processors = logits_processors or ()
         classes = tuple(one for one in processors if not isinstance(one, str))
         names = tuple(one for one in processors if isinstance(one, str))
-        given = {"model": str(model), "logits_processors": names, **options}
+        given = {"model": model, "logits_processors": names, **options}
         self._start(engine_config(given, self.defaults), classes)
 
     @cached_property

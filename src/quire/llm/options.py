@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import SECTIONS, EngineConfig
+from quire.errors import ConfigError
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ def engine_config(
     would change a result.
     """
     given = {**defaults, **{name: value for name, value in options.items() if value is not None}}
+    if not isinstance(given.get("model", ""), (str, os.PathLike)):
+        raise ConfigError(f"model must be a directory or a Hugging Face id, got {given['model']!r}")
+    given["model"] = str(given.get("model", ""))
     own = {field.name for section in SECTIONS.values() for field in fields(section)} | {"seed"}
     for notice in foreign.take_foreign(given) if given.keys() - own else ():
         log.warning("%s", notice)

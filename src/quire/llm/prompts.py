@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from quire.client.request_checks import prompt_ids
 from quire.client.requests import Front
 from quire.errors import RequestError
+from quire.fields import refusal
 from quire.params import integers
 
 
@@ -32,10 +33,12 @@ TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """List one prompt or many: a list of ints is one prompt of token ids."""
+    """List one prompt or many: a list of ints is one prompt of token ids. RequestError for what is no prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     listed: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if not isinstance(listed, Sequence) or isinstance(listed, bytes):
+        raise refusal("prompt", prompts, "a text, token ids, a map with one of them, or a list of these")
     if not len(listed):
         return []
     return [listed] if integers(listed[:1]) is not None else listed
@@ -57,7 +60,10 @@ def read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
                 f"a prompt may contain prompt or prompt_token_ids, got {sorted(prompt)}", "prompt"
             )
         tokens = prompt.get("prompt_token_ids")
-        return prompt.get("prompt"), None if tokens is None else prompt_ids(tokens)
+        text = prompt.get("prompt")
+        if text is not None and not isinstance(text, str):
+            raise refusal("prompt", text, "a text")
+        return text, None if tokens is None else prompt_ids(tokens)
     return None, prompt_ids(prompt)
 
 

@@ -22,6 +22,7 @@ from quire.engine.local import LocalCall, LocalEngine, News
 from quire.engine.start import Started, begin_start, finish_start
 from quire.engine.verbs import LoadAdapter
 from quire.errors import EngineError, RequestError, named
+from quire.fields import refusal
 from quire.lazy import Lazy
 from quire.llm.observer import PREFIX, LocalObserver
 from quire.llm.prompts import Prompt, rendered_of, salt_of, tokens_of
@@ -204,6 +205,8 @@ class RunningEngine:
             params = self._front.default_params()
         if isinstance(params, SamplingParams):
             return [params.clone(**changes)] * count
+        if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+            raise refusal("sampling_params", params, "SamplingParams, or a list of them")
         if len(params) != count:
             raise RequestError(
                 f"{count} prompts need as many SamplingParams, got {len(params)}", "sampling_params"
