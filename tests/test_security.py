@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from quire import params, steps
-from quire.client import program_checks, request_checks
+from quire.client import grammar_check, program_checks, request_checks
 from quire.fields import MAX_BEAMS, MAX_N
 from quire.lora import arena
 from quire.program import program_requests, sessions, tasks
@@ -81,6 +81,7 @@ def most(step: type, name: str) -> int:
         (PASSES, "predictions searched", [lookup.MOST_SEARCHED]),
         (PASSES, "prompts that enter suffix trees", [suffix.MOST_GROWN]),
         (POOLS, "sessions of programs", [sessions.MAX_SESSIONS, sessions.MAX_CHARACTERS]),
+        (POOLS, "grammars that wait to be compiled", [grammar_check.MAX_WAITING]),
         (POOLS, "names of adapters loaded at run time", [adapters.MOST_NAMES]),
     ],
 )

@@ -254,6 +254,28 @@ def test_the_queue_is_bounded_all_or_none() -> None:
     run(test)
 
 
+def test_a_full_queue_takes_owners_below_their_share_up_to_twice_its_limit() -> None:
+    async def test() -> None:
+        def of(owner: str, name: str) -> Request:
+            return msgspec.structs.replace(request(name), owner=owner)
+
+        async with running("scripted:delay=0.05", 1, max_num_queued_reqs=6) as engine:
+            with engine.submit([request("runs", "abc", 500)]) as first:
+                await first.take()
+                with engine.submit([of("many", f"m{i}") for i in range(6)]):
+                    with pytest.raises(OverloadedError, match="6 of 6"):
+                        engine.submit([of("many", "m6")])
+                    with engine.submit([of("few", f"f{i}") for i in range(3)]):
+                        for owner, count in (("few", 1), ("many", 1), ("third", 3)):
+                            with pytest.raises(OverloadedError, match="9 of 6"):
+                                engine.submit([of(owner, f"{owner}-{i}") for i in range(count)])
+                        with engine.submit([of("third", "t0"), of("third", "t1")]):
+                            assert engine.num_queued == 11
+                assert engine.num_queued == 0
+
+    run(test)
+
+
 def test_embedding_reset_and_stats() -> None:
     async def test() -> None:
         async with running() as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -315,6 +316,28 @@ def test_one_constraint_and_no_more() -> None:
         StructuredOutputsParams(regex="a" * 2_000_000)
     with pytest.raises(RequestError, match="choice"):
         StructuredOutputsParams(choice=[])
+
+
+def test_owners_take_turns_at_the_compiler(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins, order = threading.Event(), list[str]()
+
+    def compile_one(text: str) -> None:
+        assert begins.wait(60)
+        order.append(text)
+        if text == "m2":
+            raise RequestError("refused")
+
+    monkeypatch.setattr(compiler, "compile", compile_one)
+    jobs = [compiler.submit(f"m{i}", "many") for i in range(4)]
+    jobs += [compiler.submit("o", "one"), compiler.submit("t", "two")]
+    begins.set()
+    with pytest.raises(RequestError, match="refused"):
+        jobs[2].result(60)
+    for job in (jobs[0], jobs[1], *jobs[3:]):
+        job.result(60)
+    assert order == ["m0", "o", "t", "m1", "m2", "m3"]
 
 
 def test_compiled_grammars_are_kept(compiler: GrammarCompiler) -> None:

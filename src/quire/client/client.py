@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -41,6 +41,7 @@ from quire.engine.verbs import Ping, Result, Sleep, Verb, WakeUp
 from quire.engine.wire import framed, open_pair
 from quire.errors import ConfigError, EngineError, ModelError, OverloadedError, QuireError, RequestError
 from quire.lazy import Lazy
+from quire.shares import Pool
 from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ class AsyncEngine:
         self._live: dict[str, _Live] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._call_ids = itertools.count(1)
-        self._num_queued = 0
-        self._num_queued_tokens = 0
+        self._queued = Pool(options.max_num_queued_reqs)
+        self._queued_tokens = Pool(options.max_num_queued_tokens)
         self._last_event = 0.0
         self._signs: signs.SignsOfLife | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -159,7 +160,7 @@ class AsyncEngine:
     @property
     def num_queued(self) -> int:
         """Number of requests that wait for their first step."""
-        return self._num_queued
+        return self._queued.total
 
     async def _launch(self) -> ModelCard:
         began = time.monotonic()
@@ -309,8 +310,8 @@ class AsyncEngine:
         generation = Generation(self, requests, [RequestTimes(request, now) for request in requests])
         for request, times in zip(requests, generation.times, strict=True):
             self._live[request.id] = _Live(generation, times, set(range(request.sampling.n)))
-            self._num_queued += 1
-            self._num_queued_tokens += request.weight
+            self._queued.add(request.owner, 1)
+            self._queued_tokens.add(request.owner, request.weight)
         self._send(Submit.of(requests))
         return generation
 
@@ -381,30 +382,28 @@ class AsyncEngine:
             self.sleeping = bool(result)
         return result
 
-    def _admit(self, requests: Iterable[Request]) -> None:
-        if self.state != "ready":
+    def _admit(self, requests: list[Request]) -> None:
+        if self.state != "ready" or self.sleeping:
             self.metrics.rejections["engine_down"] += 1
-            raise OverloadedError("the engine is starting: try again in a moment", retry_after=1)
-        if self.sleeping:
-            self.metrics.rejections["engine_down"] += 1
-            raise OverloadedError("the engine sleeps: POST /wake_up, or call wake_up, first", retry_after=1)
-        options = self.options
-        reqs = sum(1 for _ in requests)
-        tokens = sum(request.weight for request in requests)
-        for name, limit, queued, more in (
-            ("max-num-queued-reqs", options.max_num_queued_reqs, self._num_queued, reqs),
-            ("max-num-queued-tokens", options.max_num_queued_tokens, self._num_queued_tokens, tokens),
+            doing, then = "is starting", "try again in a moment"
+            if self.state == "ready":
+                doing, then = "sleeps", "POST /wake_up, or call wake_up, first"
+            raise OverloadedError(f"the engine {doing}: {then}", retry_after=1)
+        owner = next((request.owner for request in requests), "")
+        for name, pool, more in (
+            ("max-num-queued-reqs", self._queued, len(requests)),
+            ("max-num-queued-tokens", self._queued_tokens, sum(request.weight for request in requests)),
         ):
-            if limit is None or queued + more <= limit:
+            limit = pool.limit
+            if limit is None or pool.has_room(owner, more):
                 continue
             if more > limit:
                 raise RequestError(
                     f"one call may queue at most {limit} (--{name}), this one asks for {more}", "prompt"
                 )
             self.metrics.rejections["queue_full"] += 1
-            raise OverloadedError(
-                f"the queue is full ({queued} of {limit}, --{name}): try again later", retry_after=1
-            )
+            full = f"the queue is full ({pool.total} of {limit}, --{name}): try again later"
+            raise OverloadedError(full, retry_after=1)
 
     # --- messages from the engine ----------------------------------------------------------------------
 
@@ -462,8 +461,9 @@ class AsyncEngine:
     def _dequeue(self, live: _Live) -> None:
         if live.queued:
             live.queued = False
-            self._num_queued -= 1
-            self._num_queued_tokens -= live.times.request.weight
+            request = live.times.request
+            self._queued.add(request.owner, -1)
+            self._queued_tokens.add(request.owner, -request.weight)
 
     def end_all(self, error: EngineError) -> None:
         """End every request and call with `error`."""

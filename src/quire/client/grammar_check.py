@@ -10,6 +10,8 @@ import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -18,11 +20,13 @@ from quire.config import EngineConfig
 from quire.engine.wire import LENGTH
 from quire.errors import EngineError, OverloadedError, RequestError
 from quire.params import StructuredOutputsParams
+from quire.shares import Turns
 from quire.types import ModelCard
 
 log = logging.getLogger("quire.grammar")
 
 MAX_WAITING = 64
+_FULL = "too many new constraints are waiting to be compiled: try again later"
 MAX_REMEMBERED = 1024
 MAX_REMEMBERED_BYTES = 32 << 20
 START_TIMEOUT = 120.0
@@ -35,33 +39,65 @@ class GrammarChecker:
         self._config = config
         self._maker = maker
         self._process: Process | None = None
-        self._lock = asyncio.Lock()
-        self._waiting = 0
+        self._busy = False
+        self._waiting: Turns[asyncio.Future[None]] = Turns()
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._size = 0
 
-    async def check(self, params: StructuredOutputsParams, info: ModelCard) -> str:
-        """Compile a constraint to the grammar for `Request.grammar`.
+    async def check(self, params: StructuredOutputsParams, info: ModelCard, owner: str = "") -> str:
+        """Compile a constraint to the grammar for `Request.grammar`. Owners take turns.
 
-        RequestError: malformed, not supported, or too expensive. OverloadedError: too many constraints are waiting.
+        RequestError: malformed, not supported, or too expensive. OverloadedError: too many constraints are waiting, and
+        no other owner has more of them.
         """
         key = msgspec.msgpack.encode(params)
         verdict = self._known.get(key)
         if verdict is None:
-            if self._waiting >= MAX_WAITING:
-                raise OverloadedError(
-                    "too many new constraints are waiting to be compiled: try again later", 1
-                )
-            self._waiting += 1
-            try:
-                async with self._lock:
-                    verdict = self._known.get(key) or await self._ask(params, info)
-            finally:
-                self._waiting -= 1
+            async with self._turn(owner):
+                verdict = self._known.get(key) or await self._ask(params, info)
             self._remember(key, verdict)
         if verdict.error is not None:
             raise RequestError(verdict.error, "structured_outputs")
         return verdict.text
+
+    @asynccontextmanager
+    async def _turn(self, owner: str) -> AsyncIterator[None]:
+        """Hold the process, once it is the owner's turn."""
+        await self._wait(owner)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, owner: str) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            largest = self._waiting.make_room(owner)
+            if largest is None:
+                raise OverloadedError(_FULL, 1)
+            if not largest.done():
+                largest.set_exception(OverloadedError(_FULL, 1))
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.put(owner, turn)
+        if not self._busy:
+            self._busy = True
+            self._pass_on()
+        try:
+            await turn
+        except BaseException:
+            if turn.cancelled():
+                self._waiting.drop(owner, turn)
+            elif turn.exception() is None:  # cancelled when its turn had come
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        """Begin the next turn, if anybody waits."""
+        while self._waiting:
+            turn = self._waiting.next()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._busy = False
 
     def _remember(self, key: bytes, verdict: Verdict) -> None:
         if key not in self._known:

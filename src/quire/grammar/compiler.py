@@ -23,6 +23,7 @@ from quire.grammar.schema import EFFORTS
 from quire.grammar.vocabulary import Vocabulary
 from quire.lazy import Lazy
 from quire.params import StructuredOutputsParams
+from quire.shares import Turns
 
 if TYPE_CHECKING:
     import llguidance
@@ -79,6 +80,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Grammar] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
+        self._waiting: Turns[tuple[str, Future[Grammar]]] = Turns()
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -121,11 +123,23 @@ class GrammarCompiler:
                 self._cache.popitem(last=False)
         return grammar
 
-    def submit(self, text: str) -> Future[Grammar]:
-        """Compile in a low-priority thread, for callers that must not wait."""
+    def submit(self, text: str, owner: str = "") -> Future[Grammar]:
+        """Compile in a low-priority thread, for callers that must not wait. Owners take turns."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "grammar", initializer=_step_back)
-        return self._threads.submit(self.compile, text)
+        job: Future[Grammar] = Future()
+        with self._lock:
+            self._waiting.put(owner, (text, job))
+        self._threads.submit(self._compile_next)
+        return job
+
+    def _compile_next(self) -> None:
+        with self._lock:
+            text, job = self._waiting.next()
+        try:
+            job.set_result(self.compile(text))
+        except Exception as error:
+            job.set_exception(error)
 
     def check(self, params: StructuredOutputsParams) -> str:
         """Find the text of a constraint that compiles and can be followed. RequestError gives the reason if none does.

@@ -21,7 +21,7 @@ class GrammarGate:
         if job is None:
             if request.grammar is None or self._compiler.find(request.grammar) is not None:
                 return None
-            job = self._jobs[request.id] = self._compiler.submit(request.grammar)
+            job = self._jobs[request.id] = self._compiler.submit(request.grammar, request.owner)
         if not job.done():
             return job
         del self._jobs[request.id]

@@ -77,7 +77,7 @@ class Run:
         """Call `take` with a compiled grammar between two steps; then the program goes on, with an empty delta."""
         if self._grammars is None:
             raise EngineError("this engine was started without support for grammars")
-        self.later(self._grammars().submit(grammar), take)
+        self.later(self._grammars().submit(grammar, self.request.owner), take)
 
     def go_on(self) -> None:
         """Let the program go on in the next turn, with an empty delta."""

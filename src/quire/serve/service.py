@@ -176,7 +176,9 @@ class Service:
         for place, prompt in enumerate(prompts):
             request, key = prompt.request, id(prompt.request.sampling.structured_outputs)
             if key not in grammars:
-                grammars[key] = (await self.with_grammar(request, prompt.constrained_by)).grammar
+                grammars[key] = (
+                    await self.with_grammar(http, request, prompt.constrained_by, call_id)
+                ).grammar
             if grammars[key] is not None:
                 request = msgspec.structs.replace(request, grammar=grammars[key])
                 prompts[place] = replace(prompt, request=request)
@@ -202,13 +204,16 @@ class Service:
         salt = f"{owner}:{request.salt}" if owner and not self.config.share_prefix_cache else request.salt
         return msgspec.structs.replace(request, owner=owner or call_id, salt=salt)
 
-    async def with_grammar(self, request: Request, constrained_by: str | None) -> Request:
+    async def with_grammar(
+        self, http: HttpRequest, request: Request, constrained_by: str | None, call_id: str
+    ) -> Request:
         """Compile the request's constraint, if it has one; errors name the field that constrains it."""
         constraint = request.sampling.structured_outputs
         if constraint is None or request.choices:
             return request
         try:
-            grammar = await self.grammars.check(constraint, self.front.info)
+            owner = http.state.owner or call_id
+            grammar = await self.grammars.check(constraint, self.front.info, owner)
         except RequestError as error:
             raise at_field(error, constrained_by or "structured_outputs") from error
         return msgspec.structs.replace(request, grammar=grammar)

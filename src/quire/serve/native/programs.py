@@ -183,7 +183,7 @@ async def run_program(service: Service, http: HttpRequest) -> ProgramAnswer:
 
     service.check_draining()
     request = await service.work(http, make, renders=True)
-    gens = tuple([await service.with_grammar(gen, "steps") for gen in request.gens])
+    gens = tuple([await service.with_grammar(http, gen, "steps", call_id) for gen in request.gens])
     request = service.assigned(http, msgspec.structs.replace(request, gens=gens), call_id, model)
     service.check_draining()
     return ProgramAnswer(RunningProgram(service, call_id, request), model, bool(body.stream))
