@@ -140,6 +140,21 @@ HY3 = (
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
     "<tool_call>clock<tool_sep></tool_call>\n</tool_calls>"
 )
+DOTS = (
+    '<dots_function_call>\n<invoke name="weather">\n<parameter name="city">Paris, "Île"\nde France</parameter>\n'
+    '<parameter name="days">\n3\n</parameter>\n<parameter name="parts">[{"a": null}, "}]"]</parameter>\n'
+    '<parameter name="exact">true</parameter>\n</invoke>\n<invoke name="clock">\n</invoke>\n</dots_function_call>'
+)
+HORIZON = (
+    "<ifm|tool_calls>\n<ifm|tool_call>weather\n<ifm|arg_key>city</ifm|arg_key>\n"
+    "<ifm|arg_value>Rome</ifm|arg_value>\n<ifm|arg_key>days</ifm|arg_key>\n<ifm|arg_value>3</ifm|arg_value>\n"
+    "</ifm|tool_call>\n<ifm|tool_call>clock\n</ifm|tool_call>\n</ifm|tool_calls>"
+)
+HORIZON_TYPED = (
+    "<ifm|tool_calls><ifm|tool_call>weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_type>string</ifm|arg_type>"
+    "<ifm|arg_value>Rome</ifm|arg_value><ifm|arg_key>parts</ifm|arg_key>\n<ifm|arg_type>array[any]</ifm|arg_type>\n"
+    "<ifm|arg_value>[1]</ifm|arg_value></ifm|tool_call></ifm|tool_calls>"
+)
 ROME = [("weather", {"city": "Rome", "days": 3})]
 Q = '<|"|>'
 GEMMA = (
@@ -175,6 +190,19 @@ NEW = [
         "<think>Hm\n</think>\n\nOk",
         thinks="minimax_m2_append_think",
     ),
+    Vector("dots", f"Ok{DOTS}", TWO, "Ok"),
+    Vector("k2_horizon", f"Ok{HORIZON}", [*ROME, ("clock", {})], "Ok"),
+    Vector("k2_horizon", HORIZON_TYPED, [("weather", {"city": "Rome", "parts": [1]})]),
+    Vector(
+        "k2_horizon",
+        '<ifm|tool_calls><ifm|tool_call>{"name": "weather", "arguments": {"city": "Rome", "days": 3}}</ifm|tool_call>'
+        "</ifm|tool_calls>",
+        ROME,
+    ),
+    Vector("k2_horizon", f"Hm</ifm|think>Ok{HORIZON}", [*ROME, ("clock", {})], "Ok", "Hm", "k2_horizon"),
+    Vector("k2_horizon", "<ifm|think_fast>Hm</ifm|think_fast>Ok", [], "Ok", "Hm", "k2_horizon"),
+    Vector("k2_horizon", f"Hm{HORIZON}", [*ROME, ("clock", {})], "", "Hm", "k2_horizon"),
+    Vector("hermes", "Hm</think>Ok", [], "Ok", "Hm", "granite_thinking_parser"),
     Vector("hermes", "◁think▷Hm\n◁/think▷Ok", [], "Ok", "Hm", "kimi"),
     Vector("step3", f"Ok{STEP3}", ROME, "Ok"),
     Vector("hy_v3", f"Ok{HY3}", [*ROME, ("clock", {})], "Ok"),

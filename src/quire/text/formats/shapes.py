@@ -70,7 +70,8 @@ class ParameterCall:
 
     `before` NAME `name_end`, for each argument `key_begin` KEY, every text of `key_end`, VALUE, `value_end`; then
     `after`. `pad` surrounds each value. With `number_end`, a number and that text follow `name_end`. `types` follow
-    `key_end` where the format marks types. `cdata`: values may be CDATA sections.
+    `key_end` where the format marks types. Type names between `type_tags` may precede a value: the function's schema
+    decides. `cdata`: values may be CDATA sections.
     """
 
     key_begin: str
@@ -83,6 +84,7 @@ class ParameterCall:
     pad: str = ""
     gap: str = "\n"
     types: tuple[TypeMark, ...] = ()
+    type_tags: tuple[str, ...] = ()
     cdata: bool = False
 
 

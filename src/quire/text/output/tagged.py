@@ -62,6 +62,10 @@ class TaggedReader:
             key = yield from reader.whole_run(_QUOTED_KEY if body.key_end[0].startswith('"') else _KEY)
             for tag in body.key_end:
                 yield from reader.skip_space()
+                if (yield from reader.match(body.type_tags[:1])):
+                    yield from reader.whole_run(_KEY)
+                    yield from reader.expect(body.type_tags[1])
+                    yield from reader.skip_space()
                 yield from reader.expect(tag)
             convert = yield from self._conversion(body, schema, key.strip())
             sink.argue(f'{opening}"{escaped(key.strip())}": ')
