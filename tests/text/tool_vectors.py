@@ -155,6 +155,7 @@ HORIZON_TYPED = (
     "<ifm|arg_value>Rome</ifm|arg_value><ifm|arg_key>parts</ifm|arg_key>\n<ifm|arg_type>array[any]</ifm|arg_type>\n"
     "<ifm|arg_value>[1]</ifm|arg_value></ifm|tool_call></ifm|tool_calls>"
 )
+REPR = repr({"name": "weather", "arguments": PARIS})
 ROME = [("weather", {"city": "Rome", "days": 3})]
 Q = '<|"|>'
 GEMMA = (
@@ -189,6 +190,18 @@ NEW = [
         TWO,
         "<think>Hm\n</think>\n\nOk",
         thinks="minimax_m2_append_think",
+    ),
+    Vector("hermes", f"Ok<tool_call>\n{REPR}\n</tool_call>", TWO[:1], "Ok"),
+    Vector(
+        "hermes",
+        "<tool_call>{'id': 'it\\'s', 'type': 'function', 'function': {'name': 'weather', 'arguments': "
+        "'{\"city\": \"Rome\", \"days\": 3}'}}</tool_call><tool_call>{'name': 'clock', 'arguments': None}</tool_call>",
+        [*ROME, ("clock", {})],
+    ),
+    Vector(
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"city": \'Rome\', \'parts\': (None, \'it\'s\')}}</tool_call>',
+        [("weather", {"city": "Rome", "parts": [None, "it's"]})],
     ),
     Vector("dots", f"Ok{DOTS}", TWO, "Ok"),
     Vector("k2_horizon", f"Ok{HORIZON}", [*ROME, ("clock", {})], "Ok"),

@@ -213,16 +213,16 @@ class CallReader:
             reader.at += 1
             yield from reader.skip_space()
             head = yield from reader.peek()
-            if head not in ('"', "}") or not head:
+            if head not in ('"', "'", "}") or not head:
                 raise Unreadable
-        elif c != '"' and (yield from word(reader)) != "null":
+        elif c not in ('"', "'") and (yield from word(reader)) not in ("null", "None"):
             raise Unreadable
         if name is not None:
             self.start(name, call_id)
         if c == "{":
             emit("{")
             yield from balanced(reader, emit, "{")
-        elif c == '"':
+        elif c in ('"', "'"):
             size = 0
 
             def count(text: str) -> None:
@@ -230,7 +230,7 @@ class CallReader:
                 size += len(text)
                 emit(text)
 
-            yield from decoded_string(reader, count)
+            yield from decoded_string(reader, count, c)
             if not size:
                 emit("{}")
         else:

@@ -10,6 +10,7 @@ from quire.text.output.reader import MAX_NAME, Emit, Reader, Steps, Unreadable, 
 
 MAX_DEPTH = 64
 CLOSING = {"{": "}", "[": "]", "(": ")"}
+_IN_JSON = {"(": "[", ")": "]"}
 _NO_STRING = re.compile(r"[ \t\r\n0-9_+\-.,:]+")
 _LETTERS = re.compile("[A-Za-z]+")
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]+')
@@ -50,7 +51,8 @@ def raw_string(reader: Reader, emit: Emit) -> Steps[None]:
 def balanced(reader: Reader, emit: Emit, opened: str) -> Steps[None]:
     """Read the rest of a JSON object or list and emit it as written, up to the bracket that closes `opened`.
 
-    Brackets are matched, and missing ones added; Python's words become JSON's. Commas and words are not checked.
+    Brackets are matched, and missing ones added; Python's words, texts and tuples become JSON's. Commas and words are
+    not checked. The reader's mark must be before the object.
     """
     stack = [opened]
     while True:
@@ -64,15 +66,18 @@ def balanced(reader: Reader, emit: Emit, opened: str) -> Steps[None]:
         if c == '"':
             yield from raw_string(reader, emit)
             continue
-        if c in CLOSING and c != "(":
+        if c == "'":
+            yield from python_value(reader, emit, 1)
+            continue
+        if c in CLOSING:
             stack.append(c)
         elif not c or all(c != CLOSING[one] for one in stack):
             raise Unreadable
         else:
             while (closing := CLOSING[stack.pop()]) != c:
-                emit(closing)
+                emit(_IN_JSON.get(closing, closing))
         reader.at += 1
-        emit(c)
+        emit(_IN_JSON.get(c, c))
         if not stack:
             return
 
@@ -117,7 +122,7 @@ def _code(reader: Reader, size: int) -> Steps[int]:
 
 
 def short_string(reader: Reader) -> Steps[str]:
-    """Read a JSON string of at most `MAX_NAME` characters."""
+    """Read a JSON or Python string of at most `MAX_NAME` characters."""
     parts: list[str] = []
 
     def emit(part: str) -> None:
@@ -125,15 +130,18 @@ def short_string(reader: Reader) -> Steps[str]:
         if sum(map(len, parts)) > MAX_NAME:
             raise Unreadable
 
-    yield from decoded_string(reader, emit)
+    quote = "'" if (yield from reader.peek()) == "'" else '"'
+    yield from decoded_string(reader, emit, quote)
     return "".join(parts)
 
 
 def skip_value(reader: Reader) -> Steps[None]:
-    """Read any JSON value and drop it."""
+    """Read any JSON value, or a Python string, and drop it."""
     c = yield from reader.peek()
     if c == '"':
         yield from raw_string(reader, _drop)
+    elif c == "'":
+        yield from python_value(reader, _drop, 1)
     elif c in ("{", "["):
         reader.at += 1
         yield from balanced(reader, _drop, c)
