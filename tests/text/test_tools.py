@@ -242,7 +242,16 @@ print(*sorted(name for name in sys.modules if name.startswith({start!r})))"""
 def test_hostile_text_costs_linear_time() -> None:
     """Would take minutes if anything were read again and again."""
     for tools in map(tool_format, TOOL_FORMATS):
-        for piece in ('{"name": ', "[" * 4, "{[(", "<tool_call>{", '{"parameters":{', "{'a': '", "<function=f>", " \n"):
+        for piece in (
+            '{"name": ',
+            "[" * 4,
+            "{[(",
+            "<tool_call>{",
+            '{"parameters":{',
+            "{'a': '",
+            "<function=f>",
+            " \n",
+        ):
             text = piece * (12_000 // len(piece))
             parsed = parse(text, tools)
             assert len(said(parsed)) >= len(text) // 4
