@@ -26,7 +26,9 @@ from quire.flags.arguments import integer, number
 from quire.quantize.fisher import fisher_information
 
 ENGINE_COMMANDS = [
-    name for name, entry in COMMANDS.items() if name not in ("complete", "inspect", "bench serve")
+    name
+    for name, entry in COMMANDS.items()
+    if name not in ("complete", "inspect", "bench serve", "pull", "models", "models where", "models rm")
 ]
 
 

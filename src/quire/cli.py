@@ -55,12 +55,26 @@ COMMANDS: dict[str, Entry] = {
     "convert": Entry("quire.commands.convert", "Divide a checkpoint among ranks, for builds on any machine."),
     "quantize": Entry("quire.commands.quantize", "Make a smaller checkpoint, calibrated on a text."),
     "inspect": Entry("quire.commands.inspect", "Show how Quire describes a model; check a built engine."),
+    "pull": Entry("quire.commands.pull", "Fetch a model of the hub."),
+    "models": Entry("quire.commands.models", "List the models on this machine."),
+    "models where": Entry("quire.commands.models", "Print where a model is.", "WHERE"),
+    "models rm": Entry("quire.commands.models", "Remove a model from the cache.", "REMOVE"),
     "bench latency": Entry("quire.bench.latency", "Time one batch of requests from start to end."),
     "bench throughput": Entry("quire.bench.throughput", "Time many requests at once, offline."),
     "bench quality": Entry("quire.bench.quality", "Compare a quantized model with itself in float32."),
     "bench serve": Entry("quire.bench.serve", "Load a server and report latency and throughput."),
     "bench startup": Entry("quire.bench.startup", "Time from process start to the first token."),
 }
+
+SYNONYMS = {
+    "run": "chat",
+    "list": "models",
+    "ls": "models",
+    "show": "inspect",
+    "rm": "models rm",
+    "download": "pull",
+}
+"""SYNONYMS are the words of other programs for commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +164,9 @@ def _dispatch(args: list[str], program: Program) -> None:
         if " ".join(args[:words]) in program.commands:
             _run(" ".join(args[:words]), args[words:], program)
             return
+    if args[:1] == ["help"]:
+        args = [*args[1:], "--help"]
+        return _dispatch(args, program)
     _overview(args, program)
 
 
@@ -199,7 +216,7 @@ def _overview(args: list[str], program: Program) -> None:
     group = args[0] if args and any(command.startswith(f"{args[0]} ") for command in commands) else ""
     rest = args[1:] if group else args
     parser = Parser(name, add_help=False)
-    if rest and rest[0] == "--version":
+    if rest and rest[0] in ("--version", "-V", "version"):
         print(f"quire {__version__}")
     elif not rest or rest[0] in ("-h", "--help", "--help-all"):
         shown = {n: entry for n, entry in commands.items() if not group or n.startswith(f"{group} ")}
@@ -220,7 +237,9 @@ def _overview(args: list[str], program: Program) -> None:
     else:
         word = f"{group} {rest[0]}".strip()
         known = [*commands, *{command.split()[0] for command in commands}]
-        parser.error(f"there is no command {word!r}{spelling.nearest(word, known)}")
+        meant = SYNONYMS.get(word)
+        hint = f": it is `{name} {meant}`" if meant in commands else spelling.nearest(word, known)
+        parser.error(f"there is no command {word!r}{hint}")
 
 
 def _run(name: str, args: list[str], program: Program) -> None:
