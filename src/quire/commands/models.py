@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from huggingface_hub import errors
 from rich.console import Console
 from rich.table import Table
 
+from quire import spelling
 from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError, ModelError
@@ -23,25 +23,27 @@ from quire.weights.repository import in_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListOptions:
-    """Options of `quire models`."""
+class CacheOptions:
+    """Options of all these commands."""
 
     download_dir: str | None = option(None, "The cache to look in; default is that of the hub's client.")
-    json: bool = option(False, "Print JSON instead of a table.")
 
     def __post_init__(self) -> None:
         check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
+class ListOptions(CacheOptions):
+    """Options of `quire models`."""
+
+    json: bool = option(False, "Print JSON instead of a table.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions(CacheOptions):
     """Options of `quire models where` and `quire models rm`."""
 
     model: str = option("", "A Hugging Face id of the list.")
-    download_dir: str | None = option(None, "The cache to look in; default is that of the hub's client.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,9 @@ class RemoveOptions(ModelOptions):
 
 
 def show(options: ListOptions) -> None:
-    info = _scan(options.download_dir)
     found = [
         {"model": repo.repo_id, "bytes": repo.size_on_disk, "type": _kind(_place(repo))}
-        for repo in _repos(info)
+        for repo in _repos(options.download_dir)
     ]
     if options.json:
         print(json.dumps(found, indent=1))
@@ -81,20 +82,16 @@ def remove(options: RemoveOptions) -> None:
         if input(f"Remove {repo.repo_id} ({size})? [y/N] ").strip().lower() not in ("y", "yes"):
             return
     commits = [revision.commit_hash for revision in repo.revisions]
-    _scan(options.download_dir).delete_revisions(*commits).execute()
+    huggingface_hub.scan_cache_dir(options.download_dir).delete_revisions(*commits).execute()
     print(f"removed {repo.repo_id}: {size}")
 
 
-def _scan(download_dir: str | None) -> Any:
-    """Scan the cache; None if there is none."""
+def _repos(download_dir: str | None) -> list[Any]:
+    """Scan the cache; a place that is not there holds no model."""
     try:
-        return huggingface_hub.scan_cache_dir(download_dir)
+        repos = huggingface_hub.scan_cache_dir(download_dir).repos
     except errors.CacheNotFound:
-        return None
-
-
-def _repos(info: Any) -> list[Any]:
-    repos = () if info is None else info.repos
+        return []
     return sorted((repo for repo in repos if repo.repo_type == "model"), key=lambda repo: str(repo.repo_id))
 
 
@@ -102,12 +99,10 @@ def _named(options: ModelOptions) -> Any:
     """Find the model in the cache. ModelError: it is not there."""
     if not options.model:
         raise ConfigError("name the model; `quire models` lists those that are here")
-    repos = {repo.repo_id: repo for repo in _repos(_scan(options.download_dir))}
+    repos = {repo.repo_id: repo for repo in _repos(options.download_dir)}
     name = options.model.partition(":")[0]
     if name not in repos:
-        near = difflib.get_close_matches(name, repos, 1)
-        meant = f"did you mean {near[0]}?" if near else "`quire models` lists those that are"
-        raise ModelError(f"{name} is not in the cache; {meant}")
+        raise ModelError(f"{name} is not in the cache{spelling.nearest(name, repos)}")
     return repos[name]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from quire.cli import Command
 from quire.config import ModelConfig, check_options, option
@@ -27,16 +27,7 @@ def run(options: PullOptions) -> None:
     """Print the place of the model when it is there."""
     if not options.model:
         raise ConfigError("name the model: quire pull owner/name")
-    print(
-        model_directory(
-            ModelConfig(
-                model=options.model,
-                revision=options.revision,
-                download_dir=options.download_dir,
-                hf_token=options.hf_token,
-            )
-        )
-    )
+    print(model_directory(ModelConfig(**asdict(options))))
 
 
 COMMAND = Command(run, PullOptions, arguments=("model",), engine=False)

@@ -16,7 +16,7 @@ import huggingface_hub
 from huggingface_hub import errors
 
 from quire.errors import ModelError
-from quire.weights.gguf.choice import choose_gguf
+from quire.weights.gguf.choice import choose_gguf, model_at
 from quire.weights.hub import ASSETS, existing
 from quire.weights.repository import (
     OTHER_SAFETENSORS,
@@ -94,15 +94,13 @@ class HubModel:
         """Find what is cached of a repository whose files are not known."""
         if self.tag:
             directory = self.fetch((f"*{self.tag}*.gguf",))
-            return directory / choose_gguf(_names(directory), self.tag, self.name)[0]
+            return (
+                directory / choose_gguf((path.name for path in directory.iterdir()), self.tag, self.name)[0]
+            )
         directory = self.fetch((*ABOUT, *SAFETENSORS) if weights else ABOUT)
         if weights and not any(any(directory.glob(pattern)) for pattern in SAFETENSORS):
             directory = self.fetch((*ABOUT, *TORCH, *OTHER_SAFETENSORS))
-        files = _names(directory)
-        held = any(any(directory.glob(pattern)) for pattern in (*SAFETENSORS, *TORCH, *OTHER_SAFETENSORS))
-        if held or not any(name.endswith(".gguf") for name in files):
-            return directory
-        return directory / choose_gguf(files, None, self.name)[0]
+        return directory if (directory / "config.json").exists() else model_at(directory)
 
 
 def fetch_model(
@@ -140,10 +138,6 @@ def sketch_model(
     except Exception as error:  # see `find`
         raise explained(error, named.name, revision) from error
     return folder / repository.weights[0] if repository.gguf else folder
-
-
-def _names(directory: Path) -> list[str]:
-    return [path.name for path in directory.iterdir()]
 
 
 def find_adapter(
