@@ -19,6 +19,7 @@ from quire_compat.sglang.fields import GENERATE, SAMPLING
 from tests.serve.running import start
 
 PROMPT = "Once upon a time"
+END = 1  # of the sequence
 GREEDY = {"max_new_tokens": 6, "temperature": 0}
 
 
@@ -108,6 +109,46 @@ def test_no_new_tokens_computes_the_prompt_alone(http: httpx.Client) -> None:
         scores = [entry[0] for entry in one["meta_info"]["input_token_logprobs"] if entry[0]]
         means.append(sum(scores) / len(scores))
     assert means[0] > means[1]
+
+
+def ends_of(http: httpx.Client, chat: bool, **body: Any) -> list[dict[str, Any]]:
+    """The choices of a body, and those of its stream with a finish reason, which must tell the same end."""
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    given = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": [PROMPT, PROMPT]}
+    body = {"temperature": 0, "max_tokens": 6, **given, **body}
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    choices: list[dict[str, Any]] = answer.json()["choices"]
+    lines = [line[6:] for line in http.post(path, json={**body, "stream": True}).text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    streamed = [choice for line in lines for choice in json.loads(line)["choices"]]
+    last = sorted((one for one in streamed if one.get("finish_reason")), key=lambda one: int(one["index"]))
+    assert [one.get("matched_stop") for one in last] == [one["matched_stop"] for one in choices]
+    assert [one["finish_reason"] for one in last] == [one["finish_reason"] for one in choices]
+    return choices
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_choices_tell_what_ended_them(http: httpx.Client, chat: bool) -> None:
+    """A stop string, a stop token, the end of the sequence, and the length, which is no match."""
+    free = ends_of(http, chat, n=2, return_token_ids=True)
+    assert [one["matched_stop"] for one in free] == [None] * len(free)
+    token = free[0]["token_ids"][2]
+    assert {one["matched_stop"] for one in ends_of(http, chat, stop_token_ids=[token], n=2)} == {token}
+    text = (free[0]["message"]["content"] if chat else free[0]["text"]).strip()[2:4]
+    assert {one["matched_stop"] for one in ends_of(http, chat, stop=[text])} == {text}
+    (ended, *_) = ends_of(http, chat, logit_bias={str(END): 100}, return_token_ids=True)
+    assert (ended["stop_reason"], ended["matched_stop"], ended["token_ids"]) == (None, END, [END])
+
+
+def test_the_best_samples_tell_what_ended_them(http: httpx.Client) -> None:
+    body = {"prompt": PROMPT, "temperature": 1.5, "seed": 3, "max_tokens": 24, "n": 2, "best_of": 6}
+    ends = {"stop_token_ids": [*range(2, 128)], "return_token_ids": True}
+    for choice in http.post("/v1/completions", json={**body, **ends}).json()["choices"]:
+        ended = choice["finish_reason"] == "stop"
+        assert choice["matched_stop"] == (choice["token_ids"][-1] if ended else None)
+    scored = http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 0, "echo": True})
+    assert scored.json()["choices"][0]["matched_stop"] is None
 
 
 @pytest.mark.parametrize("item_first", [False, True])

@@ -299,9 +299,14 @@ def _finish(part: Part, sample: CompletionOutput) -> dict[str, Any] | None:
     if kind == "length":
         return {"type": "length", "length": len(sample.token_ids)}
     if kind == "stop":
-        ended = sample.token_ids[-1] if sample.token_ids else None
-        return {"type": "stop", "matched": ended if sample.stop_reason is None else sample.stop_reason}
+        return {"type": "stop", "matched": matched(sample)}
     return {"type": kind, "message": "the request was aborted" if kind == "abort" else kind}
+
+
+def matched(sample: CompletionOutput) -> int | str | None:
+    """Return the text or token that stopped a sample; at the end of the sequence that is its token."""
+    ended = sample.token_ids[-1] if sample.token_ids else None
+    return ended if sample.stop_reason is None else sample.stop_reason
 
 
 def _logprobs(part: Part, stream: OutputStream, sample: CompletionOutput, count: int) -> dict[str, Any]:

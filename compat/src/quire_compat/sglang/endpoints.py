@@ -10,10 +10,13 @@ from starlette.responses import Response
 from quire.engine.verbs import ResetPrefixCache
 from quire.serve.endpoints import Dialect, Generating, Plain
 from quire.serve.native.control import add_post, for_operators
+from quire.serve.openai.chat_protocol import ChatCompletion, ChatRequest
+from quire.serve.openai.completions_protocol import Completion, CompletionRequest
 from quire.serve.openapi import add_get, json_response
 from quire.serve.service import Service
 from quire_compat.sglang.calls import GenerateBody
 from quire_compat.sglang.generate import generate
+from quire_compat.sglang.matched import chat, complete
 from quire_compat.sglang.scoring import ScoreBody, score
 from quire_compat.sglang.tokenize import TokenizeBody, tokenize
 
@@ -51,6 +54,8 @@ def _model(service: Service) -> dict[str, Any]:
 DIALECT = Dialect(
     (
         Generating("/generate", generate, GenerateBody, dict[str, Any], "Continue prompts (SGLang)"),
+        Generating("/v1/completions", complete, CompletionRequest, Completion, "Continue prompts"),
+        Generating("/v1/chat/completions", chat, ChatRequest, ChatCompletion, "Answer a conversation"),
         Plain(
             "/v1/score", score, ScoreBody, dict[str, Any], "Scores of labels (SGLang) or of pairs of texts"
         ),

@@ -25,7 +25,8 @@ GENERATE_HEAD = """
 ## /generate
 
 With `quire-compat` installed, a server has `/generate`, `/get_model_info` and `/flush_cache` beside Quire's endpoints.
-Its `/tokenize` takes a list of prompts too, which it answers with lists.
+Its `/tokenize` takes a list of prompts too, which it answers with lists. Choices of `/v1/completions` and
+`/v1/chat/completions` have `matched_stop`: the text or token that ended them.
 
 """
 SAMPLING_HEAD = """

@@ -129,7 +129,7 @@ class CompletionAnswer:
         choices = [
             self._choice(position, stream, sample)
             for position, stream in enumerate(self.call.streams)
-            for sample in _best(stream.output.outputs, self._n)
+            for sample in best(stream.output.outputs, self._n)
         ]
         answer = self._chunk(choices, self._usage.of(self._counts))
         answer.metrics = self._usage.metrics(self.call)
@@ -244,7 +244,7 @@ class CompletionAnswer:
         return Usage(usage.num_prompt, usage.num_cached, 0) if self._scores_only else usage
 
 
-def _best(samples: list[CompletionOutput], count: int) -> list[CompletionOutput]:
+def best(samples: list[CompletionOutput], count: int) -> list[CompletionOutput]:
     """The `count` samples with the highest mean log-probability per token, best first, numbered anew."""
     if len(samples) <= count:
         return samples
