@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -149,7 +149,10 @@ class Streams(BaseHTTPRequestHandler):
     ends: tuple[str, ...] = ()
     announced = False
 
+    keys: ClassVar[list[str | None]] = []
+
     def do_GET(self) -> None:
+        self.keys.append(self.headers["Authorization"])
         self._send(json.dumps({"data": [{"id": "m", "max_model_len": 64}]}).encode())
 
     def do_POST(self) -> None:
@@ -203,6 +206,14 @@ def test_a_stream_with_an_end_is_whole(url: str, end: str, monkeypatch: pytest.M
     parts = list(RemoteAnswerer(url, None, "").answer([], {}, False))
     assert "".join(part.text for part in parts) == "whole"
     assert "".join(part.reasoning for part in parts) == "hm"
+
+
+def test_the_key_may_come_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Streams, "keys", [])
+    monkeypatch.setenv("QUIRE_API_KEY", "kept")
+    RemoteAnswerer(url, None, "")
+    RemoteAnswerer(url, "given", "")
+    assert Streams.keys == ["Bearer kept", "Bearer given"]
 
 
 def test_a_local_model_s_reasoning_is_told_apart(tiny_model: Callable[..., str]) -> None:

@@ -18,7 +18,7 @@ from rich.table import Table
 from quire.cli import Command
 from quire.config import ModelConfig, check_options, option
 from quire.engine import preview
-from quire.errors import ConfigError
+from quire.engine.directory import SHIPPED_MODEL
 from quire.files import read_json
 from quire.model import engine_dir
 from quire.model.describe import describe
@@ -37,7 +37,7 @@ class InspectOptions:
     """Options of `quire inspect`."""
 
     model: str = option(
-        "", "A built engine, a model directory, a GGUF file, a Hugging Face id or a config.json."
+        SHIPPED_MODEL, "A built engine, a model directory, a GGUF file, a Hugging Face id or a config.json."
     )
     architecture: str | None = option(None, "Read the config as this class or model_type.")
     json: bool = option(False, "Print JSON instead of a table.")
@@ -48,10 +48,6 @@ class InspectOptions:
 
 
 def run(options: InspectOptions) -> None:
-    if not options.model:
-        raise ConfigError(
-            "name a built engine, a model directory, a GGUF file, a Hugging Face id or a config.json"
-        )
     if Path(options.model).name.endswith(".json"):
         path = Path(options.model)
         spec, _ = read_model(read_json(path), str(path), options.architecture)

@@ -60,7 +60,7 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
     if rest <= 0:
         raise ResourceError(
             f"the weights ({need.weights / GIB:.2f} GiB) and workspace ({need.workspace / GIB:.2f} GiB) do not fit in "
-            f"the {available / GIB:.2f} GiB of free memory: use a smaller model or dtype, or lower "
+            f"the {available / GIB:.2f} GiB of free memory: use a smaller model, --quantization int8 or int4, or lower "
             "--max-num-batched-tokens"
         )
     if cache.num_gpu_blocks_override is not None:

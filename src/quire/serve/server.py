@@ -373,9 +373,13 @@ def _curl(service: Service, listener: socket.socket) -> str:
     url = _url(config, listener)
     where = f"--unix-socket {config.uds} http://localhost" if config.uds is not None else url
     key = " -H 'Authorization: Bearer KEY'" if config.api_keys() else ""
-    if service.front.template is None:
-        path, body = "completions", f'{{"model": "{service.name}", "prompt": "Once upon a time"}}'
-    else:
-        path = "chat/completions"
-        body = f'{{"model": "{service.name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-    return f"curl {where}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"
+    path, field = "v1/chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
+    if not service.front.info.generates:
+        path, field = (
+            "classify" if service.front.info.scores else "v1/embeddings",
+            '"input": "Once upon a time"',
+        )
+    elif service.front.template is None:
+        path, field = "v1/completions", '"prompt": "Once upon a time"'
+    body = f'{{"model": "{service.name}", {field}}}'
+    return f"curl {where}/{path}{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from quire.errors import ConfigError, PromptTooLongError, QuireError
 from quire.llm import LLM
+from quire.serve.options import KEY_VARIABLES
 from quire.text.output.events import Parsed
 
 Message = dict[str, Any]
@@ -84,7 +86,7 @@ class RemoteAnswerer:
         self._base = url.rstrip("/").removesuffix("/v1")
         if not self._base.startswith(("http://", "https://")):
             raise ConfigError(f"--url {url!r} must begin with http:// or https://")
-        self._key = api_key
+        self._key = api_key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
         try:
             listed = json.load(self._open("/v1/models", None))["data"]
         except (QuireError, ValueError, KeyError, TypeError) as error:
@@ -162,7 +164,7 @@ def _refusal(error: urllib.error.HTTPError) -> QuireError:
     except (ValueError, KeyError, TypeError):
         return QuireError(f"the server answered {error.code} {error.reason}")
     if error.code == 401:
-        message += "; --api-key gives it"
+        message += f"; --api-key gives it, or the variable {KEY_VARIABLES[0]}"
     if told.get("code") == "context_length_exceeded":
         return PromptTooLongError(message, 0, 0)
     return QuireError(message)

@@ -52,7 +52,7 @@ def _typed(commands: Sequence[str]) -> Iterator[str]:
         try:
             yield session.prompt("> ")
         except KeyboardInterrupt:
-            continue
+            print("Ctrl-D or /quit ends.", file=sys.stderr)
         except EOFError:
             return
 
