@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 else:
     gguf = Lazy("quire.model.gguf.adapted")
 
+TENSORS_OF_A_MODULE = 8  # A, B, a magnitude and a bias are four
+
 Reader = Callable[[Path], tuple[str, Callable[[], Adapter]]]
 
 
@@ -61,11 +63,18 @@ def adapter_reader(model: Callable[[], ServedModel], backend: Backend, config: L
     """Make a reader of adapters for the model that is loaded now."""
 
     def read(path: Path) -> tuple[str, Callable[[], Adapter]]:
-        files = open_adapter(path, config.max_lora_rank)
         base = adapter_base(model(), backend)
+        files = open_adapter(path, config.max_lora_rank, most_tensors(base))
         return files.digest, partial(build_adapter, base, files, config.lora_dtype)
 
     return read
+
+
+def most_tensors(base: AdapterBase) -> int:
+    """Bound the tensors of an adapter's file by the modules that the base has names for."""
+    spec, names = base.decoder.config, base.names
+    experts = sum(routing.num_experts for routing in spec.routings)
+    return TENSORS_OF_A_MODULE * (len(names.modules) * (1 + spec.num_layers) + 3 * experts)
 
 
 def adapters_bytes(model: ServedModel, backend: Backend, config: LoraConfig, slots: int) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from quire.errors import ModelError
 from quire.files import open_regular, read_json
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.checkpoint.safetensors import SafetensorsFile
+from quire.weights.checkpoint.safetensors import MAX_TENSORS, SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
 from quire.weights.expressions import Expressions
 from quire.weights.tensor import FloatArray
@@ -31,7 +31,7 @@ MAX_CONFIG = 4 << 20  # bytes; EVA lists the rank of every module
 MAX_PATTERNS = 4096
 MAX_TOKENS = 1024  # trained rows of the embedding
 READ = 1 << 20  # bytes hashed at a time
-WEIGHTS: tuple[tuple[str, Callable[[Path], Checkpoint]], ...] = (
+WEIGHTS: tuple[tuple[str, Callable[[Path, int], Checkpoint]], ...] = (
     ("adapter_model.safetensors", SafetensorsFile),
     ("adapter_model.bin", TorchFile),
     ("adapter_model.pt", TorchFile),
@@ -109,14 +109,14 @@ class AdapterFiles:
         return found
 
 
-def open_adapter(path: Path, max_rank: int) -> AdapterFiles:
-    """Open an adapter's directory and check everything but values. ModelError, naming the file, field or tensor."""
+def open_adapter(path: Path, max_rank: int, most: int = MAX_TENSORS) -> AdapterFiles:
+    """Open a directory of at most `most` tensors and check all but values. ModelError names file, field or tensor."""
     if not (path / CONFIG).is_file():
         raise ModelError(f"{path}: no {CONFIG}; give the directory of an adapter in PEFT's layout")
     config = _Config(path, read_json(path / CONFIG, most=MAX_CONFIG))
     config.check(max_rank)
     weights, opener = _weights(path)
-    checkpoint = opener(weights)
+    checkpoint = opener(weights, most)
     tensors = _sorted(weights, checkpoint)
     loras = {
         module: _low_rank(path, config, module, parts, checkpoint) for module, parts in tensors.loras.items()
@@ -141,14 +141,14 @@ def table_rows(path: Path) -> int:
     """Count the tokens of the largest table that an adapter replaces or trains rows of; 0: none. ModelError."""
     config = _Config(path, read_json(path / CONFIG, most=MAX_CONFIG))
     weights, opener = _weights(path)
-    checkpoint = opener(weights)
+    checkpoint = opener(weights, MAX_TENSORS)
     found = _sorted(weights, checkpoint)
     shapes = [checkpoint.shape(name) for name in (*found.whole.values(), *found.copies.values())]
     rows = [shape[0] for shape in shapes if len(shape) == 2]
     return max([0, *rows, *(1 + max(config.tokens_of(module)) for module in found.tokens)])
 
 
-def _weights(path: Path) -> tuple[Path, Callable[[Path], Checkpoint]]:
+def _weights(path: Path) -> tuple[Path, Callable[[Path, int], Checkpoint]]:
     found = [(path / name, opener) for name, opener in WEIGHTS if (path / name).exists()]
     if not found:
         raise ModelError(f"{path}: no weights found; looked for {', '.join(name for name, _ in WEIGHTS)}")

@@ -75,23 +75,23 @@ def is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def read_pickle(data: bytes | BytesIO) -> Any:
+def read_pickle(data: bytes | BytesIO, most: int = MAX_OPERATIONS) -> Any:
     """The value that the pickle builds: dictionaries, lists, tuples, numbers, text, `Storage` and `Tensor`.
 
     Raises ModelError for a pickle that needs more, and anything else where it is corrupt.
     """
     machine = _Machine()
-    for name, argument in _operations(data):
+    for name, argument in _operations(data, most):
         if name == "STOP":
             break
         machine.step(name, argument)
     return machine.pop()
 
 
-def _operations(data: bytes | BytesIO) -> Iterator[tuple[str, Any]]:
+def _operations(data: bytes | BytesIO, most: int) -> Iterator[tuple[str, Any]]:
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-        if count == MAX_OPERATIONS:
-            raise ModelError(f"the pickle has more than {MAX_OPERATIONS} operations; it may be hostile")
+        if count == most:
+            raise ModelError(f"the pickle has more than {most} operations; it may be hostile")
         yield opcode.name, argument
 
 

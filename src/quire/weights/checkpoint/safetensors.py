@@ -26,6 +26,8 @@ from quire.weights.tensor import Array
 
 MAX_HEADER = 16 << 20  # bytes: more than 100,000 tensors take; the format allows 100 MB
 MAX_TENSORS = 1 << 17
+MAX_ENTRY = 1 << 10  # bytes of a tensor's entry
+MAX_METADATA = 1 << 20
 MAX_DIMENSIONS = 8
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -61,10 +63,10 @@ class Entry:
 class SafetensorsFile(Unquantized):
     """A `Checkpoint` of one file. Raises ModelError, naming the file, for anything out of order in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most: int = MAX_TENSORS) -> None:
         self._path = path
         self._map, size = map_file(path, least=8)
-        self._entries = read_header(path, self._map, size)
+        self._entries = read_header(path, self._map, size, most)
 
     def names(self) -> Iterable[str]:
         return self._entries.keys()
@@ -84,13 +86,16 @@ class SafetensorsFile(Unquantized):
         return np.require(array, held(entry.dtype), requirements=["C", "A"])
 
 
-def read_header(path: Path, data: mmap.mmap, size: int) -> dict[str, Entry]:
+def read_header(path: Path, data: mmap.mmap, size: int, most: int = MAX_TENSORS) -> dict[str, Entry]:
     """All tensors of the file by name, every offset checked against the file's size."""
     length = int.from_bytes(data[:8], "little")
     if length > min(MAX_HEADER, size - 8):
         raise ModelError(
             f"{path}: the header claims {length} bytes of {size}; the file is truncated or not safetensors"
         )
+    counted = data[8 : 8 + length].count(b'"data_offsets"')
+    if counted > most or length > MAX_METADATA + most * MAX_ENTRY:
+        raise ModelError(f"{path}: the header lists {counted} tensors in {length} bytes; at most {most}")
     try:
         header = msgspec.json.decode(data[8 : 8 + length])
     except (ValueError, RecursionError) as error:
@@ -98,9 +103,9 @@ def read_header(path: Path, data: mmap.mmap, size: int) -> dict[str, Entry]:
     if not isinstance(header, dict):
         raise ModelError(f"{path}: the header is not a JSON object")
     header.pop("__metadata__", None)
-    if len(header) > MAX_TENSORS:
-        raise ModelError(f"{path}: the header lists {len(header)} tensors; at most {MAX_TENSORS} are read")
-    if data[8 : 8 + length].count(b'"data_offsets"') > len(header):
+    if len(header) > most:
+        raise ModelError(f"{path}: the header lists {len(header)} tensors; at most {most} are read")
+    if counted > len(header):
         raise ModelError(f"{path}: a tensor occurs twice in the header")
     start = 8 + length
     entries = {name: _entry(path, name, value, start) for name, value in header.items()}

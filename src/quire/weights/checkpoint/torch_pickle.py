@@ -17,32 +17,35 @@ import numpy as np
 
 from quire.errors import ModelError
 from quire.files import map_file, open_regular
-from quire.weights.checkpoint.pickles import STORAGES, Storage, Tensor, is_size, read_pickle
+from quire.weights.checkpoint.pickles import MAX_OPERATIONS, STORAGES, Storage, Tensor, is_size, read_pickle
 from quire.weights.checkpoint.protocol import Unquantized, check_entry, held
 from quire.weights.tensor import Array
 
 MAX_PICKLE = 64 << 20  # bytes; the pickle holds names and shapes only
 MAGIC = 0x1950A86A20F9469CFC6C  # begins a file of the format before archives
 MAX_DIRECTORY = 16 << 20  # bytes of the archive's list of members
+MAX_MEMBER = 512  # of which a tensor's member takes about 100
+MAX_TENSORS = 1 << 17
+OPERATIONS = 100  # of a pickle for each tensor, of which a state dict takes 30
 
 
 class TorchFile(Unquantized):
     """A `Checkpoint` of one file. Raises ModelError, naming the file, for anything it will not read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most: int = MAX_TENSORS) -> None:
         self._path = path
         try:
             self._map, _ = map_file(path)
             if self._map[:1] == b"\x80":
-                state, self._records = _before_archives(path, self._map)
+                state, self._records = _before_archives(path, self._map, most)
             else:
                 _check_zip(path, self._map[:8])
-                _check_directory(path, self._map)
+                _check_directory(path, self._map, most)
                 with open_regular(path) as file, zipfile.ZipFile(file) as archive:
                     self._records = _records(path, archive, self._map)
                 if self._record("byteorder", b"little") != b"little":
                     raise ModelError(f"{path}: big-endian checkpoints are not supported; save it again")
-                state = _unpickled(path, self._record("data.pkl"))
+                state = _unpickled(path, self._record("data.pkl"), most)
         except ModelError:
             raise
         except OSError as error:
@@ -52,6 +55,8 @@ class TorchFile(Unquantized):
                 f"{path}: the archive is truncated or corrupt: {error}; fetch it again"
             ) from error
         self._tensors = _tensors(path, state)
+        if len(self._tensors) > most:
+            raise ModelError(f"{path}: holds {len(self._tensors)} tensors; at most {most} are read")
         for name, tensor in self._tensors.items():
             self._check_tensor(name, tensor)
 
@@ -114,7 +119,7 @@ def _check_zip(path: Path, head: bytes) -> None:
     )
 
 
-def _check_directory(path: Path, data: mmap.mmap) -> None:
+def _check_directory(path: Path, data: mmap.mmap, most: int) -> None:
     """Refuse an archive whose list of members is long: zipfile reads all of it when it opens."""
     end = data.rfind(b"PK\x05\x06", max(0, len(data) - (1 << 16) - 22))
     longer = data.rfind(b"PK\x06\x06", max(0, end - (1 << 12)), max(0, end))
@@ -122,7 +127,7 @@ def _check_directory(path: Path, data: mmap.mmap) -> None:
     sizes = [0 if sizes[0] == (1 << 32) - 1 else sizes[0]]
     if longer >= 0:
         sizes.append(int.from_bytes(data[longer + 40 : longer + 48], "little"))
-    if max(sizes) > MAX_DIRECTORY:
+    if max(sizes) > min(MAX_DIRECTORY, (64 + most) * MAX_MEMBER):
         raise ModelError(f"{path}: the archive lists its members in {max(sizes)} bytes; the file is corrupt")
 
 
@@ -152,13 +157,13 @@ def _records(path: Path, archive: zipfile.ZipFile, data: mmap.mmap) -> dict[str,
     return records
 
 
-def _before_archives(path: Path, data: mmap.mmap) -> tuple[Any, dict[str, tuple[int, int]]]:
+def _before_archives(path: Path, data: mmap.mmap, most: int) -> tuple[Any, dict[str, tuple[int, int]]]:
     """Read the format before PyTorch 1.6: pickles of a number, a version, the system, the state and the storages' keys.
 
     The storages follow in the order of the keys, each after its size.
     """
     pickles = io.BytesIO(data[:MAX_PICKLE])
-    number, _, system, state, keys = (_unpickled(path, pickles) for _ in range(5))
+    number, _, system, state, keys = (_unpickled(path, pickles, most) for _ in range(5))
     if number != MAGIC or not isinstance(system, dict) or system.get("little_endian") is not True:
         raise ModelError(f"{path}: not a PyTorch checkpoint, or a big-endian one")
     sizes = {t.storage.key: STORAGES[t.storage.dtype].itemsize for t in _tensors(path, state).values()
@@ -177,9 +182,9 @@ def _before_archives(path: Path, data: mmap.mmap) -> tuple[Any, dict[str, tuple[
     return state, records
 
 
-def _unpickled(path: Path, data: bytes | io.BytesIO) -> Any:
+def _unpickled(path: Path, data: bytes | io.BytesIO, most: int) -> Any:
     try:
-        return read_pickle(data)
+        return read_pickle(data, min(MAX_OPERATIONS, (64 + most) * OPERATIONS))
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     except Exception as error:  # a corrupt pickle can fail in any way; nothing in it has run
