@@ -6,6 +6,7 @@ The shipped model writes stories and would not call a tool by itself, so the cal
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -217,3 +218,30 @@ def test_what_interfaces_ask_beside_chats(http: httpx.Client) -> None:
     news, ignored = events(http, "/v1/completions", recorded.CONTINUE_EDITOR, {})
     assert "".join(choice["text"] for new in news for choice in new["choices"])
     assert not ignored
+
+
+@pytest.mark.parametrize("syntax", ["regex", "lark"])
+def test_custom_tools_of_chats(http: httpx.Client, syntax: str) -> None:
+    definition = {"regex": "[0-9]{2}:[0-9]{2}", "lark": 'start: /[0-9]{2}/ ":" /[0-9]{2}/'}[syntax]
+    form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    tool = {"type": "custom", "custom": {"name": "alarm", "format": form}}
+    talk: list[dict[str, Any]] = [{"role": "user", "content": "Wake me."}]
+    body = {"model": recorded.MODEL, "messages": talk, "tools": [tool], "temperature": 0, "max_tokens": 200}
+    body |= {"tool_choice": {"type": "custom", "custom": {"name": "alarm"}}, "parallel_tool_calls": False}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "x-ignored-fields" not in answer.headers
+    message = answer.json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert set(call) == {"id", "type", "custom"}
+    assert call["type"] == "custom"
+    assert re.fullmatch("[0-9]{2}:[0-9]{2}", call["custom"]["input"])
+    news, _ = events(http, "/v1/chat/completions", {**body, "stream": True}, {})
+    parts = [p for one in news for c in one["choices"] for p in c["delta"].get("tool_calls", [])]
+    assert parts[0]["type"] == "custom"
+    assert parts[0]["custom"]["name"] == "alarm"
+    assert "".join(part["custom"]["input"] for part in parts) == call["custom"]["input"]
+    talk += [message, {"role": "tool", "tool_call_id": call["id"], "content": "ok"}]
+    again = http.post("/v1/chat/completions", json={**body, "return_prompt_text": True})
+    assert again.status_code == 200, again.text
+    assert call["custom"]["input"] in again.json()["prompt_text"]

@@ -25,11 +25,13 @@ from quire.text.output.events import Event
 from quire.text.output.parser import OutputParser
 
 if TYPE_CHECKING:
+    from quire.serve import custom_tools
     from quire.text.output import stops
     from quire.text.output.stops import AnswerStops
     from quire.text.stop_strings import StopMatcher
     from quire.text.template.render import Rendered
 else:
+    custom_tools = Lazy("quire.serve.custom_tools")
     stops = Lazy("quire.text.output.stops")
 
 log = logging.getLogger("quire.serve")
@@ -82,13 +84,15 @@ class Formats:
 class Offer:
     """The functions that a call offers (OpenAI's shape) and which of them it may or must call.
 
-    `choice` is "auto", "none", "required", or "named" for the functions of `forced`.
+    `choice` is "auto", "none", "required", or "named" for the functions of `forced`. Those of `custom` stand for custom
+    tools.
     """
 
     tools: tuple[Tool, ...] = ()
     choice: str = "none"
     forced: tuple[str, ...] = ()
     parallel: bool = True
+    custom: frozenset[str] = frozenset()
 
     @property
     def functions(self) -> dict[str, Mapping[str, Any]]:
@@ -102,25 +106,28 @@ class Offer:
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Validate tools. 400 naming what is wrong with them."""
+    """Validate tools and make custom ones functions. 400 naming what is wrong with them."""
     if len(tools) > MAX_TOOLS:
         raise invalid(f"tools must be at most {MAX_TOOLS}", "tools", "invalid_value")
     names: set[str] = set()
+    found: list[Tool] = []
     for i, tool in enumerate(tools):
-        where = f"tools[{i}]"
-        if tool.get("type", "function") != "function":
-            raise unsupported(f"{where}.type", f"{str(tool.get('type'))[:64]!r} is not, only function is")
-        function = tool.get("function")
+        where, kind = f"tools[{i}]", tool.get("type", "function")
+        if kind not in ("function", "custom"):
+            raise unsupported(f"{where}.type", f"{str(kind)[:64]!r} is not, only function and custom are")
+        where, function = f"{where}.{kind}", tool.get(kind)
+        if kind == "custom":
+            function = custom_tools.function_of(function, where)
         if not isinstance(function, Mapping):
-            raise invalid(
-                f"{where}.function must be an object with a name", f"{where}.function", "invalid_type"
-            )
-        _check_function(function, f"{where}.function")
+            raise invalid(f"{where} must be an object with a name", where, "invalid_type")
+        _check_function(function, where)
         if function["name"] in names:
-            message = f"{where}.function.name: {function['name']!r} appears twice"
-            raise invalid(message, f"{where}.function.name", "invalid_value")
+            message = f"{where}.name: {function['name']!r} appears twice"
+            raise invalid(message, f"{where}.name", "invalid_value")
         names.add(function["name"])
-    return tuple({**tool, "type": "function"} for tool in tools)
+        shown = tool if kind == "function" else {}
+        found.append({**shown, "type": "function", "function": function})
+    return tuple(found)
 
 
 def _check_function(function: Mapping[str, Any], where: str) -> None:
@@ -154,7 +161,8 @@ def offer_of(
         raise invalid(message, "tool_choice", "invalid_value")
     if choice in ("required", "named") and not offered:
         raise invalid("tool_choice needs tools: give at least one", "tool_choice", "invalid_value")
-    return Offer(offered, choice if offered else "none", forced, parallel is not False)
+    custom = frozenset(tool["custom"]["name"] for tool in tools or () if tool.get("type") == "custom")
+    return Offer(offered, choice if offered else "none", forced, parallel is not False, custom)
 
 
 def _named(choice: Mapping[str, Any], names: set[str]) -> tuple[str, tuple[str, ...]]:
@@ -170,14 +178,14 @@ def _named(choice: Mapping[str, Any], names: set[str]) -> tuple[str, tuple[str, 
             raise invalid(message, "tool_choice", "invalid_value")
         forced = tuple(_name_of(part, names) for part in listed)
         return ("named" if mode == "required" else "auto"), forced
-    if kind != "function":
-        message = f"tool_choice.type must be function or allowed_tools, not {str(kind)[:64]!r}"
+    if kind not in ("function", "custom"):
+        message = f"tool_choice.type must be function, custom or allowed_tools, not {str(kind)[:64]!r}"
         raise invalid(message, "tool_choice", "invalid_value")
     return "named", (_name_of(choice, names),)
 
 
 def _name_of(part: Any, names: set[str]) -> str:
-    function = part.get("function", part) if isinstance(part, Mapping) else None
+    function = part.get("function", part.get("custom", part)) if isinstance(part, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
         raise invalid("tool_choice must name a function", "tool_choice", "invalid_type")
@@ -198,6 +206,7 @@ class Reading:
     place: Place = "start"
     parallel: bool = True
     forced: bool = False
+    custom: frozenset[str] = frozenset()
 
     def stops(self, matcher: StopMatcher) -> AnswerStops:
         """Find stop strings in the content alone."""
@@ -259,7 +268,7 @@ def reading_of(formats: Formats, offer: Offer, prompt: Rendered) -> Reading | No
     functions = offer.functions
     if forced and offer.forced:
         functions = {name: functions[name] for name in offer.forced}
-    return Reading(tools, reasoning, functions, place, offer.parallel, forced)
+    return Reading(tools, reasoning, functions, place, offer.parallel, forced, offer.custom)
 
 
 def with_tools(

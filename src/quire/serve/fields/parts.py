@@ -8,7 +8,9 @@ FUNCTION = Shape(
     names("name description parameters strict"), ignored={"defer_loading": "tools are always shown"}
 )
 TOOLS = Shape(
-    names("type function"), ignored={"defer_loading": "tools are always shown"}, inner={"function": FUNCTION}
+    names("type function custom"),
+    ignored={"defer_loading": "tools are always shown"},
+    inner={"function": FUNCTION, "custom": Shape(names("name description format"))},
 )
 JSON_SCHEMA = Shape(
     names("schema"),
@@ -44,7 +46,7 @@ CONTENT = Shape(
     nulls=True,
 )
 CALL = Shape(
-    names("id type function"),
+    names("id type function custom"),
     ignored={"index": "calls are in order", "extra_content": "other servers' own data"},
     inner={"function": Shape(names("name arguments"), nulls=True, template=True)},
     nulls=True,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import Chunk, CompletionOutput
+from quire.lazy import Lazy
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid, named
 from quire.serve.openai.chat_protocol import (
@@ -23,6 +24,7 @@ from quire.serve.openai.chat_protocol import (
     ChatCompletion,
     ChatDelta,
     ChatRequest,
+    CustomInput,
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
@@ -34,8 +36,14 @@ from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.usage import UsageReport
 from quire.serve.service import Service
 from quire.serve.stream import DONE, event
-from quire.serve.tools import OutputReader
+from quire.serve.tools import OutputReader, Reading
 from quire.text.output.events import CallArguments, CallEnd, CallStart, Parsed
+from quire.text.output.events import ToolCall as Called
+
+if TYPE_CHECKING:
+    from quire.serve import custom_tools
+else:
+    custom_tools = Lazy("quire.serve.custom_tools")
 
 _encode = msgspec.json.Encoder().encode
 _NOTHING = ChatDelta()
@@ -115,6 +123,14 @@ def _reason(reason: str | None, calls: bool) -> str | None:
     return "tool_calls" if calls and reason == "stop" else reason
 
 
+def _called(reading: Reading, index: int, call: Called) -> ToolCall:
+    call_id = reading.call_id(call.name, index, call.id)
+    if call.name not in reading.custom:
+        return ToolCall(call_id, CalledFunction(call.name, call.arguments))
+    custom = CustomInput(custom_tools.input_of(call.arguments), call.name)
+    return ToolCall(call_id, type="custom", custom=custom)
+
+
 class ChatAnswer:
     """Writes a call as an answer of /v1/chat/completions."""
 
@@ -128,6 +144,9 @@ class ChatAnswer:
         self._scores: dict[int, AnswerLogprobs] = {}
         self._num_scored: dict[int, int] = {}
         self._calling: set[int] = set()
+        self._inputs: dict[
+            int, list[str]
+        ] = {}  # of each sample: the arguments of an open call of a custom tool
         self._thoughts: dict[int, list[str]] = {}
         self._service = service
         same = bool(body.messages) and body.messages[-1].get("role") == service.config.response_role
@@ -183,10 +202,7 @@ class ChatAnswer:
             message.reasoning_content = message.reasoning = parsed.reasoning
         if parsed.calls:
             message.content = message.content or None
-            message.tool_calls = [
-                ToolCall(reading.call_id(c.name, i, c.id), CalledFunction(c.name, c.arguments))
-                for i, c in enumerate(parsed.calls)
-            ]
+            message.tool_calls = [_called(reading, i, c) for i, c in enumerate(parsed.calls)]
         return message, reader.places
 
     def _logprobs(
@@ -279,14 +295,26 @@ class ChatAnswer:
         for part in events:
             if isinstance(part, CallStart):
                 self._calling.add(index)
-                call_id = reading.call_id(part.name, part.index, part.id)
-                calls.append(ToolCallDelta(part.index, FunctionDelta("", part.name), call_id, "function"))
+                call = ToolCallDelta(part.index, id=reading.call_id(part.name, part.index, part.id))
+                calls.append(call)
+                if part.name in reading.custom:
+                    self._inputs[index] = []
+                    call.type, call.custom = "custom", CustomInput("", part.name)
+                else:
+                    call.type, call.function = "function", FunctionDelta("", part.name)
+            elif isinstance(part, CallArguments) and index in self._inputs:
+                self._inputs[index].append(part.text)
             elif isinstance(part, CallArguments):
-                if calls and calls[-1].index == part.index:
-                    calls[-1].function.arguments += part.text
+                last = calls[-1] if calls and calls[-1].index == part.index else None
+                if last is not None and isinstance(last.function, FunctionDelta):
+                    last.function.arguments += part.text
                 else:
                     calls.append(ToolCallDelta(part.index, FunctionDelta(part.text)))
-            elif not isinstance(part, CallEnd):
+            elif isinstance(part, CallEnd):
+                if index in self._inputs:  # the text is known at the end
+                    text = custom_tools.input_of("".join(self._inputs.pop(index)))
+                    calls.append(ToolCallDelta(part.index, custom=CustomInput(text)))
+            else:
                 parsed.add([part])
         if parsed.content:
             delta.content = parsed.content

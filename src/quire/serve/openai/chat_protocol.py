@@ -73,10 +73,18 @@ class CalledFunction(msgspec.Struct):
     arguments: str
 
 
+class CustomInput(msgspec.Struct):
+    """`input` is the text for a custom tool. Streams name the tool before."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
 class ToolCall(msgspec.Struct):
     id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
+    function: CalledFunction | UnsetType = UNSET
+    type: Literal["function", "custom"] = "function"
+    custom: CustomInput | UnsetType = UNSET
 
 
 class AnswerMessage(msgspec.Struct):
@@ -126,9 +134,10 @@ class ToolCallDelta(msgspec.Struct):
     """The new part of one call: id, type and name come once, first."""
 
     index: int
-    function: FunctionDelta
+    function: FunctionDelta | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    custom: CustomInput | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):

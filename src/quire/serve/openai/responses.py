@@ -41,9 +41,11 @@ from quire.serve.service import Service
 from quire.serve.stream import event
 
 if TYPE_CHECKING:
+    from quire.serve import custom_tools
     from quire.serve.openai import responses_input
     from quire.serve.openai.responses_input import Tools
 else:
+    custom_tools = Lazy("quire.serve.custom_tools")
     responses_input = Lazy("quire.serve.openai.responses_input")
 
 _encode = msgspec.json.Encoder().encode
@@ -226,7 +228,7 @@ class ResponseAnswer:
         space, name = self._spaces.get(item.name, (UNSET, item.name))
         if item.kind == "call" and item.name in self._custom:
             return OutputCustomCall(
-                f"ctc_{item.id}", item.call_id, name, responses_input.custom_input(item.text), status, space
+                f"ctc_{item.id}", item.call_id, name, custom_tools.input_of(item.text), status, space
             )
         if item.kind == "call":
             return OutputCall(f"fc_{item.id}", item.call_id, name, item.text, status, space)

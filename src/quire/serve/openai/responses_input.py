@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from quire.serve.custom_tools import CUSTOM_INPUT, function_of
 from quire.serve.errors import invalid, unsupported
 from quire.serve.leftovers import Dropped, text_in
 from quire.serve.openai.responses_protocol import KINDS
-from quire.text.output.arguments import LARK
 
-CUSTOM_INPUT = "input"  # the parameter that holds the text of a custom tool
 _TOOL_FIELDS = ("name", "description", "parameters", "strict")
 # Items that bring tools which the client found later.
 _BRINGERS = ("additional_tools", "tool_search_output")
@@ -172,7 +171,7 @@ def _read_tools(tools: Sequence[Any], path: str, choice: Any, found: Tools, spac
         if kind == "function":
             function = {key: tool[key] for key in _TOOL_FIELDS if tool.get(key) is not None}
         elif kind == "custom":
-            function = _custom(tool, where)
+            function = function_of(tool, where)
         elif not isinstance(kind, str) or (isinstance(choice, Mapping) and choice.get("type") == kind):
             raise unsupported(f"{where}.type", f"{str(kind)[:64]!r} is not, only function and custom are")
         else:
@@ -192,37 +191,6 @@ def _read_tools(tools: Sequence[Any], path: str, choice: Any, found: Tools, spac
 def _qualified(space: str, name: str) -> str:
     """The name under which the model knows a function of a namespace."""
     return f"{space}{name}" if space.endswith("__") else f"{space}__{name}"
-
-
-def _custom(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A custom tool as a function with one text, which a regex or a Lark grammar constrains."""
-    form = tool.get("format") or {"type": "text"}
-    if not isinstance(form, Mapping) or form.get("type") not in ("text", "grammar"):
-        raise invalid(f"{where}.format.type must be text or grammar", f"{where}.format", "invalid_value")
-    text: dict[str, Any] = {"type": "string"}
-    function: dict[str, Any] = {"name": tool.get("name")}
-    description = [str(tool["description"])] if tool.get("description") else []
-    if form["type"] == "grammar":
-        syntax, definition = form.get("syntax"), form.get("definition")
-        if syntax not in ("lark", "regex") or not isinstance(definition, str):
-            message = f"{where}.format must have a syntax (lark or regex) and a definition"
-            raise invalid(message, f"{where}.format", "invalid_value")
-        if syntax == "regex":
-            text["pattern"], function["strict"] = f"^(?:{definition})$", True
-        else:
-            text[LARK], function["strict"] = definition, True
-    parameters = {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
-    return {**function, "description": "\n".join(description), "parameters": parameters}
-
-
-def custom_input(arguments: str) -> str:
-    """The text that a call passes to a custom tool; of a call that was cut off, its arguments as they are."""
-    try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 def choice_of(choice: Any, tools: Tools) -> Any:

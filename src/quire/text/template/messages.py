@@ -148,6 +148,11 @@ def _put_tool_calls(message: dict[str, Any], where: str) -> None:
     if not isinstance(calls, list) or message["role"] != "assistant":
         raise RequestError(f"{where} must be a list, in an assistant message", where)
     for i, call in enumerate(calls):
+        custom = call.get("custom") if isinstance(call, dict) else None
+        if isinstance(custom, dict) and isinstance(custom.get("input"), str):
+            given = {"input": custom["input"]}
+            call = {"id": call.get("id"), "function": {"name": custom.get("name"), "arguments": given}}
+            call["type"] = "function"
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError(
