@@ -300,6 +300,10 @@ def test_quire_serve_takes_sglangs_flags(installed: Installed) -> None:
     assert done.returncode == 0, done.stderr
     assert "--disable-cuda-graph changes nothing" in done.stderr
     assert "ready to serve" in done.stdout
+    small = serve(installed, "--model-path= --max-total-tokens 130 --context-length 512 --check")
+    assert small.returncode == 0, small.stderr
+    assert "--context-length 512 is lowered to the 128 tokens of --max-total-tokens" in small.stderr
+    assert "longest request   128 tokens" in small.stdout
     wrong = serve(installed, "--disable-cuda-graph --dp-size 2")
     assert wrong.returncode == 2
     assert "--dp-size 2 is not supported" in wrong.stderr

@@ -126,7 +126,7 @@ def test_options_are_quires(caplog: pytest.LogCaptureFixture) -> None:
         "tensor_parallel_size": 2,
         "gpu_memory_utilization": 0.8,
         "enable_prefix_caching": False,
-        "max_model_len": 4096,
+        "max_model_len": 320,  # what the cache holds
         "max_num_batched_tokens": 2048,
         "block_size": 32,
         "num_gpu_blocks_override": 10,
@@ -136,7 +136,11 @@ def test_options_are_quires(caplog: pytest.LogCaptureFixture) -> None:
         "log_level": "error",
         "uvicorn_log_level": "error",
     }
-    assert [notice.split()[0] for notice in notices] == ["--attention-backend", "--dp-size"]
+    assert [notice.split()[0] for notice in notices] == [
+        "--attention-backend",
+        "--dp-size",
+        "--context-length",
+    ]
 
 
 def test_options_of_a_script_are_those_of_the_engine() -> None:

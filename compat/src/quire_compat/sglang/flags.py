@@ -219,14 +219,21 @@ def read_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             found[SAME.get(name) or SWITCHES[name]] = value
         else:
             raise ConfigError(f"--{name.replace('_', '-')} is neither an option of SGLang nor of Quire")
-    return _settled(found), notices
+    return _settled(found, notices), notices
 
 
-def _settled(found: dict[str, Any]) -> dict[str, Any]:
-    """Options that several of SGLang's make together."""
+def _settled(found: dict[str, Any], notices: list[str]) -> dict[str, Any]:
+    """Options that several of SGLang's make together; a cache that is smaller than the context lowers its limit."""
     tokens, steps = (found.pop(name, None) for name in ("total_tokens", "steps"))
     if tokens is not None:
-        found["num_gpu_blocks_override"] = max(1, tokens // int(found.get("block_size", 16)))
+        size = int(found.get("block_size", 16))
+        found["num_gpu_blocks_override"] = max(1, tokens // size)
+        longest, room = found.get("max_model_len"), found["num_gpu_blocks_override"] * size
+        if isinstance(longest, int) and longest > room:
+            found["max_model_len"] = room
+            notices.append(
+                f"--context-length {longest} is lowered to the {room} tokens of --max-total-tokens"
+            )
     if steps is not None:
         found["spec_tokens"] = steps
     if "log_level" in found:
