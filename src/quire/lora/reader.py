@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     gguf = Lazy("quire.model.gguf.adapted")
 
-TENSORS_OF_A_MODULE = 8  # A, B, a magnitude and a bias are four
+TENSORS_OF_A_MODULE = 4  # A, B, a magnitude and a bias
 
 Reader = Callable[[Path], tuple[str, Callable[[], Adapter]]]
 
