@@ -11,8 +11,8 @@ import pytest
 
 from quire.serve.app import ENDPOINTS
 from quire.serve.field_docs import TABLES, page
-from quire.serve.fields.accept import near
 from quire.serve.fields.shapes import Fields
+from quire.spelling import near
 from tests.serve.running import Server, start
 
 HELLO = [{"role": "user", "content": "hello"}]
