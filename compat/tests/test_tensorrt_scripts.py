@@ -127,7 +127,7 @@ for line in sys.argv[1:]:
     command = [str(installed.python), "-c", code, *(line for line, _ in REFUSED)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=installed.variables)
     lines = done.stderr.splitlines()
-    assert lines[1::2] == ["status 1"] * len(REFUSED), done.stderr
+    assert lines[1::2] == ["status 2"] * len(REFUSED), done.stderr
     for line, (_, said) in zip(lines[::2], REFUSED, strict=True):
         assert said in line
 

@@ -21,7 +21,6 @@ TORCH = [
     torch.float32,
     torch.float16,
     torch.bfloat16,
-    torch.float64,
     torch.int64,
     torch.int32,
     torch.int16,
@@ -65,6 +64,15 @@ def test_reads_what_the_official_library_wrote(dtype: torch.dtype, tmp_path: Pat
         np.testing.assert_array_equal(got.astype(np.float64), expected.double().numpy())
 
 
+def test_float64_is_read_as_float32(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    numbers = torch.randn(3, 5, dtype=torch.float64)
+    safetensors.torch.save_file({"a": numbers}, path)
+    file = SafetensorsFile(path)
+    assert file.dtype("a") == file.get("a").dtype == np.float32
+    np.testing.assert_array_equal(file.get("a"), numbers.float().numpy())
+
+
 def test_bfloat16_is_a_view_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     safetensors.torch.save_file({"a": torch.arange(4).bfloat16()}, path)
@@ -94,8 +102,8 @@ def test_unaligned_data_is_copied_into_place(tmp_path: Path) -> None:
         ({"a": tensor(0, 8, [3])}, 8, r"F32 \[3\] needs 12 bytes, not 8"),
         ({"a": tensor(8, 0, [2])}, 8, "not a range"),
         ({"a": tensor(-4, 4, [2])}, 8, "not a range"),
-        ({"a": tensor(0, 1 << 62, [1 << 60])}, 8, "truncated"),
-        ({"a": tensor(0, 8, [1 << 40, 1 << 40])}, 8, "needs"),
+        ({"a": tensor(0, 1 << 62, [1 << 60])}, 8, "are too large"),
+        ({"a": tensor(0, 8, [1 << 40, 1 << 40])}, 8, "are too large"),
         ({"a": tensor(0, 8, [True, 2])}, 8, "shape"),
         ({"a": tensor(0, 8, [-2, -1])}, 8, "shape"),
         ({"a": tensor(0, 4, [1] * 9)}, 4, "shape"),
