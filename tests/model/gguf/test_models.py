@@ -174,6 +174,18 @@ def test_sampling_defaults_come_from_the_file(tmp_path: Path) -> None:
     assert (llm.default_params().temperature, llm.default_params().top_k) == (0.25, 7)
 
 
+def test_towers_for_pictures_and_sound_are_left_out(made: Made, tmp_path: Path) -> None:
+    """Files of one part, as Ollama keeps them, hold the towers beside the text model."""
+    directory = write_checkpoint(tmp_path / "model")
+    extra = {"llama.vision.block_count": 2, "llama.mm.tokens_per_image": 256, "llama.audio.block_count": 1}
+    towers = {
+        name: np.ones((4, 4), np.float32)
+        for name in ("v.blk.0.attn_q.weight", "mm.0.weight", "a.position_embd.weight")
+    }
+    file = write_gguf(directory, tmp_path / "m.gguf", extra=extra, tensors=towers)
+    assert run(str(file)) == run(str(directory))
+
+
 def test_parts_are_one_model(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model")
     write_gguf(directory, tmp_path / "m.gguf", split=10)

@@ -25,6 +25,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
 }
+# OTHER_SENSES begin keys about pictures and sound, as files of one part hold them. Texts need none.
+OTHER_SENSES = ("vision.", "audio.", "mm.", "projector.")
 GATING = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}  # gguf.ExpertGatingFuncType
 LEAST, MOST = 1e-30, 1e30  # bounds of numbers
 # OVERRIDES and ROPE_OVERRIDES: keys of config.json that --hf-overrides may name.
@@ -216,6 +218,8 @@ class Keys:
         """Raise ModelError for keys that nobody read, unless harmless or at a neutral value."""
         for key in sorted(self._unread):
             name, value = key[len(self._prefix) :], self._changes.get(key, self.file.get(key))
+            if name.startswith(OTHER_SENSES):
+                continue
             if name not in HARMLESS and value is not None and value not in NEUTRAL.get(name, ()):
                 raise ModelError(
                     f"{self.file.path}: {key} = {str(value)[:80]} is not understood and may change results"

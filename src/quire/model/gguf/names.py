@@ -66,7 +66,8 @@ NAMES = LLAMA_NAMES.changed(
         "spread": "altup_proj.{s}",
         "merge": "altup_unembd_proj.{s}",
         "laurel": "laurel_",
-        "ignored": (r"rope_freqs\.weight", r"rope_factors_(long|short)\.weight"),
+        # The last are towers for pictures and sound, and what joins them to the text: llama.cpp leaves them out too.
+        "ignored": (r"rope_freqs\.weight", r"rope_factors_(long|short)\.weight", r"(v|a|mm)\..*"),
     }
 )
 
