@@ -33,7 +33,7 @@ BAD: list[tuple[str, Any]] = [
     ("seed", "7"),
     ("stop", [""]),
     ("stop", 3),
-    ("stop", [str(i) for i in range(100)]),
+    ("stop", [str(i) for i in range(1000)]),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", ["a"]),
     ("bad_words", [None]),

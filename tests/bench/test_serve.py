@@ -238,10 +238,7 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr("importlib.import_module", missing)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install matplotlib"):
         need_matplotlib()
 

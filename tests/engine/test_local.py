@@ -78,6 +78,7 @@ def test_leaving_a_stream_aborts_it_and_gives_its_blocks_back(llm: LLM) -> None:
 @given(delay=st.floats(0, 0.05))
 def test_an_interrupt_ends_the_call_and_nothing_else(llm: LLM, delay: float) -> None:
     """SIGINT at random times of a call: KeyboardInterrupt there, the object usable after it, the cache whole."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
     alone = tokens(llm, PROMPTS[1])
     main = threading.main_thread().ident
     assert main is not None

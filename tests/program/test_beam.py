@@ -101,7 +101,7 @@ class TableGrammars:
     def __init__(self, case: dict[str, Any]) -> None:
         self._case = case
 
-    def submit(self, text: str) -> Future[Any]:
+    def submit(self, text: str, owner: str = "") -> Future[Any]:
         done: Future[Any] = Future()
         done.set_result(self)
         return done
