@@ -11,7 +11,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -30,6 +30,7 @@ _FULL = "too many new constraints are waiting to be compiled: try again later"
 MAX_REMEMBERED = 1024
 MAX_REMEMBERED_BYTES = 32 << 20
 START_TIMEOUT = 120.0
+KILL_SECONDS = 2.0
 
 
 class GrammarChecker:
@@ -114,7 +115,10 @@ class GrammarChecker:
         if process is not None:
             if process.returncode is None:
                 process.kill()
-            await process.wait()
+            with suppress(
+                asyncio.TimeoutError
+            ):  # a pipe that somebody holds open must not hold up the next constraint
+                await asyncio.wait_for(process.wait(), KILL_SECONDS)
 
     async def _ask(self, params: StructuredOutputsParams, info: ModelCard) -> Verdict:
         process = await self._started(info)
