@@ -62,7 +62,8 @@ class ScaledCheckpoint(ModuleCheckpoint):
         self._bits = frozenset(_values(settings, "num_bits")) | frozenset(_values(settings, "bits"))
         self._blocks = block_size(settings)
         groups = settings.get("config_groups")
-        weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+        given = groups.values() if isinstance(groups, dict) else ()
+        weights = [group.get("weights") for group in given if isinstance(group, dict)]
         self._asymmetric = bool(weights) and all(
             isinstance(about, dict) and about.get("symmetric") is False for about in weights
         )
