@@ -65,7 +65,7 @@ class Groups:
         if isinstance(layout, Blocks):
             return layout.tensor(byte_rows(layout.kind, self.codes, self.scales, self.size))
         assert isinstance(layout, Int4)
-        times = -(-self.codes.shape[1] // layout.group_size) // self.scales.shape[1]
+        times = -(-self.codes.shape[1] // layout.group_size) // max(1, self.scales.shape[1])
         scales = np.repeat(self.scales, max(1, times), axis=1)
         if self.offsets is not None:
             return QuantTensor(layout, self.codes, scales, np.repeat(self.offsets, max(1, times), axis=1))

@@ -95,7 +95,7 @@ def mxfp4_rows(packed: Bytes, exponents: Bytes) -> Bytes:
     codes = np.stack([low, high], axis=-1).reshape(*packed.shape[:2], 32)
     halves = codes[..., :16] | codes[..., 16:] << np.uint8(4)
     blocks = np.concatenate([exponents[..., None], halves], axis=-1)
-    return blocks.reshape(len(packed), -1)
+    return blocks.reshape(len(packed), packed.shape[1] * blocks.shape[2])
 
 
 def round_fp8(values: FloatArray, kind: str = "e4m3") -> tuple[Bytes, FloatArray]:
