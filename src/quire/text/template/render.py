@@ -120,26 +120,9 @@ class ChatTemplate:
         except ModelError as error:
             raise RequestError(f"chat_template: {error}", "chat_template") from error
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        content_format: str | None = None,
-        **variables: Any,
-    ) -> str:
-        """Render the prompt's text alone; options as in `render_prompt`."""
-        return self.render_prompt(
-            messages,
-            tools,
-            add_generation_prompt,
-            continue_final_message,
-            documents,
-            content_format,
-            **variables,
-        ).text
+    def render(self, *given: Any, **options: Any) -> str:
+        """Render the prompt's text alone; takes what `render_prompt` takes."""
+        return self.render_prompt(*given, **options).text
 
     def render_prompt(
         self,
