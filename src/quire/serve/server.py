@@ -91,7 +91,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
 
 def check(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> str:
     """Load everything as `serve` does without listening; returns a summary. Raises the errors of `serve`."""
-    config.api_keys()
+    config.keys()
     check_tls(config)
     check_adapters(engine_config, config)
     parts = load_maker(maker)
@@ -115,7 +115,7 @@ async def _serve(
     clock = _Clock()
     check_tls(config)
     check_adapters(engine_config, config)
-    config.api_keys()
+    config.keys()
     listener = _listen(config)
     clock.mark("imports and options")
     metrics = Metrics("", config.metrics_prefix)
