@@ -10,7 +10,8 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
-from quire.serve.callers import Keys, is_local
+from quire.serve.callers import Keys
+from quire.sockets import is_local
 from tests.serve.running import Server, start
 
 USER, OTHER, OPERATOR = ({"Authorization": f"Bearer {key}"} for key in ("alice", "bob", "root"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import logging.config
+import math
 import re
 import time
 from typing import Literal
@@ -65,6 +66,22 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return _json.encode(entry).decode()
+
+
+class Tally:
+    """Counts what may happen often, to be logged once in `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._count, self._next = seconds, 0, -math.inf
+
+    def add(self) -> int:
+        """Count one. Return how many there were since the last return, or 0 before it is time to log again."""
+        self._count += 1
+        now = time.monotonic()
+        if now < self._next:
+            return 0
+        count, self._count, self._next = self._count, 0, now + self._seconds
+        return count
 
 
 def logs_are_json() -> bool:

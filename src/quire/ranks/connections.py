@@ -19,13 +19,16 @@ from typing import Literal
 
 import msgspec
 
+from quire.engine.log import Tally
 from quire.engine.wire import LENGTH, framed
 from quire.errors import ConfigError, EngineError, ResourceError
+from quire.sockets import receive_exactly
 
 log = logging.getLogger("quire.engine")
 
 Kind = Literal["control", "peer", "stage"]
 Address = tuple[str, int]
+Bytes = bytes | bytearray
 
 MAGIC = b"quire ranks 1\n"
 NONCE = 32
@@ -69,7 +72,7 @@ class Links:
         self._found: dict[tuple[Kind, int], tuple[socket.socket, Hello]] = {}
         self._changed = threading.Condition()
         self._unknown: deque[socket.socket] = deque()  # have not proved themselves, oldest first
-        self._refused, self._logged = 0, -LOG_INTERVAL
+        self._refused = Tally(LOG_INTERVAL)
         self._closed = False
         threading.Thread(target=self._accept, name="quire-links", daemon=True).start()
 
@@ -118,7 +121,7 @@ class Links:
         try:
             hello = _proved_by(connection, self._secret, time.monotonic() + SLOW)
             tune(connection)
-        except (OSError, EngineError, msgspec.MsgspecError) as error:
+        except (OSError, EOFError, EngineError, msgspec.MsgspecError) as error:
             self._refuse(connection, error)
             return
         with self._changed:
@@ -136,11 +139,9 @@ class Links:
             if connection in self._unknown:
                 self._unknown.remove(connection)
             connection.close()
-            self._refused += 1
-            if time.monotonic() < self._logged + LOG_INTERVAL:
-                return
-            count, self._refused, self._logged = self._refused, 0, time.monotonic()
-        log.warning("%d connections to the ranks of this engine were refused; the last: %s", count, error)
+            count = self._refused.add()
+        if count:
+            log.warning("%d connections to the ranks of this engine were refused; the last: %s", count, error)
 
 
 def connect(address: Address, secret: bytes, hello: Hello, seconds: float) -> socket.socket:
@@ -165,7 +166,7 @@ def connect(address: Address, secret: bytes, hello: Hello, seconds: float) -> so
         except EngineError:
             connection.close()
             raise
-        except OSError as error:
+        except (OSError, EOFError) as error:
             connection.close()
             if time.monotonic() > deadline:
                 raise NoEngineError(
@@ -215,40 +216,30 @@ def _proved_by(connection: socket.socket, secret: bytes, until: float) -> Hello:
     mine = secrets.token_bytes(NONCE)
     connection.settimeout(SLOW)
     connection.sendall(MAGIC + mine)
-    answer = _exactly(connection, NONCE + PROOF, until)
+    answer = receive_exactly(connection, NONCE + PROOF, until)
     theirs, proof = answer[:NONCE], answer[NONCE:]
     if not hmac.compare_digest(proof, _proof(secret, b"connects", mine, theirs)):
         raise EngineError("it does not know the secret")
     connection.sendall(_proof(secret, b"accepts", mine, theirs))
-    (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size, until))
+    (size,) = LENGTH.unpack(receive_exactly(connection, LENGTH.size, until))
     if size > MOST_HELLO:
         raise EngineError(f"it begins with {size} bytes")
-    return _hello.decode(_exactly(connection, size, until))
+    return _hello.decode(receive_exactly(connection, size, until))
 
 
 def _prove_to(connection: socket.socket, secret: bytes, until: float) -> None:
-    begin = _exactly(connection, len(MAGIC) + NONCE, until)
+    begin = receive_exactly(connection, len(MAGIC) + NONCE, until)
     if not begin.startswith(MAGIC):
         raise EngineError("what answers there is no engine of this version of Quire")
     theirs, mine = begin[len(MAGIC) :], secrets.token_bytes(NONCE)
     connection.sendall(mine + _proof(secret, b"connects", theirs, mine))
-    if not hmac.compare_digest(_exactly(connection, PROOF, until), _proof(secret, b"accepts", theirs, mine)):
+    if not hmac.compare_digest(
+        receive_exactly(connection, PROOF, until), _proof(secret, b"accepts", theirs, mine)
+    ):
         raise EngineError(
             "the engine does not know the secret of this machine: check --distributed-secret-file"
         )
 
 
-def _proof(secret: bytes, role: bytes, first: bytes, second: bytes) -> bytes:
+def _proof(secret: bytes, role: bytes, first: Bytes, second: Bytes) -> bytes:
     return hmac.digest(secret, role + first + second, "sha256")
-
-
-def _exactly(connection: socket.socket, size: int, until: float) -> bytes:
-    """Receive `size` bytes before the time `until` of time.monotonic(); OSError if they do not come."""
-    data = bytearray()
-    while len(data) < size:
-        connection.settimeout(max(until - time.monotonic(), 0.001))
-        part = connection.recv(size - len(data))
-        if not part:
-            raise ConnectionError("the connection ended")
-        data += part
-    return bytes(data)

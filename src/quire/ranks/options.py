@@ -8,6 +8,7 @@ from typing import Literal
 
 from quire.errors import ConfigError
 from quire.options import check_options, option
+from quire.sockets import is_local
 
 Executor = Literal["mp", "ray"]
 MOST_RANKS = 64
@@ -82,8 +83,10 @@ class ParallelConfig:
             raise ConfigError(f"--nnodes {self.nnodes} does not divide {self.world} ranks evenly: change it")
         if self.node_rank >= self.nnodes:
             raise ConfigError(f"--node-rank {self.node_rank} must be below --nnodes {self.nnodes}")
-        here = self.master_addr in ("localhost", "::1") or self.master_addr.startswith("127.")
-        if self.nnodes > 1 and not (here or self.distributed_secret_file or self.distributed_without_secret):
+        trusted = (
+            self.distributed_secret_file or self.distributed_without_secret or is_local(self.master_addr)
+        )
+        if self.nnodes > 1 and not trusted:
             raise ConfigError(
                 "--nnodes needs --distributed-secret-file, or strangers could pose as ranks; "
                 "--distributed-without-secret is for a network that nobody else reaches"

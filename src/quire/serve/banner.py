@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.lazy import Lazy
-from quire.serve.callers import is_local
 from quire.serve.options import ServerConfig
+from quire.sockets import is_local
 from quire.types import EngineStats, ModelCard
 
 if TYPE_CHECKING:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+
+from quire.sockets import is_local
 
 
 class Caller(NamedTuple):
@@ -74,16 +75,6 @@ class Keys:
                 f"this server is not {host[:99]!r}: give --allowed-origins or --api-key to serve other names"
             )
         return None
-
-
-def is_local(host: str) -> bool:
-    """Tell whether a name or an address means the machine itself."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 def _digest(key: bytes) -> bytes:

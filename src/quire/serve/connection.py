@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httptools
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from quire.engine.log import Tally
 
 log = logging.getLogger("quire.serve")
 
@@ -42,20 +43,16 @@ class Room:
 
     def __init__(self, descriptors: int) -> None:
         self.limit = max(1, descriptors - RESERVE) if descriptors >= 0 else 1 << 30  # negative: no limit
-        self._refused = 0
-        self._logged = -LOG_INTERVAL
+        self._refused = Tally(LOG_INTERVAL)
 
     def refuse(self) -> None:
         """Count a connection that was refused."""
-        self._refused += 1
-        now = time.monotonic()
-        if now - self._logged >= LOG_INTERVAL:
+        if count := self._refused.add():
             log.warning(
                 "refused %d connections: %d are open, as many as the limit on open files allows (ulimit -n)",
-                self._refused,
+                count,
                 self.limit,
             )
-            self._refused, self._logged = 0, now
 
 
 def _for_http_1_0(

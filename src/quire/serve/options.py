@@ -17,7 +17,8 @@ from quire.errors import ConfigError
 from quire.flags.arguments import integer
 from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
 from quire.flags.table import engine_flags
-from quire.serve.callers import Keys, is_local
+from quire.serve.callers import Keys
+from quire.sockets import is_local
 from quire.text.formats.plugins import load_formats
 from quire.text.formats.registry import reasoning_format, tool_format
 from quire.text.formats.shapes import ReasoningFormat, ToolFormat

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from quire.sockets import receive_exactly
 from quire.weights.tensor import FloatArray
 
 dist: Any = torch.distributed  # its process groups are not in its type stubs
@@ -37,7 +38,10 @@ class GlooExchange:
                 link.sendall(PORT.pack(store.port))
         else:
             host = links[0].getpeername()[0]
-            (port,) = PORT.unpack(_exactly(links[0], PORT.size))
+            try:
+                (port,) = PORT.unpack(receive_exactly(links[0], PORT.size))
+            except EOFError:
+                raise RuntimeError("rank 0 has ended") from None
             store = dist.TCPStore(host, port, self._size, False, limit)
         own = next(iter(links.values())).getsockname()[0]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
@@ -66,13 +70,3 @@ class GlooExchange:
         with suppress(RuntimeError):
             if self._group is not None:
                 self._group.abort()
-
-
-def _exactly(link: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = link.recv(size - len(data))
-        if not part:
-            raise RuntimeError("rank 0 has ended")
-        data += part
-    return data

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from typing import Any
 
 import msgspec
+
+from quire.sockets import receive_exactly, set_deadline
 
 _LENGTH = struct.Struct("<I")
 
@@ -60,7 +61,7 @@ _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 def send(connection: socket.socket, message: Asked | Answer, deadline: float | None = None) -> None:
     """Send one frame. Raises TimeoutError past the deadline (of time.monotonic), OSError if nobody reads."""
     data = _encoder.encode(message)
-    _set_timeout(connection, deadline)
+    set_deadline(connection, deadline)
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
@@ -75,27 +76,5 @@ def receive_answer(connection: socket.socket, deadline: float) -> Answer:
 
 
 def _receive(connection: socket.socket, deadline: float | None) -> bytearray:
-    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline))
-    return _exactly(connection, size, deadline)
-
-
-def _exactly(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
-    data = bytearray(size)
-    view, at = memoryview(data), 0
-    while at < size:
-        _set_timeout(connection, deadline)
-        got = connection.recv_into(view[at:])
-        if not got:
-            raise EOFError
-        at += got
-    return data
-
-
-def _set_timeout(connection: socket.socket, deadline: float | None) -> None:
-    if deadline is None:
-        connection.settimeout(None)
-        return
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    connection.settimeout(left)
+    (size,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
+    return receive_exactly(connection, size, deadline)
