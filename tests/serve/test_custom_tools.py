@@ -41,7 +41,7 @@ def joined(deltas: list[ChatDelta]) -> list[tuple[Any, ...]]:
 
 
 def whole(answer: ChatAnswer, text: str) -> list[tuple[Any, ...]]:
-    message, _ = answer._message(CompletionOutput(0, text))
+    message = answer._message(CompletionOutput(0, text))
     calls: list[ToolCall] = message.tool_calls or []
     return [
         (c.type, c.custom.name, c.custom.input)

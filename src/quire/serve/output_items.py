@@ -36,13 +36,12 @@ class Change(NamedTuple):
 class Items:
     """Splits output text into items. Without a reading, all of it is one text item that exists from the start.
 
-    `located`: `places` are known.
+    `located`: the `reader` knows where texts stood in the output.
     """
 
     def __init__(self, reading: Reading | None, located: bool = False) -> None:
         self._reading = reading
-        self._reader: OutputReader | None = None if reading is None else reading.parser(located)
-        self._num_placed = 0
+        self.reader: OutputReader | None = None if reading is None else reading.parser(located)
         self._open: Item | None = None
         self.all: list[Item] = []
 
@@ -52,25 +51,18 @@ class Items:
         self.finish()
         return self.all
 
-    def places(self, count: int) -> Sequence[int]:
-        """Return where the next characters of texts stood in the output."""
-        first, self._num_placed = self._num_placed, self._num_placed + count
-        if self._reader is None:
-            return range(first, self._num_placed)
-        return self._reader.places[first : self._num_placed]
-
     def begin(self) -> list[Change]:
         return self._switch("text") if self._reading is None and not self.all else []
 
     def feed(self, text: str) -> list[Change]:
         """Take the next piece of text; return the changes that it makes."""
-        if self._reader is None:
+        if self.reader is None:
             return self.begin() + self._grow(text)
-        return self._apply(self._reader.feed(text))
+        return self._apply(self.reader.feed(text))
 
     def finish(self) -> list[Change]:
         """Return the last changes. Afterwards there is at least one item."""
-        changes = [] if self._reader is None else self._apply(self._reader.finish())
+        changes = [] if self.reader is None else self._apply(self.reader.finish())
         if not self.all:
             changes += self._switch("text")
         return changes + self._close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -142,11 +141,9 @@ class ChatAnswer:
         self._opened = False
         self._readers: dict[int, OutputReader] = {}
         self._scores: dict[int, AnswerLogprobs] = {}
-        self._num_scored: dict[int, int] = {}
         self._calling: set[int] = set()
-        self._inputs: dict[
-            int, list[str]
-        ] = {}  # of each sample: the arguments of an open call of a custom tool
+        # Of each sample: the arguments of an open call of a custom tool.
+        self._inputs: dict[int, list[str]] = {}
         self._thoughts: dict[int, list[str]] = {}
         self._service = service
         same = bool(body.messages) and body.messages[-1].get("role") == service.config.response_role
@@ -177,11 +174,12 @@ class ChatAnswer:
         return sum(self._service.num_tokens("".join(parts), most) for parts in self._thoughts.values())
 
     def _choice(self, sample: CompletionOutput) -> ChatChoice:
-        message, places = self._message(sample)
+        message = self._message(sample)
+        length = len(message.content or "") - len(self._echo)
         choice = ChatChoice(
             sample.index,
             message,
-            self._logprobs(sample.index, sample.token_ids, sample.logprobs, places),
+            self._logprobs(sample.index, sample.token_ids, sample.logprobs, length),
             _reason(sample.finish_reason, bool(message.tool_calls)),
             sample.stop_reason,
         )
@@ -189,12 +187,11 @@ class ChatAnswer:
             choice.token_ids = sample.token_ids
         return choice
 
-    def _message(self, sample: CompletionOutput) -> tuple[AnswerMessage, Sequence[int]]:
-        """Return the message of a sample, and where its content stands in the output."""
+    def _message(self, sample: CompletionOutput) -> AnswerMessage:
         reading, text = self.call.reading, sample.text
         if reading is None:
-            return AnswerMessage(self._role, self._echo + text), range(len(text))
-        reader, parsed = reading.parser(bool(self._body.logprobs)), Parsed()
+            return AnswerMessage(self._role, self._echo + text)
+        reader, parsed = self._reader(reading, sample.index), Parsed()
         parsed.add(reader.feed(text) + reader.finish())
         message = AnswerMessage(self._role, self._echo + parsed.content)
         self._thoughts[sample.index] = [parsed.reasoning]
@@ -203,19 +200,19 @@ class ChatAnswer:
         if parsed.calls:
             message.content = message.content or None
             message.tool_calls = [_called(reading, i, c) for i, c in enumerate(parsed.calls)]
-        return message, reader.places
+        return message
 
     def _logprobs(
-        self, index: int, tokens: list[int], steps: list[Any] | None, places: Sequence[int]
+        self, index: int, tokens: list[int], steps: list[Any] | None, length: int
     ) -> ChatLogprobs | None:
-        """Take the next tokens of a sample, and the places of the next of its content."""
+        """Take the next tokens of a sample, whose content grows by `length` characters."""
         if not self._body.logprobs:
             return None
         if index not in self._scores:
-            top = self._body.top_logprobs or 0
-            self._scores[index] = AnswerLogprobs(self.call.streams[0], index, self._names, top)
+            top, reader = self._body.top_logprobs or 0, self._readers.get(index)
+            self._scores[index] = AnswerLogprobs(self.call.streams[0], index, self._names, top, reader)
         self._scores[index].add(tokens, steps or [])
-        return ChatLogprobs(self._scores[index].of(places))
+        return ChatLogprobs(self._scores[index].of(length))
 
     def step(self, pieces: list[Piece]) -> bytes:
         chunks = []
@@ -253,8 +250,8 @@ class ChatAnswer:
         chunk = piece.chunk
         choice = ChatChunkChoice(chunk.index, self._delta(chunk))
         if self._body.logprobs:
-            places = self._places(chunk.index, len(choice.delta.content or ""))
-            scores = self._logprobs(chunk.index, chunk.token_ids, chunk.logprobs, places)
+            length = len(choice.delta.content or "")
+            scores = self._logprobs(chunk.index, chunk.token_ids, chunk.logprobs, length)
             choice.logprobs = scores if scores and scores.content else None
         ended = chunk.finish_reason is not None
         if self._body.return_token_ids:
@@ -272,23 +269,21 @@ class ChatAnswer:
             choice.stop_reason = chunk.stop_reason
         return events + event(self._chunk([choice], self._usage.in_chunk(lambda: self.call.usage)))
 
-    def _places(self, index: int, count: int) -> Sequence[int]:
-        """Return where the next `count` characters of a sample's content stand in the output."""
-        first = self._num_scored.get(index, 0)
-        self._num_scored[index] = first + count
-        reader = self._readers.get(index)
-        return range(first, first + count) if reader is None else reader.places[first : first + count]
+    def _reader(self, reading: Reading, index: int) -> OutputReader:
+        """Return the reader of a sample, made at its first text."""
+        if index not in self._readers:
+            self._readers[index] = reading.parser(bool(self._body.logprobs))
+        return self._readers[index]
 
     def _delta(self, chunk: Chunk) -> ChatDelta:
         """The content, reasoning and calls that become known with this chunk."""
         reading, index = self.call.reading, chunk.index
         if reading is None:
             return ChatDelta(content=chunk.text) if chunk.text or chunk.finish_reason is None else ChatDelta()
-        if index not in self._readers:
-            self._readers[index] = reading.parser(bool(self._body.logprobs))
-        events = self._readers[index].feed(chunk.text)
+        reader = self._reader(reading, index)
+        events = reader.feed(chunk.text)
         if chunk.finish_reason is not None:
-            events += self._readers[index].finish()
+            events += reader.finish()
         parsed = Parsed()
         delta = ChatDelta()
         calls: list[ToolCallDelta] = []

@@ -11,6 +11,7 @@ import msgspec
 
 from quire.client.logprobs import Logprob
 from quire.client.outputs import OutputStream
+from quire.serve.tools import OutputReader
 from quire.text.detok import Detokenizer
 from quire.text.tokenizer import Tokenizer
 
@@ -95,15 +96,19 @@ class AnswerLogprobs:
     """Finds the tokens of one sample that its answer shows, as the answer becomes known.
 
     An entry belongs to the answer if the token's text does: reasoning, calls, markers, and what ends the output have
-    none.
+    none. `reader`, located, knows where the answer stands in the output; None: it is all of it.
     """
 
-    def __init__(self, stream: OutputStream, index: int, names: TokenNames, count: int) -> None:
+    def __init__(
+        self, stream: OutputStream, index: int, names: TokenNames, count: int, reader: OutputReader | None
+    ) -> None:
         self._stream = stream
         self._index = index
         self._names = names
         self._count = count
+        self._reader = reader
         self._taken = 0
+        self._shown = 0  # characters of the answer
         self._waiting = deque[tuple[int, dict[int, Logprob]]]()  # tokens with their places, in order
 
     def add(self, tokens: list[int], steps: Iterable[dict[int, Logprob]]) -> None:
@@ -114,8 +119,12 @@ class AnswerLogprobs:
             if self._stream.shows(token):
                 self._waiting.append((offset, entries))
 
-    def of(self, places: Iterable[int]) -> list[TokenLogprob]:
-        """Return the entries of the tokens whose text stands at these places, which are the next of the answer."""
+    def of(self, length: int) -> list[TokenLogprob]:
+        """Return the entries of the tokens whose text the next `length` characters of the answer are."""
+        first, self._shown = self._shown, self._shown + length
+        places: Sequence[int] = range(first, self._shown)
+        if self._reader is not None:
+            places = self._reader.places[first : self._shown]
         found: list[dict[int, Logprob]] = []
         for place in places:
             here: list[tuple[int, dict[int, Logprob]]] = []

@@ -147,13 +147,14 @@ class ResponseAnswer:
         self._body = body
         self._model = model
         self._custom, self._spaces = tools.custom, tools.spaces
-        names = TokenNames(service.front.tokenizer, False, body.logprob_token_ids)
-        self._scores = (
-            AnswerLogprobs(call.streams[0], 0, names, body.top_logprobs or 0) if _scored(body) else None
-        )
+        self._items = Items(call.reading, _scored(body))
+        self._scores: AnswerLogprobs | None = None
+        if _scored(body):
+            names = TokenNames(service.front.tokenizer, False, body.logprob_token_ids)
+            top = body.top_logprobs or 0
+            self._scores = AnswerLogprobs(call.streams[0], 0, names, top, self._items.reader)
         self._logprobs: dict[int, list[TokenLogprob]] = {}  # of each text, by its index
         self._service = service
-        self._items = Items(call.reading, self._scores is not None)
         self._sequence = 0
 
     @property
@@ -179,7 +180,7 @@ class ResponseAnswer:
         """Return the log-probabilities of the next part of a text."""
         if self._scores is None or item.kind != "text":
             return []
-        found = self._scores.of(self._items.places(len(text)))
+        found = self._scores.of(len(text))
         self._logprobs.setdefault(item.index, []).extend(found)
         return found
 
