@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from quire.devices.protocol import FloatDtype, Graph
 
 
-class ForeignModel(Protocol):
-    """A model of a family that Quire lacks, run by another library's code as a graph of one backend."""
+@dataclass(frozen=True, slots=True)
+class ForeignModel:
+    """A model of a family that Quire lacks, before its weights are read. Another library's code computes it.
 
-    @property
-    def dtype(self) -> FloatDtype: ...
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def max_position(self) -> int: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def num_parameters(self) -> int: ...
-    @property
-    def weight_bytes(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def generation(self) -> dict[str, Any]:
-        """generation_config.json, or empty."""
+    `generation` is generation_config.json, or empty.
+    """
+
+    dtype: FloatDtype
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    max_position: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    num_parameters: int
+    weight_bytes: int
+    eos_token_ids: tuple[int, ...]
+    generation: dict[str, Any]
 
     def outline(self) -> Graph:
-        """A graph to plan with. It cannot run."""
+        """Make a graph to plan with. It cannot run."""
+        raise NotImplementedError
 
     def load(self) -> Graph:
         """Read the weights. ModelError if the model cannot run over a paged cache."""
+        raise NotImplementedError

@@ -75,25 +75,8 @@ class TransformersBackend(TorchBackend):
 
 
 @dataclass(frozen=True, slots=True)
-class TransformersModel:
-    """A model before its weights are read."""
-
+class TransformersModel(ForeignModel):
     directory: Path
-    dtype: FloatDtype
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    max_position: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    num_parameters: int
-    eos_token_ids: tuple[int, ...]
-    generation: dict[str, Any]
-
-    @property
-    def weight_bytes(self) -> int:
-        return int(self.num_parameters * DTYPES[self.dtype].itemsize)
 
     def outline(self) -> Graph:
         return Graph((), 0, Value(0), Value(0), self.vocab_size, self.hidden_size)
@@ -145,6 +128,7 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
     generation = directory / "generation_config.json"
     settings: dict[str, Any] = read_json(generation) if generation.exists() else {}
     eos = settings.get("eos_token_id", getattr(config, "eos_token_id", None))
+    num_parameters = sum(p.numel() for p in model.parameters())
     return TransformersModel(
         directory=directory,
         dtype=kept,
@@ -155,7 +139,8 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
         num_layers=config.num_hidden_layers,
         num_kv_heads=max(s.num_kv_heads for s in seen.values()),
         head_dim=max(s.head_dim for s in seen.values()),
-        num_parameters=sum(p.numel() for p in model.parameters()),
+        num_parameters=num_parameters,
+        weight_bytes=num_parameters * DTYPES[kept].itemsize,
         eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         generation=settings,
     )
