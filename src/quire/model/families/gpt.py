@@ -11,30 +11,29 @@ from quire.model.families.rope import rotary_dim
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.rope import RopeSpec
 
-GPT2_NAMES = LLAMA_NAMES.changed(
+GPT_NAMES = LLAMA_NAMES.changed(
     {
         "base": "transformer.",
         "embedding": "transformer.wte",
-        "positions": "transformer.wpe",
         "norm": "transformer.ln_f",
         "layer": "transformer.h.{i}.",
         "attention_norm": "ln_1",
+        "ignored": (r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+    }
+)
+GPT2_NAMES = GPT_NAMES.changed(
+    {
+        "positions": "transformer.wpe",
         "attention.qkv": "attn.c_attn",
         "attention.out": "attn.c_proj",
         "mlp_norm": "ln_2",
         "mlp.up": "mlp.c_fc",
         "mlp.down": "mlp.c_proj",
         "transposed": True,
-        "ignored": (r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
     }
 )
-GPTJ_NAMES = LLAMA_NAMES.changed(
+GPTJ_NAMES = GPT_NAMES.changed(
     {
-        "base": "transformer.",
-        "embedding": "transformer.wte",
-        "norm": "transformer.ln_f",
-        "layer": "transformer.h.{i}.",
-        "attention_norm": "ln_1",
         "attention.q": "attn.q_proj",
         "attention.k": "attn.k_proj",
         "attention.v": "attn.v_proj",
@@ -42,7 +41,6 @@ GPTJ_NAMES = LLAMA_NAMES.changed(
         "mlp.up": "mlp.fc_in",
         "mlp.down": "mlp.fc_out",
         "interleaved": True,
-        "ignored": (r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
     }
 )
 NEOX_NAMES = LLAMA_NAMES.changed(
