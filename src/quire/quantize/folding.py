@@ -65,8 +65,7 @@ class Folding:
         made = found.made
         kind = made.path.rpartition(".")[2] if isinstance(made, Normalize) else ""
         if kind in ("attention_norm", "mlp_norm"):
-            name = self.names["attention_norm"] if kind == "attention_norm" else self.names["mlp_norm"]
-            return ("norm", f"{self.prefix}{name}") if self.layer.norm.weight else None
+            return ("norm", f"{self.prefix}{self.names[kind]}") if self.layer.norm.weight else None
         if isinstance(made, GatedLinear) and made.activation != "clamped_swiglu" and not made.limit:
             tensors = noted.tensors(made.path)
             return ("rows", tensors[1].removesuffix(".weight")) if tensors and len(tensors) == 2 else None
