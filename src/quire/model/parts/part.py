@@ -165,13 +165,7 @@ class FeedForwardPart(Protocol):
         """The result for `x`, the normed `stream`, or what a projection makes the result of, and that projection."""
 
 
-class Additions(Part):
-    """What a few families add to layers, or to the whole model."""
-
-    __slots__ = ()
-
-
-class LayerAdditions(Additions):
+class LayerAdditions(Part):
     """What a few families add around a layer."""
 
     __slots__ = ()
@@ -189,7 +183,7 @@ class LayerAdditionsPart(Protocol):
         """The stream after attention, which read `normed`."""
 
 
-class ModelAdditions(Additions):
+class ModelAdditions(Part):
     """What a few families add around all layers."""
 
     __slots__ = ()
