@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -12,13 +12,9 @@ from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.checkpoint import eos_ids, model_info
 from quire.model.families import read_model, text_config
-from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
 from quire.model.packed_experts import experts_apart
 from quire.model.packing import WeightTypes, outline_weights, own_quantization, wanted_tensors
-from quire.model.parts.decoder import DecoderConfig
-from quire.weights.checkpoint import Checkpoint
-from quire.weights.readers import Quantization as Quantized
 from quire.weights.readers import find_quantization
 from quire.weights.readers.planned import PlannedCheckpoint
 from quire.weights.schemes import Quantization
@@ -37,23 +33,27 @@ def outline_config(
     `dtype` "auto" is the one that the config names; if it names none, bfloat16 for weights that a quantization
     packs, else float32.
     """
-    config = read_json(path)
-    spec, names = read_model(config, str(path), architecture)
-    config = text_config(config, str(path)) or config
-    named = dtype if dtype != "auto" else config.get("torch_dtype") or config.get("dtype")
+    whole = read_json(path)
+    spec, names = read_model(whole, str(path), architecture)
+    config = text_config(whole, str(path)) or whole
+    named = dtype if dtype != "auto" else _dtype(config)
     if named is None and config.get("quantization_config") is not None:
         named = "bfloat16"
     if dtype not in ("auto", *get_args(FloatDtype)):
         raise ModelError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype!r}")
     kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float16" if named == "float16" else "float32"
-    found = find_quantization(read_json(path), str(path), path.parent)
+    found = find_quantization(whole, str(path), path.parent)
+    planned = None
     if found is not None:
         names = msgspec.structs.replace(names, transposed=False)
         if names.expert_stack and found.method != "mxfp4":
             names = experts_apart(names)
-    planned = _planned(path, found, spec, names)
-    if planned is not None and dtype != "float32":
-        quantized = own_quantization(dtype, wanted_tensors(spec, names), planned, quantized)
+        wanted = wanted_tensors(spec, names)
+        shapes = {name: tensor.shape for name, tensor in wanted.items()}
+        own = _dtype(config) or _dtype(whole)
+        planned = PlannedCheckpoint(path, found.method, found.settings, shapes, str(own))
+        if dtype != "float32":
+            quantized = own_quantization(dtype, wanted, planned, quantized)
     info = model_info(
         path.parent, spec, names, kept, quantized, eos_ids({}, config, str(path), spec.vocab_size), {}
     )
@@ -61,14 +61,5 @@ def outline_config(
     return LoadedModel(info, decoder)
 
 
-def _planned(
-    path: Path, found: Quantized | None, spec: DecoderConfig, names: TensorNames
-) -> Checkpoint | None:
-    """Predict the layouts that a config's quantization gives its weights; None if they are plain."""
-    if found is None:
-        return None
-    tensors = {name: tensor.shape for name, tensor in wanted_tensors(spec, names).items()}
-    config = read_json(path)
-    inner = text_config(config, str(path)) or config
-    named = inner.get("torch_dtype") or inner.get("dtype") or config.get("torch_dtype") or config.get("dtype")
-    return PlannedCheckpoint(path, found.method, found.settings, tensors, str(named))
+def _dtype(config: dict[str, Any]) -> Any:
+    return config.get("torch_dtype") or config.get("dtype")
