@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.parts.mixture import MixtureConfig
 from quire.model.tensors.stored import Shape
 from quire.weights.parts import Part, part, row_range
@@ -32,20 +33,11 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
 
 
 def _shared(layer: LayerTensors, config: MixtureConfig, matrix: str, shape: Shape) -> Part:
-    names, prefix, inner = (
-        layer.names,
-        layer.prefix + layer.names["mixture.shared"],
-        config.shared_intermediate_size,
-    )
+    names, inner = layer.names, config.shared_intermediate_size
+    prefix = layer.prefix + names["mixture.shared"]
     if not names["mixture.shared.gate_up"]:
-        modules = {
-            "gate": names["mixture.expert.gate"],
-            "up": names["mixture.expert.up"],
-            "down": names["mixture.expert.down"],
-        }
-        if names.expert_stack:
-            modules = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-        return part(f"{prefix}{modules[matrix]}.weight", shape)
+        modules = LLAMA_NAMES if names.expert_stack else names
+        return part(f"{prefix}{modules[f'mixture.expert.{matrix}']}.weight", shape)
     if matrix == "down":
         return part(f"{prefix}{names['mixture.shared.down']}.weight", shape)
     take = row_range(0, inner) if matrix == "gate" else row_range(inner, 2 * inner)
