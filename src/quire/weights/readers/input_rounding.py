@@ -26,7 +26,13 @@ class InputRoundings:
     Inputs of a mixture's experts stay whole, unless they are multiplied as integers.
     """
 
-    def __init__(self, settings: Mapping[str, Any], checkpoint: Checkpoint, blocks: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        checkpoint: Checkpoint,
+        blocks: tuple[int, int],
+        modules: QuarkModules,
+    ) -> None:
         self._settings, self._checkpoint, self._blocks = settings, checkpoint, blocks
         self._names = frozenset(checkpoint.names())
         producer = settings.get("producer")
@@ -36,7 +42,7 @@ class InputRoundings:
         by_group = not self._modelopt and settings.get("config_groups") is not None
         self._targets = Targets(settings) if by_group else None
         self._skipped = Rules.skipped(settings) if by_group else None
-        self._quark = QuarkModules(settings)
+        self._quark = modules
 
     @property
     def are_integers(self) -> bool:

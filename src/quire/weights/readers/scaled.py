@@ -69,7 +69,7 @@ class ScaledCheckpoint(ModuleCheckpoint):
         )
         self._padded = _is_old(settings.get("version"))
         self._modules = QuarkModules(settings)
-        self._inputs = InputRoundings(settings, checkpoint, self._blocks)
+        self._inputs = InputRoundings(settings, checkpoint, self._blocks, self._modules)
         super().__init__(checkpoint, self._find, USED, IGNORED, floats_beside=True)
 
     @property
@@ -223,9 +223,8 @@ def _whole(fields: Fields, scale: str, blocks: tuple[int, int]) -> Packed:
     tiles = (-(-rows // blocks[0]), -(-columns // blocks[1]))
     # A few rows may be as many as the blocks of a row: the axes tell what the scales are for.
     by_block = given in (tiles, (tiles[0], 1, tiles[1], 1)) and found != ()
-    by_block = by_block and not (
-        tiles[0] == rows and columns % blocks[1] == 0
-    )  # then they are groups of rows
+    if tiles[0] == rows and columns % blocks[1] == 0:
+        by_block = False  # they are groups of rows
     by_group = not by_block and len(given) == 2 and given[0] == rows and columns % given[1] == 0
     by_row = not by_block and found == (rows,)
     by_block = by_block or (
