@@ -88,12 +88,8 @@ class Cost(msgspec.Struct, frozen=True):
         return float(total)
 
 
-TABLES = (
-    "embedding",
-    "positions",
-    "layer_inputs",
-    "head",
-)  # paths of what a token reads a row of, and of the head
+# TABLES are paths of what a token reads a row of, and of the head.
+TABLES = ("embedding", "positions", "layer_inputs", "head")
 
 
 def cost_of(decoder: Decoder) -> Cost:

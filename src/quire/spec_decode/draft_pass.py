@@ -69,9 +69,8 @@ class Pass:
         logits, tokens = self.run(feeds, table_SM, rows, greedy), list[int]()
         repeats = len({seq.slot for seq in owners}) < len(owners)
         while True:
-            stride = (
-                1 if repeats and not greedy else len(logits)
-            )  # a sampler draws one row of a slot at a time
+            # A sampler draws one row of a slot at a time.
+            stride = 1 if repeats and not greedy else len(logits)
             for first in range(0, len(logits), stride):
                 some = slice(len(tokens), len(tokens) + stride)
                 tokens += picker.pick(logits[first : first + stride], owners[some], depths[some])

@@ -200,7 +200,7 @@ def _architecture(values: Mapping[str, Any], where: str) -> str:
     name = _ALIASES.get(f"{name} {kind}", name)
     if (
         values.get("position_embedding_type") == "rotary"
-    ):  # Jina's class, under the name of the one that it changes
+    ):  # Jina's class has the name of the one that it changes
         name = name.replace("XLMRoberta", "JinaEmbeddingsV3")
     if name not in SUPPORTED:
         why = _UNREAD.get(name, "Quire has no family for it")

@@ -68,9 +68,8 @@ def read_cohere2_moe(config: ConfigReader) -> DecoderConfig:
     """A mixture in the layers after the first dense ones."""
     for key, value in FIXED:
         config.expect(key, value)
-    config.expect(
-        "rope_scaling", None, config.get("rope_parameters")
-    )  # the model's code reads the newer name alone
+    # The model's code reads the newer name alone.
+    config.expect("rope_scaling", None, config.get("rope_parameters"))
     config.expect("layer_norm_only", None)
     config.skip("use_parallel_embedding")
     layers, dense = num_layers(config), config.count("first_k_dense_replace", 0)

@@ -50,13 +50,10 @@ def decoder(keys: Keys, architecture: str, **fields: Any) -> DecoderConfig:
         "head_bias": keys.has("output.bias"),
         **fields,
     }
-    rows, positions = (
-        keys.rows("token_embd.weight"),
-        keys.integer("context_length"),
-    )  # rows of padding included
+    rows, positions = keys.rows("token_embd.weight"), keys.integer("context_length")
     return make_decoder(
         architecture,
-        vocab_size=rows,
+        vocab_size=rows,  # padding included
         hidden_size=hidden,
         num_layers=keys.layers,
         max_position=context_length(rope, positions),

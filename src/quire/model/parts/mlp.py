@@ -36,9 +36,8 @@ class MLPConfig(FeedForward, msgspec.Struct, frozen=True, tag="mlp"):
 
     @property
     def gathers(self) -> bool:
-        return (
-            self.down_norm is not None or self.cutoff is not None
-        )  # a norm or a sparse gate reads all inputs
+        # A norm or a sparse gate reads all inputs.
+        return self.down_norm is not None or self.cutoff is not None
 
     def columns(self, whole_experts: bool) -> list[int]:
         return [self.intermediate_size]
