@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ from quire.serve.anthropic import input as anthropic_input
 from quire.serve.leftovers import MAX_NOTICES, Dropped
 from quire.serve.openai import responses_input
 from tests.serve import recorded
-from tests.serve.running import Server, start
+from tests.serve.running import Server
 
 PATHS = {
     "opencode": recorded.OPENCODE,
@@ -24,16 +23,8 @@ PATHS = {
 
 
 @pytest.fixture(scope="module")
-def stories() -> Iterator[Server]:
-    running = start(maker="quire.client.start", model="", threads=1)
-    yield running
-    assert running.stop() == 0
-
-
-@pytest.fixture(scope="module")
-def http(stories: Server) -> Iterator[httpx.Client]:
-    with stories.client as client:
-        yield client
+def server(shipped: Server) -> Server:
+    return shipped
 
 
 @pytest.mark.parametrize("name", PATHS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from quire.serve.app import ENDPOINTS
 from quire.serve.field_docs import TABLES, page
 from quire.serve.fields.shapes import Fields
 from quire.spelling import near
-from tests.serve.running import Server, start
+from tests.serve.running import start
 
 HELLO = [{"role": "user", "content": "hello"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -33,12 +32,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [1]},
 }
 BY_PATH = {fields.path: fields for fields in TABLES}
-
-
-@pytest.fixture(scope="module")
-def http(server: Server) -> Iterator[httpx.Client]:
-    with server.client as client:
-        yield client
 
 
 @pytest.mark.parametrize("fields", TABLES, ids=lambda fields: fields.path)

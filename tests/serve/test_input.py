@@ -39,12 +39,6 @@ POSTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def http(server: Server) -> Iterator[httpx.Client]:
-    with server.client as client:
-        yield client
-
-
 def refused(answer: httpx.Response) -> dict[str, object]:
     """The error of a refusal in OpenAI's or Anthropic's shape."""
     assert 400 <= answer.status_code < 500, answer.text

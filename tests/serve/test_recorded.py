@@ -7,29 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.serve import recorded
-from tests.serve.running import Server, start
+from tests.serve.running import Server
 
 TURNS = 3
 
 
 @pytest.fixture(scope="module")
-def stories() -> Iterator[Server]:
-    running = start(maker="quire.client.start", model="", threads=1)
-    yield running
-    assert running.stop() == 0
-
-
-@pytest.fixture(scope="module")
-def http(stories: Server) -> Iterator[httpx.Client]:
-    with stories.client as client:
-        yield client
+def server(shipped: Server) -> Server:
+    return shipped
 
 
 def events(

@@ -17,17 +17,10 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 
 @pytest.fixture(scope="module")
-def scripted() -> Iterator[Server]:
-    options = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes"}
-    running = start(maker="tests.serve.scripted", model="scripted", **options)
+def server() -> Iterator[Server]:
+    running = start(reasoning_parser="qwen3", tool_call_parser="hermes")
     yield running
     assert running.stop() == 0
-
-
-@pytest.fixture(scope="module")
-def http(scripted: Server) -> Iterator[httpx.Client]:
-    with scripted.client as client:
-        yield client
 
 
 def streamed(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
