@@ -82,6 +82,12 @@ class Server:
             raise AssertionError(f"the server did not stop\n{self.log}") from None
 
 
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a streamed answer, but for the word that ends OpenAI's."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
 def start(*, maker: str = MAKER, python: str | Path = sys.executable, **options: Any) -> Server:
     """A server that is ready. Options are those of the engine and the server."""
     settings = {"port": 0, "model": "scripted", **options}

@@ -12,7 +12,7 @@ from quire.serve.anthropic import input as anthropic_input
 from quire.serve.leftovers import MAX_NOTICES, Dropped
 from quire.serve.openai import responses_input
 from tests.serve import recorded
-from tests.serve.running import Server
+from tests.serve.running import Server, events_of
 
 PATHS = {
     "opencode": recorded.OPENCODE,
@@ -57,8 +57,7 @@ def test_codex_with_mcp_servers(http: httpx.Client) -> None:
 def test_codex_names_the_namespace_while_it_streams(http: httpx.Client) -> None:
     wanted = {"type": "function", "name": "read", "namespace": "mcp__files"}
     body = {**recorded.CODEX_MCP, "max_output_tokens": 60, "tool_choice": wanted}
-    lines = http.post("/v1/responses", json=body).text.splitlines()
-    news = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    news = events_of(http.post("/v1/responses", json=body).text)
     called = [new["item"] for new in news if new.get("item", {}).get("type") == "function_call"]
     assert {(item["name"], item["namespace"]) for item in called} == {("read", "mcp__files")}
     (done,) = [new for new in news if new["type"] == "response.function_call_arguments.done"][:1]

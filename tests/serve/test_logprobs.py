@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.serve.running import Server, start
+from tests.serve.running import Server, events_of, start
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -41,9 +40,7 @@ def real() -> Iterator[Server]:
 
 
 def events(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    text = server.post(path, {**body, "stream": True}).text
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
+    return events_of(server.post(path, {**body, "stream": True}).text)
 
 
 def text_of(entries: list[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.serve import recorded
-from tests.serve.running import Server
+from tests.serve.running import Server, events_of
 
 TURNS = 3
 
@@ -31,10 +31,7 @@ def events(
         text = answer.read().decode()
         assert answer.status_code == 200, text
         assert answer.headers["content-type"].startswith("text/event-stream")
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"], answer.headers.get(
-        "x-ignored-fields", ""
-    )
+    return events_of(text), answer.headers.get("x-ignored-fields", "")
 
 
 def test_codex(http: httpx.Client) -> None:

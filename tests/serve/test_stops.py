@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.running import Server, start
+from tests.serve.running import Server, events_of, start
 
 THOUGHTS = "<think>\nIt says Question: hm\n</think>\n\n"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "Question: x"}}\n</tool_call>'
@@ -24,8 +24,7 @@ def server() -> Iterator[Server]:
 
 
 def streamed(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    lines = http.post(path, json={**body, "stream": True}).text.splitlines()
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return events_of(http.post(path, json={**body, "stream": True}).text)
 
 
 @pytest.mark.parametrize(

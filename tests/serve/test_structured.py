@@ -14,7 +14,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.serve.running import Server, start
+from tests.serve.running import Server, events_of, start
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -318,8 +318,7 @@ def test_select_picks_the_likeliest_choice(real: Server, stream: bool) -> None:
         (choice,) = answer.json()["choices"]
         assert (choice["text"], choice["finish_reason"]) == (" time", "stop")
         return
-    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
-    assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == " time"
+    assert "".join(event["choices"][0]["text"] for event in events_of(answer.text)) == " time"
 
 
 def test_select_has_one_answer(real: Server) -> None:
