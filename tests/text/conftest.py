@@ -1,9 +1,9 @@
-"""Tokenizers made on the spot, and model directories linked together from the shared test data."""
+"""Tokenizers made on the spot, model directories linked together from the shared test data, and public templates."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,18 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, WordLevel
 
 from quire.text.side_files import TokenizerOptions
+from quire.text.template.process import TemplateProcess
 from quire.text.tokenizer import Tokenizer
+from tests.shared import DATA, cases_of
 
+FOLDER = DATA / "templates-llamacpp"
+# Templates that no history fits: they ask for tools, or for what Jinja has not.
+BROKEN = ("MiroThinker", "llama-cpp-deepseek-r1")
+EVERY_TEMPLATE = pytest.mark.parametrize(
+    "path",
+    cases_of(FOLDER, [path for path in sorted(FOLDER.glob("*.jinja")) if path.stem not in BROKEN]),
+    ids=lambda path: getattr(path, "stem", "absent"),
+)
 TEXT = [
     "the cat sat on the mat, the cats sit",
     "naïve café über Größe",
@@ -73,6 +83,14 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "old_metaspace": old_metaspace_backend,
     "words": words_backend,
 }
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[TemplateProcess]:
+    """One process for all templates that do no harm."""
+    process = TemplateProcess(60.0)
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")

@@ -93,14 +93,6 @@ def sources(data: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[TemplateProcess]:
-    """One process for all templates that do no harm."""
-    process = TemplateProcess(60.0)
-    yield process
-    process.close()
-
-
-@pytest.fixture(scope="module")
 def limited() -> Iterator[TemplateProcess]:
     """One with tight limits, for those that do."""
     process = TemplateProcess(1.0, memory_mib=64)

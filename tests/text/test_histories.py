@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ import pytest
 from quire.errors import RequestError
 from quire.text.template.process import TemplateProcess
 from quire.text.template.render import ChatTemplate
-from tests.shared import DATA, cases_of
+from tests.text.conftest import EVERY_TEMPLATE
 
-FOLDER = DATA / "templates-llamacpp"
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 TOOLS = [{"type": "function", "function": {**FUNCTION, "description": "F.", "strict": None}}]
 BARE = [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]
@@ -70,21 +68,12 @@ REFUSALS = (
     "Tool message outside of assistant",
     "no previous assistant message with a tool call",
 )
-# Templates that no history fits: they ask for tools, or for what Jinja has not.
-BROKEN = ("MiroThinker", "llama-cpp-deepseek-r1")
 STRING = "{% for m in messages %}<{{ m.role }}>{{ '\\n' + m.content }}{% if m.tool_calls %}+{% endif %}{% endfor %}"
 PARTS = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
 STRICT = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}"
     "{% elif m.role == 'developer' %}{{ raise_exception('role') }}{% endif %}[{{ m.content }}]{% endfor %}"
 )
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[TemplateProcess]:
-    process = TemplateProcess(60.0)
-    yield process
-    process.close()
 
 
 @pytest.mark.parametrize("source", [STRING, PARTS, STRICT])
@@ -94,12 +83,8 @@ def test_missing_content_is_empty(process: TemplateProcess, source: str, name: s
     assert "None" not in text
 
 
-@pytest.mark.parametrize(
-    "path", cases_of(FOLDER, sorted(FOLDER.glob("*.jinja"))), ids=lambda path: getattr(path, "stem", "absent")
-)
+@EVERY_TEMPLATE
 def test_every_template_takes_every_history(process: TemplateProcess, path: Any) -> None:
-    if path.stem in BROKEN:
-        return
     template = ChatTemplate(path.read_text(), {"bos_token": "<s>", "eos_token": "</s>"}, process=process)
     shown = template.render([USER], TOOLS)
     for name, history in HISTORIES.items():

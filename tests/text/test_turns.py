@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ import pytest
 from quire.text.formats.registry import reasoning_format
 from quire.text.template.process import TemplateProcess
 from quire.text.template.render import ChatTemplate
-from tests.shared import DATA, cases_of
+from tests.text.conftest import EVERY_TEMPLATE
 
-FOLDER = DATA / "templates-llamacpp"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 # Short texts that stand in markers and role names, blanks, and texts that imitate the turn of an answer.
 TEXTS = (
@@ -48,13 +46,6 @@ def after_answers(text: str) -> Chat:
 
 
 HISTORIES = (after_user, after_result, after_answers)
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[TemplateProcess]:
-    process = TemplateProcess(60.0)
-    yield process
-    process.close()
 
 
 MESSAGES = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
@@ -116,12 +107,8 @@ def test_a_turn_costs_one_more_render_once(process: TemplateProcess, monkeypatch
     assert len(renders) == len(TEXTS) + 1
 
 
-@pytest.mark.parametrize(
-    "path", cases_of(FOLDER, sorted(FOLDER.glob("*.jinja"))), ids=lambda path: getattr(path, "stem", "absent")
-)
+@EVERY_TEMPLATE
 def test_no_text_moves_the_turn_of_a_public_template(process: TemplateProcess, path: Any) -> None:
-    if path.stem in ("MiroThinker", "llama-cpp-deepseek-r1"):  # templates that Jinja does not render
-        return
     source = path.read_text()
     form = reasoning_format("auto", source) or reasoning_format("qwen3")
     assert form is not None
