@@ -162,9 +162,8 @@ class TaggedReader:
         reader, sink = self._reader, self._sink
         schema = schema if isinstance(schema, Mapping) else {}
         items = resolved(schema.get("items"), self._root)
-        text = (
-            schema.get("type") == "string"
-        )  # a list where the schema wants a string: its elements are strings
+        # A list where the schema wants a string: its elements are strings.
+        text = schema.get("type") == "string"
         opening = "["
         while (yield from self._tag(body, end)):
             yield from reader.expect(f"{body.item}>")

@@ -30,10 +30,9 @@ REQUEST_SECONDS = 1.0
 REQUEST_MEMORY_MIB = 128
 # A render that takes longer than QUICK_SECONDS does not run on an event loop.
 QUICK_SECONDS = 0.02
-# Marks the place where a final message that is to be continued ends in the rendered text.
 MAX_TURNS = 64  # beginnings of answers that are remembered
+# Marks the place where the last message ends in the rendered text.
 _END_MARK = "QUIRE_CONTINUES_HERE_7f3a "
-
 
 # What is tried in turn with messages and tools that a template cannot take as they are.
 _CHANGES = (("messages", with_text_arguments), ("tools", completed), ("messages", in_turns))
