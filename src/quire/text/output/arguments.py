@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.text.formats.shapes import LiteralCall, NestedCall, ParameterCall, TypeMark
-from quire.text.output.schemas import kind_of, kind_of_value, properties_of, resolved
+from quire.text.output.schemas import kind_of, kind_of_value, listed_values, properties_of, resolved
 
 Form = dict[str, Any]
 
@@ -105,7 +105,7 @@ def _type_mark(types: tuple[TypeMark, ...], kind: str, schema: Any) -> TypeMark:
 
 def text_value(schema: Mapping[str, Any]) -> Form:
     """Allow plain text (`kind_of` says "text", so there are no other keywords than these)."""
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    values = listed_values(schema)
     if values is not None:
         return one_of([literal(value) for value in values])
     if "minLength" in schema or "maxLength" in schema:

@@ -87,7 +87,7 @@ def admits(schema: Any, root: Any, value: Any, exactly: bool) -> bool:
         kinds = [kinds] if isinstance(kinds, str) else kinds
         if isinstance(kinds, list) and kinds and not any(kind in _types_of(value) for kind in kinds):
             return False
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        values = listed_values(schema)
         if isinstance(values, list) and not any(
             _types_of(known) & _types_of(value) and (known == value or not exactly) for known in values
         ):
@@ -101,6 +101,11 @@ def admits(schema: Any, root: Any, value: Any, exactly: bool) -> bool:
         )
 
     return fits(schema)
+
+
+def listed_values(schema: Mapping[str, Any]) -> Any:
+    """Return the values that a schema names, by enum or const; None if it names none."""
+    return schema.get("enum", [schema["const"]] if "const" in schema else None)
 
 
 def _types_of(value: Any) -> set[str]:
@@ -127,7 +132,7 @@ def kind_of_value(schema: Mapping[str, Any], root: Any) -> str:
     if not isinstance(schema, Mapping):
         return "json"
     kind = schema.get("type")
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    values = listed_values(schema)
     if isinstance(values, list) and values and kind in (None, "string", ["string"]):
         texts = all(isinstance(value, str) and value for value in values)
         return "text" if texts and set(schema) <= _NOTES | {"type", "enum", "const"} else "json"
