@@ -107,9 +107,8 @@ class Tokenizer:
         """Refuse texts with tokens for which a model of `rows` tokens has no row, from now on; returns itself."""
         if self._rows is None:
             last = max([self.vocab_size - 1, *self._added])
-            beyond = (
-                sorted((i, token) for token, i in self._vocab().items() if i >= rows) if last >= rows else []
-            )
+            vocabulary = self.backend.get_vocab(with_added_tokens=True) if last >= rows else {}
+            beyond = sorted((i, token) for token, i in vocabulary.items() if i >= rows)
             self._rows = rows if beyond else sys.maxsize
             if beyond:
                 log.warning(
@@ -120,10 +119,6 @@ class Tokenizer:
                     *reversed(beyond[0]),
                 )
         return self
-
-    def _vocab(self) -> dict[str, int]:
-        found: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
-        return found
 
     def ends(self, model_ends: Iterable[int], rows: int) -> tuple[int, ...]:
         """Return the tokens that end an answer of a model of `rows` tokens: the model's own and the tokenizer's."""
