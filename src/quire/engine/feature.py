@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,8 +22,6 @@ from quire.types import Request
 if TYPE_CHECKING:
     from quire.model.pooling_head import PoolingHead
     from quire.text.tokenizer import Tokenizer
-
-log = logging.getLogger("quire.engine")
 
 
 def _all_of_it(slot: int, draft: list[int]) -> int:
@@ -84,7 +81,7 @@ class Features:
         self._config, self._planned = config, planned
         self._joined: dict[str, Feature] = {}
         self._engine: Joined | None = None
-        self._held: dict[str, tuple[list[str], Future[None]]] = {}
+        self._held: dict[str, Future[list[str]]] = {}  # with the names of the features
 
     def begin(self, engine: Joined) -> None:
         """Become the engine's first gate, and join the planned features."""
@@ -107,9 +104,9 @@ class Features:
             self._joined[name] = feature
         return self._joined[name]
 
-    def hold(self, request: Request) -> Future[None] | None:
+    def hold(self, request: Request) -> Future[list[str]] | None:
         """Hold a request while features that it asks for are imported, then join them. EngineError if one is off."""
-        names, work = self._held.get(request.id, ([], None))
+        work = self._held.get(request.id)
         if work is None:
             features = registry.FEATURES.items()
             names = [
@@ -118,14 +115,12 @@ class Features:
             if not names:
                 return None
             thread = ThreadPoolExecutor(1, "quire-import")
-            work = thread.submit(_load, names)
+            work = self._held[request.id] = thread.submit(_load, names)
             thread.shutdown(wait=False)
-            self._held[request.id] = names, work
         if not work.done():
             return work
         del self._held[request.id]
-        work.result()
-        for name in names:
+        for name in work.result():
             self.join(name)
         return None
 
@@ -134,6 +129,7 @@ class Features:
         self._held.pop(request_id, None)
 
 
-def _load(names: list[str]) -> None:
+def _load(names: list[str]) -> list[str]:
     for name in names:
         registry.load(name)
+    return names
