@@ -61,7 +61,6 @@ class EngineCore:
         self._executor = executor
         self._depth = depth
         self._watch = Watch()
-        self.watches: list[Watch] = []  # of the executor's thread
         # With its start, and its result if it is computed ahead.
         self._flight: deque[tuple[ScheduledBatch, float, Future[StepOutput] | None]] = deque()
         self._ended = 0.0  # when the last step ended
@@ -280,8 +279,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Return counters and gauges."""
         stats = self.scheduler.stats()
-        for watch in (*self.watches, self._watch):
-            stats.longest_stays |= watch.longest
+        stats.longest_stays = self._executor.watch.longest | self._watch.longest
         if self.host is not None:
             self.host.count(stats)
         return stats

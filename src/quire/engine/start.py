@@ -105,7 +105,6 @@ def begin_start(
         released = release(runner, model, load, parts.kv_cache, parts.executable)
         stages = config.parallel.pipeline_parallel_size
         core = EngineCore(_make_scheduler(plan), runner, stages + config.scheduler.async_scheduling)
-        core.watches.append(runner.watch)
         _obey(core, (StartProfile, StopProfile), lambda: trace.Tracer(core, config.device.trace_directory))
         _obey(core, (Sleep, WakeUp), lambda: sleep.Sleeper(core, released))
         if tokenizer is None and has_tokenizer(config.model):
