@@ -31,7 +31,9 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
+from collections.abc import Mapping
 from itertools import chain, pairwise
+from types import MappingProxyType
 
 from quire.config import SchedulerConfig
 from quire.sched.pace import Pace
@@ -238,10 +240,10 @@ class Planner:
         self._stats.num_preemptions += 1
         self._queue.push(seq)
 
-    def preempt_all(self) -> None:
+    def preempt_all(self, failed_from: Mapping[Sequence, int] = MappingProxyType({})) -> None:
         """Send all running sequences back to the queue, and give up the blocks that waiting ones hold."""
         for seq in list(self.running):
-            self.preempt(seq)
+            self.preempt(seq, failed_from.get(seq))
         while self._queue.drop_bases():
             pass
 

@@ -258,7 +258,7 @@ class Scheduler:
         Their sequences go on as after a preemption, each alone up to its next token. One that fails alone ends.
         """
         if self._suspects is None:
-            self._suspects = suspects.Suspects(self._planner, self._tables, self._queue)
+            self._suspects = suspects.Suspects(self._planner, self._tables)
         blamed = self._suspects.undo()
         if blamed is None:
             return []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 
 from quire.sched.plan import Planner
-from quire.sched.queue import WaitingQueue
 from quire.sched.sequence import FINISHED, RUNNING, Sequence
 from quire.sched.step_plan import StepPlan
 from quire.sched.tables import BlockTables
@@ -15,8 +14,8 @@ from quire.types import StepOutput
 class Suspects:
     """The sequences of a step that failed. Each computes alone up to its next token; the one that fails alone ends."""
 
-    def __init__(self, planner: Planner, tables: BlockTables, queue: WaitingQueue) -> None:
-        self._planner, self._tables, self._queue = planner, tables, queue
+    def __init__(self, planner: Planner, tables: BlockTables) -> None:
+        self._planner, self._tables = planner, tables
         self._left: deque[Sequence] = deque()
 
     def first(self) -> Sequence | None:
@@ -39,17 +38,12 @@ class Suspects:
                 starts.setdefault(seq, item.start)
                 if item.wants_logits and seq.request.pooling is None:
                     seq.num_unseen -= 1
-        if any(
-            seq.status is not RUNNING for seq in starts
-        ):  # it left, and what it did not compute was indexed
-            self._tables.prefix.clear()
-        running = list(planner.running)
+        if any(seq.status is not RUNNING for seq in starts):
+            self._tables.prefix.clear()  # one left, and what it did not compute was indexed
+        running = planner.running
         if running == failed.flight and len(running) == 1:
             return running[0], starts[running[0]]
-        for seq in running:
-            planner.preempt(seq, starts.get(seq))
-        while self._queue.drop_bases():
-            pass
+        planner.preempt_all(starts)
         self._left = deque(seq for seq in starts if seq.status is not FINISHED)
         return None
 
