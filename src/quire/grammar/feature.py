@@ -20,14 +20,11 @@ class GrammarFeature:
 
     def join(self, engine: Joined) -> None:
         """Add the slot part and the gate."""
-        plan, shared_tokenizer = (
-            engine.plan,
-            engine.tokenizer,
-        )  # not the engine, which would refer to itself
+        plan = engine.plan  # `vocabulary` keeps no engine, which would refer to itself
+        tokenizer = engine.tokenizer or partial(load_tokenizer, plan.config.model)
 
         def vocabulary() -> Vocabulary:
-            tokenizer = (shared_tokenizer or partial(load_tokenizer, plan.config.model))()
-            return vocabulary_of(tokenizer, plan.model.spec.vocab_size, plan.model.eos_token_ids)
+            return vocabulary_of(tokenizer(), plan.model.spec.vocab_size, plan.model.eos_token_ids)
 
         self.compiler = GrammarCompiler(vocabulary)
         jumps = plan.config.grammar.enable_jump_forward

@@ -66,7 +66,7 @@ class BeamSearch:
     @property
     def num_candidates(self) -> int:
         """Count the best continuations of each beam that `step` needs."""
-        count = 2 if self.rules.early_stopping is None else max(2, 1 + len(self.ends))
+        count = max(2, 1 + len(self.ends)) if self._counts_ends else 2
         return count * self.rules.beam_width
 
     def contenders(
@@ -76,16 +76,13 @@ class BeamSearch:
         sums, places, rest = [], [], []
         for total, pairs in zip(totals, followers, strict=True):
             row = np.fromiter((score for _, score in pairs), np.float64, len(pairs)) + total
-            ends = (
-                [] if self._counts_ends else [i for i, (token, _) in enumerate(pairs) if token in self.ends]
-            )
+            found = () if self._counts_ends else pairs
+            ends = [i for i, (token, _) in enumerate(found) if token in self.ends]
             sums.append(row)
             places.append(ends)
             rest.append(np.delete(row, ends) if ends else row)
-        competing, count = (
-            np.concatenate(rest),
-            self.num_candidates if self._counts_ends else self.rules.beam_width,
-        )
+        competing = np.concatenate(rest)
+        count = self.num_candidates if self._counts_ends else self.rules.beam_width
         least = np.partition(competing, -count)[-count] if len(competing) > count else -np.inf
         return [
             Candidate(parent, *followers[parent][i], float(row[i]))
@@ -97,9 +94,9 @@ class BeamSearch:
         """Choose among all live beams' continuations."""
         self.length += 1
         ranked = sorted(candidates, key=lambda c: -c.total)  # stable: the lower parent first among equals
-        if self.rules.early_stopping is None:
-            return self._open_ended(ranked)
-        return self._bounded(ranked[: self.num_candidates])
+        if self._counts_ends:
+            return self._bounded(ranked[: self.num_candidates])
+        return self._open_ended(ranked)
 
     def keep(self, hypothesis: Hypothesis) -> None:
         """Add a completed beam to the pool, which holds the best `beam_width` under transformers' definition."""
