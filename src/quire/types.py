@@ -330,17 +330,19 @@ class Delta(msgspec.Struct, array_like=True):
             self.events = (self.events or []) + later.events
 
 
-def ends(request: Request, reason: FinishReason, error: str | None = None) -> list[Delta]:
-    """One final delta per sample for a request that never runs."""
-    usage = Usage(len(request.tokens), 0, 0)
+def ends(
+    request: Request, reason: FinishReason, error: str | None = None, num_cached: int = 0
+) -> list[Delta]:
+    """One final delta per sample for a request that ends outside the queue."""
+    usage = Usage(len(request.tokens), num_cached, 0)
     return [
         Delta(request.id, i, [], usage, finish_reason=reason, error=error) for i in range(request.sampling.n)
     ]
 
 
-def failures(request: Request, error: BaseException) -> list[Delta]:
-    """One final delta per sample for a request that `error` keeps from running."""
-    deltas = ends(request, FinishReason.ERROR, message_of(error))
+def failures(request: Request, error: BaseException, num_cached: int = 0) -> list[Delta]:
+    """One final delta per sample for a request that `error` ends outside the queue."""
+    deltas = ends(request, FinishReason.ERROR, message_of(error), num_cached)
     for delta in deltas:
         delta.refused = isinstance(error, RequestError)
     return deltas

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.engine.api import Queue
 from quire.engine.gates import IDLE_WAIT, Gates
-from quire.errors import QuireError, RequestError, message_of
+from quire.errors import QuireError
 from quire.program.beam_requests import beam_search
 from quire.program.core import Later, Program, Run
 from quire.program.program_requests import Interpreting
@@ -80,7 +80,7 @@ class Programs:
             self._ready += ends(self._waiting.remove(request_id), FinishReason.ABORT)
         else:
             run, _ = self._runs[request_id]
-            self._end(run, _last(run, FinishReason.ABORT, None))
+            self._end(run, ends(run.request, FinishReason.ABORT, num_cached=run.num_cached))
 
     def abort_all(self) -> None:
         """End all programs."""
@@ -163,10 +163,7 @@ class Programs:
         except Exception as error:
             if not isinstance(error, QuireError):
                 log.exception("the program of request %s failed", run.request.id)
-            last = _last(run, FinishReason.ERROR, message_of(error))
-            for delta in last:
-                delta.refused = isinstance(error, RequestError)
-            self._end(run, last)
+            self._end(run, failures(run.request, error, run.num_cached))
         else:
             self._report(run)
 
@@ -194,9 +191,3 @@ class Programs:
         sessions.expire()
         stats.num_programs = len(self)
         stats.num_sessions = len(sessions)
-
-
-def _last(run: Run, reason: FinishReason, error: str | None) -> list[Delta]:
-    usage = Usage(len(run.request.tokens), run.num_cached, 0)
-    samples = range(run.request.sampling.n)
-    return [Delta(run.request.id, index, [], usage, finish_reason=reason, error=error) for index in samples]
