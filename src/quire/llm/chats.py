@@ -98,15 +98,10 @@ class ChatMethods(RunningEngine):
             continue_final_message=more,
             chat_template_kwargs=variables,
         )
-        form, rendered = self._front.reasoning, prompt["rendered"]
+        form, rendered, tokenizer = self._front.reasoning, prompt["rendered"], self._front.tokenizer
         place = None if form is None else form.place(rendered.turn, rendered.continued)
-        tokens = [self._front.encode(marker, False) for marker in form.markers] if form else []
-        special = any(len(ids) == 1 and self._is_special(ids[0]) for ids in tokens)
+        special = form is not None and tokenizer is not None and tokenizer.hides(form.markers)
         return prompt, OutputParser(None, form, None, place), special
-
-    def _is_special(self, token: int) -> bool:
-        tokenizer = self.get_tokenizer()
-        return tokenizer is not None and tokenizer.is_special(token)
 
     def _chat_prompts(
         self,

@@ -62,12 +62,8 @@ class Formats:
                 "the chat template shows tools, but in no known format: their calls stay text, and tool_choice "
                 "cannot force them (--tool-call-parser names a format)"
             )
-        tokenizer, special = front.tokenizer, False
-        if tokenizer is not None:
-            for marker in (*(tools.markers if tools else ()), *(reasoning.markers if reasoning else ())):
-                token = tokenizer.token_to_id(marker)
-                special = special or (token is not None and tokenizer.is_special(token))
-        return cls(tools, reasoning, special)
+        markers = (*(tools.markers if tools else ()), *(reasoning.markers if reasoning else ()))
+        return cls(tools, reasoning, front.tokenizer is not None and front.tokenizer.hides(markers))
 
     def thoughts(self, prompt: str) -> Reading | None:
         """How to tell reasoning from other text in what continues `prompt`; None if nothing is told apart."""

@@ -214,6 +214,10 @@ class Tokenizer:
         """Whether `skip_special_tokens` hides the token."""
         return token_id in self._special
 
+    def hides(self, texts: Iterable[str]) -> bool:
+        """Whether `skip_special_tokens` hides one of the texts, which is a special token's."""
+        return any(token is not None and self.is_special(token) for token in map(self.token_to_id, texts))
+
     def is_added(self, token_id: int) -> bool:
         """Whether the token was added to the vocabulary as a whole, special or not."""
         return token_id in self._added
