@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-Later = tuple["Run", Future[Any], Callable[[Any], None]]
+Later = tuple["Run", Future[Any], Callable[[], None]]
 """Work of a run in a thread, and what takes its result."""
 
 
@@ -71,7 +71,7 @@ class Run:
 
     def later(self, work: Future[T], take: Callable[[T], None]) -> None:
         """Call `take` with the result of `work` between two steps; then the program goes on, with an empty delta."""
-        self._later.append((self, work, take))
+        self._later.append((self, work, lambda: take(work.result())))
 
     def compile(self, grammar: str, take: Callable[[Grammar], None]) -> None:
         """Call `take` with a compiled grammar between two steps; then the program goes on, with an empty delta."""

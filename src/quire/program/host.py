@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING
 
 from quire.engine.api import Queue
 from quire.engine.gates import IDLE_WAIT, Gates
@@ -134,22 +134,19 @@ class Programs:
             wait([work for _, work, _ in self._later], IDLE_WAIT, FIRST_COMPLETED)
         done = [one for one in self._later if one[1].done()]
         self._later[:] = [one for one in self._later if not one[1].done()]
-        for place, (run, work, take) in enumerate(done):
+        for place, (run, _, take) in enumerate(done):
             if self._turn.over:
                 self._later[:0] = done[place:]
                 return
             if self._runs.get(run.request.id, (None,))[0] is run:  # it has not ended meanwhile
-                self._push(run, Delta(run.request.id, 0, [], Usage(0, 0, 0)), (work, take))
+                self._push(run, Delta(run.request.id, 0, [], Usage(0, 0, 0)), take)
 
-    def _push(
-        self, run: Run, delta: Delta, done: tuple[Future[Any], Callable[[Any], None]] | None = None
-    ) -> None:
+    def _push(self, run: Run, delta: Delta, take: Callable[[], None] | None = None) -> None:
         _, steps = self._runs[run.request.id]
 
         def go_on() -> None:
-            if done is not None:
-                work, take = done
-                take(work.result())
+            if take is not None:
+                take()
             run.took(delta)
             steps.send(delta)
 
