@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.model.families.classifiers import CLASSIFIERS
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import read_decoder
+from quire.model.families.family import architecture_of, read_decoder
 from quire.model.families.gpt import PLAIN
 from quire.model.parts.decoder import DecoderConfig
 
@@ -26,3 +27,10 @@ def post_norm(config: ConfigReader, offset: int | None, rotated: int | None = 0,
         headless=True,
         **own,
     )
+
+
+def segments(config: ConfigReader, rows: int) -> dict[str, int]:
+    """Give the fields of a vocabulary that each segment repeats; only classifiers read pairs of texts."""
+    pairs = min(rows, 2 if architecture_of(config) in CLASSIFIERS else 1)
+    size = config.integer("vocab_size") * max(pairs, 1)
+    return {"vocab_size": size, "embedding_segments": pairs, "embedding_segment_rows": rows}

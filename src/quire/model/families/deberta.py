@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.model.families.bert import post_norm
-from quire.model.families.classifiers import CLASSIFIERS
+from quire.model.families.bert import post_norm, segments
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import architecture_of
 from quire.model.families.names import TensorNames, bert_names
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.relative import RelativeConfig
@@ -84,12 +82,10 @@ def read_first_deberta(config: ConfigReader) -> DecoderConfig:
 def _read(config: ConfigReader, buckets: int, **relative: bool) -> DecoderConfig:
     config.skip(UNUSED)
     config.expect("embedding_size", config.integer("hidden_size"))
-    config.expect(
-        "attention_head_size", config.integer("hidden_size") // config.integer("num_attention_heads")
-    )
+    size = config.integer("hidden_size") // config.integer("num_attention_heads")
+    config.expect("attention_head_size", size)
     config.expect("pooler_hidden_act", "gelu")
     rows = config.count("type_vocab_size")
-    pairs = min(rows, 2 if architecture_of(config) in CLASSIFIERS else 1)
     kinds = _kinds(config)
     positions = config.integer("max_position_embeddings")
     reach = config.optional_integer("max_relative_positions", low=-(1 << 30)) or 0
@@ -97,15 +93,12 @@ def _read(config: ConfigReader, buckets: int, **relative: bool) -> DecoderConfig
     near = None
     if config.boolean("relative_attention") and kinds:
         near = RelativeConfig(buckets or reach, buckets, reach, "c2p" in kinds, "p2c" in kinds, **relative)
-    size = config.integer("hidden_size") // config.integer("num_attention_heads")
     return post_norm(
         config,
         0 if config.boolean("position_biased_input") else None,
-        vocab_size=config.integer("vocab_size") * max(pairs, 1),
         scores_scale=(size * (1 + len(kinds))) ** -0.5,
         attention_relative=near,
-        embedding_segments=pairs,
-        embedding_segment_rows=rows,
+        **segments(config, rows),
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from quire.model.families.bert import post_norm
-from quire.model.families.classifiers import CLASSIFIERS
+from quire.model.families.bert import post_norm, segments
 from quire.model.families.config import ConfigReader
 from quire.model.families.deberta import (
     DEBERTA,
@@ -16,7 +15,6 @@ from quire.model.families.family import (
     FULL,
     SLIDING,
     Family,
-    architecture_of,
     layer_kinds,
     num_layers,
     read_decoder,
@@ -121,17 +119,8 @@ def _bert_like(config: ConfigReader, offset: int) -> DecoderConfig:
     config.expect("position_embedding_type", "absolute")
     config.expect("is_decoder", False)
     config.skip(_TRAINING)
-    rows = config.integer("type_vocab_size", 2)
-    # only classifiers read pairs of texts
-    pairs = min(rows, 2) if architecture_of(config) in CLASSIFIERS else 1
-    return post_norm(
-        config,
-        offset,
-        max_position=config.integer("max_position_embeddings") - offset,
-        vocab_size=config.integer("vocab_size") * pairs,
-        embedding_segments=pairs,
-        embedding_segment_rows=rows,
-    )
+    own = segments(config, config.integer("type_vocab_size", 2))
+    return post_norm(config, offset, max_position=config.integer("max_position_embeddings") - offset, **own)
 
 
 def read_mpnet(config: ConfigReader) -> DecoderConfig:
@@ -150,12 +139,8 @@ def read_jina(config: ConfigReader) -> DecoderConfig:
     config.expect("position_embedding_type", "rotary", "absolute", None)
     config.expect("emb_pooler", "mean", None)  # as modules.json says
     config.skip(_JINA_UNUSED)
-    rows = config.integer("type_vocab_size")
-    pairs = min(rows, 2) if architecture_of(config) in CLASSIFIERS else 1
     config.skip(_TRAINING)
-    size = config.integer("vocab_size") * pairs
-    segments = {"embedding_segments": pairs, "embedding_segment_rows": rows}
-    return post_norm(config, None, rotated=None, vocab_size=size, **segments)
+    return post_norm(config, None, rotated=None, **segments(config, config.integer("type_vocab_size")))
 
 
 def read_eurobert(config: ConfigReader) -> DecoderConfig:
