@@ -21,7 +21,8 @@ import numpy as np
 from quire.errors import ModelError
 from quire.files import open_regular, read_json
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.checkpoint.safetensors import MAX_TENSORS, SafetensorsFile
+from quire.weights.checkpoint.protocol import MAX_TENSORS
+from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
 from quire.weights.expressions import Expressions
 from quire.weights.tensor import FloatArray

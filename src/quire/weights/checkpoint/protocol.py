@@ -15,6 +15,7 @@ from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import Array, QuantTensor, Rows
 
 MAX_NAME = 256  # characters
+MAX_TENSORS = 1 << 17  # of a file
 FLOAT64, FLOAT32 = np.dtype(np.float64), np.dtype(np.float32)
 MAX_SIZE = 1 << 48  # of a tensor, if empty axes count as one
 

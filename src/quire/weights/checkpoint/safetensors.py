@@ -21,11 +21,10 @@ import numpy as np
 
 from quire.errors import ModelError
 from quire.files import map_file, replaced
-from quire.weights.checkpoint.protocol import Unquantized, check_entry, held
+from quire.weights.checkpoint.protocol import MAX_TENSORS, Unquantized, check_entry, held
 from quire.weights.tensor import Array
 
 MAX_HEADER = 16 << 20  # bytes: more than 100,000 tensors take; the format allows 100 MB
-MAX_TENSORS = 1 << 17
 MAX_ENTRY = 1 << 10  # bytes of a tensor's entry
 MAX_METADATA = 1 << 20
 MAX_DIMENSIONS = 8

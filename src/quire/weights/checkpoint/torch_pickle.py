@@ -18,14 +18,13 @@ import numpy as np
 from quire.errors import ModelError
 from quire.files import map_file, open_regular
 from quire.weights.checkpoint.pickles import MAX_OPERATIONS, STORAGES, Storage, Tensor, is_size, read_pickle
-from quire.weights.checkpoint.protocol import Unquantized, check_entry, held
+from quire.weights.checkpoint.protocol import MAX_TENSORS, Unquantized, check_entry, held
 from quire.weights.tensor import Array
 
 MAX_PICKLE = 64 << 20  # bytes; the pickle holds names and shapes only
 MAGIC = 0x1950A86A20F9469CFC6C  # begins a file of the format before archives
 MAX_DIRECTORY = 16 << 20  # bytes of the archive's list of members
 MAX_MEMBER = 512  # of which a tensor's member takes about 100
-MAX_TENSORS = 1 << 17
 OPERATIONS = 100  # of a pickle for each tensor, of which a state dict takes 30
 
 
