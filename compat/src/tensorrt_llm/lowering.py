@@ -70,7 +70,7 @@ def open_network(network: Network, dtype: str, quantized: Quantization | None) -
     wanted = check_tensors(spec, names, checkpoint, Path(WHERE))
     kept = choose_dtype(dtype, wanted, checkpoint)
     quantized = own_quantization(dtype, wanted, checkpoint, quantized)
-    info = model_info(Path(WHERE), spec, names, kept, quantized, tuple(network.eos_token_ids), {})
+    info = model_info(Path(WHERE), spec, wanted, kept, quantized, tuple(network.eos_token_ids), {})
     return OpenModel(info, spec, checkpoint, names)
 
 

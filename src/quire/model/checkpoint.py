@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,13 @@ from quire.model.info import NOTHING, UNLIMITED, Asked, EngineLimits, ModelInfo
 from quire.model.kv_scales import kv_scales
 from quire.model.loaded import LoadedModel
 from quire.model.packing import (
+    WantedTensor,
     WeightTypes,
     check_tensors,
     choose_dtype,
     outline_weights,
     own_quantization,
     pack_weights,
-    wanted_tensors,
 )
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import WHOLE, Shard
@@ -142,7 +142,7 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)
     config = text_config(source.config, source.where) or source.config
     eos = eos_ids(source.generation, config, source.where, spec.vocab_size)
-    info = model_info(path, spec, names, kept, quantized, eos, source.generation)
+    info = model_info(path, spec, wanted, kept, quantized, eos, source.generation)
     info = replace(info, kv_scales=kv_scales(source, spec, names))
     if spec.architecture not in DECODERS or (path / "modules.json").is_file():
         head_of = partial(pooling.read_pooling, path, source.config, spec.architecture, names)
@@ -186,13 +186,13 @@ def look_alike(source: Source) -> str | None:
 def model_info(
     directory: Path,
     spec: DecoderConfig,
-    names: TensorNames,
+    wanted: Mapping[str, WantedTensor],
     dtype: FloatDtype,
     quantized: Quantization | None,
     eos_token_ids: tuple[int, ...],
     generation: dict[str, Any],
 ) -> ModelInfo:
-    wanted = wanted_tensors(spec, names)
+    """Describe a model by the tensors that it must have."""
     return ModelInfo(
         directory=directory,
         spec=spec,

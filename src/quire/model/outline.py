@@ -43,19 +43,19 @@ def outline_config(
         raise ModelError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype!r}")
     kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float16" if named == "float16" else "float32"
     found = find_quantization(whole, str(path), path.parent)
-    planned = None
     if found is not None:
         names = msgspec.structs.replace(names, transposed=False)
         if names.expert_stack and found.method != "mxfp4":
             names = experts_apart(names)
-        wanted = wanted_tensors(spec, names)
+    wanted, planned = wanted_tensors(spec, names), None
+    if found is not None:
         shapes = {name: tensor.shape for name, tensor in wanted.items()}
         own = _dtype(config) or _dtype(whole)
         planned = PlannedCheckpoint(path, found.method, found.settings, shapes, str(own))
         if dtype != "float32":
             quantized = own_quantization(dtype, wanted, planned, quantized)
     info = model_info(
-        path.parent, spec, names, kept, quantized, eos_ids({}, config, str(path), spec.vocab_size), {}
+        path.parent, spec, wanted, kept, quantized, eos_ids({}, config, str(path), spec.vocab_size), {}
     )
     decoder = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned)
     return LoadedModel(info, decoder)

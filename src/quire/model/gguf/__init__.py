@@ -97,5 +97,5 @@ def _open(path: Path, asked: Asked) -> OpenModel:
     dtype = choose_dtype(asked.dtype, wanted, checkpoint)
     quantized = own_quantization(asked.dtype, wanted, checkpoint, asked.quantized)
     ends = tuple(token for token in generation.get("eos_token_id", ()) if token < config.vocab_size)
-    info = model_info(path, config, names, dtype, quantized, ends, generation)
+    info = model_info(path, config, wanted, dtype, quantized, ends, generation)
     return OpenModel(info, config, checkpoint, names, partial(family_names, spec))
