@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Collection, Sized
 from collections.abc import Sequence as Seq
 from copy import deepcopy
 from operator import index
@@ -447,7 +447,7 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
         return msgspec.structs.replace(self)
 
 
-def token_lists(params: SamplingParams) -> list[tuple[str, Iterable[int]]]:
+def token_lists(params: SamplingParams) -> list[tuple[str, Collection[int]]]:
     """List the given parameters that name tokens of the model, as (name, token ids)."""
     names = (
         "allowed_token_ids",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from quire import LLM
+from quire.client.adapters import with_adapter
 from quire.client.requests import Front
 from quire.errors import RequestError
 from quire.params import SamplingParams
@@ -41,3 +45,16 @@ def test_lists_of_tokens_are_at_most_the_vocabulary(front: Front) -> None:
         front.request("a", [1], SamplingParams(allowed_token_ids=[1, front.info.vocab_size]))
     prediction = front.request("a", [1], SamplingParams(prediction=[7] * 100_000)).prediction
     assert len(prediction) == front.info.max_model_len
+
+
+def test_only_adapters_have_the_spare_tokens(front: Front) -> None:
+    card = replace(front.info, spare_tokens=4)
+    own = card.vocab_size - 4
+    request = front.request("a", [1, own - 1], SamplingParams())
+    program = msgspec.structs.replace(request, tokens=[], gens=(request,))
+    assert with_adapter(program, None, card) == program
+    for tokens, params in (([1, own, own + 1], {}), ([1], {"allowed_token_ids": [2, own]})):
+        with pytest.raises(
+            RequestError, match=f"token id {own} is outside the vocabulary .0 to {own - 1}. of"
+        ):
+            with_adapter(front.request("a", tokens, SamplingParams(**params)), None, card)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from quire.client.request_checks import check_ids
 from quire.errors import RequestError
 from quire.params import token_lists
 from quire.types import ModelCard, Request
@@ -68,21 +69,13 @@ def with_adapter(request: Request, adapter: LoadedAdapter | None, model: ModelCa
     """
     if model.spare_tokens:
         own = model.vocab_size - model.spare_tokens
-        _check_tokens(request, own if adapter is None else max(own, adapter.tokens))
+        size = own if adapter is None else max(own, adapter.tokens)
+        for name, tokens in (("prompt", request.tokens), *token_lists(request.sampling)):
+            check_ids(name, tokens, size, " of the request's model")
     if adapter is None:
         return request
     gens = tuple(with_adapter(gen, adapter, model) for gen in request.gens)
     return msgspec.structs.replace(request, adapter=adapter.digest, adapter_path=adapter.path, gens=gens)
-
-
-def _check_tokens(request: Request, size: int) -> None:
-    for name, tokens in (("prompt", request.tokens), *token_lists(request.sampling)):
-        if max(tokens) >= size:
-            token = next(token for token in tokens if token >= size)
-            message = (
-                f"{name}: token id {token} is outside the vocabulary (0 to {size - 1}) of the request's model"
-            )
-            raise RequestError(message, name)
 
 
 def requests_for(given: Any, count: int) -> list[LoRARequest | None]:

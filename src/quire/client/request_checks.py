@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,6 +38,15 @@ def check_tokens(tokens: Sequence[int], info: ModelCard) -> None:
             )
 
 
+def check_ids(name: str, tokens: Collection[int], size: int, whose: str = "") -> None:
+    """Raise RequestError, naming the first, if ids in the field `name` are outside a vocabulary of that size."""
+    if max(tokens, default=0) >= size:
+        token = next(token for token in tokens if token >= size)
+        raise RequestError(
+            f"{name}: token id {token} is outside the vocabulary (0 to {size - 1}){whose}", name
+        )
+
+
 def check_params(params: SamplingParams, info: ModelCard, has_tokenizer: bool) -> None:
     """Raise RequestError for parameters that this model, or a text without tokenizer, cannot have."""
     vocab = info.vocab_size
@@ -49,9 +58,7 @@ def check_params(params: SamplingParams, info: ModelCard, has_tokenizer: bool) -
                 "allowed_token_ids",
             )
     for name, tokens in token_lists(params):
-        if max(tokens) >= vocab:
-            token = next(token for token in tokens if token >= vocab)
-            raise RequestError(f"{name}: token id {token} is outside the vocabulary (0 to {vocab - 1})", name)
+        check_ids(name, tokens, vocab)
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name) or 0
         named = len(getattr(params, TOKENS_OF[name]) or ())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.client.outputs import OutputStream
 from quire.client.request_checks import (
+    check_ids,
     check_params,
     check_possible,
     check_tokens,
@@ -75,9 +76,8 @@ class Front:
         self.longest_text: int | None = None  # most tokens of a text that becomes a vector in parts
         self.activates = True  # whether vectors have their last step unless a request says otherwise
         self._seeds = random.Random(seed)
-        self._made: dict[
-            str, tuple[object, Any]
-        ] = {}  # by name, of the last source: prompts of a call share it
+        # By name, of the last source: prompts of a call share it.
+        self._made: dict[str, tuple[object, Any]] = {}
 
     @property
     def info(self) -> ModelCard:
@@ -229,11 +229,8 @@ class Front:
     def _predicted(self, prediction: str | Sequence[int]) -> tuple[int, ...]:
         if isinstance(prediction, str):
             prediction = self.encode(prediction, add_special_tokens=False)
-        elif max(prediction) >= self.info.vocab_size:
-            raise RequestError(
-                f"prediction: token id {max(prediction)} is outside the vocabulary (0 to {self.info.vocab_size - 1})",
-                "prediction",
-            )
+        else:
+            check_ids("prediction", prediction, self.info.vocab_size)
         return tuple(prediction[: self.info.max_model_len])
 
     def _once(self, name: str, source: S, make: Callable[[S], T]) -> T:
