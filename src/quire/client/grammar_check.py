@@ -10,8 +10,7 @@ import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 
 import msgspec
 
@@ -54,23 +53,18 @@ class GrammarChecker:
         key = msgspec.msgpack.encode(params)
         verdict = self._known.get(key)
         if verdict is None:
-            async with self._turn(owner):
+            await self._turn(owner)
+            try:
                 verdict = self._known.get(key) or await self._ask(params, info)
+            finally:
+                self._pass_on()
             self._remember(key, verdict)
         if verdict.error is not None:
             raise RequestError(verdict.error, "structured_outputs")
         return verdict.text
 
-    @asynccontextmanager
-    async def _turn(self, owner: str) -> AsyncIterator[None]:
-        """Hold the process, once it is the owner's turn."""
-        await self._wait(owner)
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    async def _wait(self, owner: str) -> None:
+    async def _turn(self, owner: str) -> None:
+        """Wait for the owner's turn at the process."""
         if len(self._waiting) >= MAX_WAITING:
             largest = self._waiting.make_room(owner)
             if largest is None:
@@ -115,9 +109,8 @@ class GrammarChecker:
         if process is not None:
             if process.returncode is None:
                 process.kill()
-            with suppress(
-                asyncio.TimeoutError
-            ):  # a pipe that somebody holds open must not hold up the next constraint
+            # A pipe that somebody holds open must not hold up the next constraint.
+            with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(process.wait(), KILL_SECONDS)
 
     async def _ask(self, params: StructuredOutputsParams, info: ModelCard) -> Verdict:

@@ -45,7 +45,7 @@ class ScoreBody(ScoreRequest, kw_only=True):
 FIELDS = Fields(
     path="/v1/score",
     body=ScoreBody,
-    taken={**dict.fromkeys(ScoreRequest.__struct_fields__, ""), **LABELS.taken},
+    taken={**SCORE.taken, **LABELS.taken},
     ignored=SCORE.ignored,
     refused=SCORE.refused,
 )

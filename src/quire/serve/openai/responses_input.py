@@ -34,8 +34,8 @@ def messages_of(
     names: dict[str, str] = {}
     turn: dict[str, Any] | None = None  # the assistant message that the next items belong to
     for i, item in enumerate(given):
-        for kind, part in _known(item, f"input[{i}]", dropped):
-            where = f"input[{i}]"
+        where = f"input[{i}]"
+        for kind, part in _known(item, where, dropped):
             if kind.endswith("_output"):
                 messages.append(_result(part, where, names))
                 turn = None
@@ -71,9 +71,9 @@ def _known(item: Mapping[str, Any], where: str, dropped: Dropped) -> list[tuple[
     call_id = item.get("call_id") or item.get("id")
     if kind in _BRINGERS:
         return []
-    found: list[tuple[str, Mapping[str, Any]]] = []
     if isinstance(call_id, str) and kind.endswith("_output"):
         return [(kind, {**item, "call_id": call_id, "output": text_in(item.get("output"))})]
+    found: list[tuple[str, Mapping[str, Any]]] = []
     action = next((item[name] for name in _ACTIONS if isinstance(item.get(name), (str, dict))), None)
     text = text_in(item)
     if (
