@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +15,8 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+
+from tests.tiny import write_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".gguf", ".bin")
@@ -123,8 +127,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def hub_server() -> Iterator[HubServer]:
+def hub_server(folder: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> Iterator[HubServer]:
+    """A stand-in with the model owner/real, of this config, that this process and those that it starts ask.
+
+    What they fetch they keep in `cache` in the folder.
+    """
     server = HubServer()
+    server.models["owner/real"] = write_checkpoint(folder / "real", **config)
+    _use(server, folder / "cache", monkeypatch)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -135,8 +145,13 @@ def hub_server() -> Iterator[HubServer]:
         thread.join()
 
 
-def use_hub(server: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the client of this process, and of those that it starts, ask the stand-in and keep files in `cache`."""
+def quire(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user types it."""
+    command = [sys.executable, "-m", "quire.cli", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL)
+
+
+def _use(server: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "HF_ENDPOINT",
         "HF_HUB_CACHE",

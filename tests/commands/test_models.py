@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hub_server import HubServer, hub_server, use_hub
-from tests.tiny import write_checkpoint
+from tests.hub_server import HubServer, hub_server, quire
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with hub_server() as server:
-        use_hub(server, tmp_path / "cache", monkeypatch)
-        write_checkpoint(tmp_path / "real")
-        server.models["owner/real"] = tmp_path / "real"
+    with hub_server(tmp_path, monkeypatch) as server:
         yield server
-
-
-def quire(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "quire.cli", *args],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def test_a_model_is_pulled_listed_found_and_removed(hub: HubServer, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +15,7 @@ from quire.engine.plan import plan_engine
 from quire.errors import ConfigError, ModelError
 from quire.weights.hub import find_model
 from tests.gguf_files import write_gguf
-from tests.hub_server import HubServer, hub_server, use_hub
-from tests.tiny import write_checkpoint
+from tests.hub_server import HubServer, hub_server, quire
 
 WEIGHTS = (".safetensors", ".gguf", ".bin")
 SIZES = {"hidden_size": 256, "intermediate_size": 1536, "head_dim": 64}
@@ -27,18 +24,8 @@ HEADER = 2 << 20  # bytes, more than are asked for first
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with hub_server() as server:
-        use_hub(server, tmp_path / "cache", monkeypatch)
-        (tmp_path / "real").mkdir()
-        write_checkpoint(tmp_path / "real", **SIZES)
-        server.models["owner/real"] = tmp_path / "real"
+    with hub_server(tmp_path, monkeypatch, **SIZES) as server:
         yield server
-
-
-def quire(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "quire.cli", *args], capture_output=True, text=True, timeout=240
-    )
 
 
 def config(model: str = "owner/real", **options: object) -> EngineConfig:
