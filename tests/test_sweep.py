@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,14 +29,6 @@ ENGINE_COMMANDS = [
     for name, entry in COMMANDS.items()
     if name not in ("complete", "inspect", "bench serve", "pull", "models", "models where", "models rm")
 ]
-
-
-@pytest.fixture(autouse=True)
-def interrupts() -> Iterator[None]:
-    """A command ends by ignoring Ctrl-C, which the test's process wants back."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def command_of(name: str) -> Command:
