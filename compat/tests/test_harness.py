@@ -6,10 +6,6 @@ Needs lm_eval (`pip install lm_eval`), which the tests' environment does not bri
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,8 @@ import pytest
 import torch
 import transformers
 from zoo import draft
+
+from tests.serve.running import start
 
 lm_eval = pytest.importorskip("lm_eval.evaluator", reason="lm_eval is not installed", exc_type=ImportError)
 TaskManager = pytest.importorskip("lm_eval.tasks", exc_type=ImportError).TaskManager
@@ -112,18 +110,6 @@ def test_local_completions_give_the_figures_of_transformers(
 @pytest.fixture(scope="module")
 def served(model: str) -> Iterator[str]:
     """The URL of a server."""
-    command = [sys.executable, "-m", "quire.cli", "serve", model, "--dtype", "float32", "--port", "0"]
-    process = subprocess.Popen([*command, "--max-model-len", "256"], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"serving .* at (http://[\w.:]+)", line):
-            break
-    else:
-        raise AssertionError("the server did not start")
-    reader = threading.Thread(target=process.stderr.read)
-    reader.start()
-    yield found[1]
-    process.terminate()
-    process.wait(30)
-    reader.join()
-    process.stderr.close()
+    server = start(maker="quire.client.start", model=model, dtype="float32", max_model_len=256)
+    yield server.url
+    assert server.stop() == 0
