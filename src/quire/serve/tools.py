@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +65,15 @@ class Formats:
         markers = (*(tools.markers if tools else ()), *(reasoning.markers if reasoning else ()))
         return cls(tools, reasoning, front.tokenizer is not None and front.tokenizer.hides(markers))
 
-    def thoughts(self, prompt: str) -> Reading | None:
-        """How to tell reasoning from other text in what continues `prompt`; None if nothing is told apart."""
+    def thoughts(self, prompt: Callable[[], str]) -> Reading | None:
+        """How to tell reasoning from other text in what continues a prompt, whose text is made if that is needed.
+
+        None if nothing is told apart.
+        """
         if self.reasoning is None or self.reasoning.in_content:
             return None
         form = replace(self.reasoning, opened=False)  # a text without markers has no reasoning
-        place = form.place(prompt)
+        place = form.place(prompt())
         if place == "answer" and form.channels is None:
             place = "start"  # what the prompt closes may be of an earlier answer
         return Reading(None, form, {}, place)

@@ -37,8 +37,6 @@ from quire.types import Usage
 
 DEFAULT_MAX_TOKENS = 16
 MAX_BEST_OF = 20  # OpenAI's limit
-
-
 MAX_TURN = 256  # tokens at the end of a prompt that may tell whether it has begun the reasoning
 _encode = msgspec.json.Encoder().encode
 
@@ -103,7 +101,7 @@ def _make(
     text = prompt if isinstance(prompt, str) else None
     if body.echo and (text is None or len(kept) < len(tokens)):
         text = service.text_of(kept)
-    reading = service.formats.thoughts(service.text_of(kept[-MAX_TURN:])) if params.stop else None
+    reading = service.formats.thoughts(lambda: service.text_of(kept[-MAX_TURN:])) if params.stop else None
     return Prompt(request, text, constrained_by(body), reading)
 
 
