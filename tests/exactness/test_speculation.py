@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from quire import SamplingParams
+from quire.engine.feature import Features
 from quire.params import BeamRules
 from quire.spec_decode.proposer import Draft, Proposer, SpecSequence, StepView
 from tests.exactness.requests import PARAMS, make_prompts
@@ -104,8 +105,7 @@ def test_predictions_change_nothing(
     """Right predictions, predictions with a part cut out or put in, and rubbish."""
     wanted = plain("llama-f32")
     llm = load(tiny_model, "llama-f32")
-    _, features = llm._front.compile_grammar.args
-    features.join("spec_decode")
+    next(gate for gate in llm._core.gates if isinstance(gate, Features)).join("spec_decode")
     llm._core._executor.parts[-1].controller.adaptive = False  # so that times do not count
     outputs = [list(outputs[0].token_ids) for _, outputs in wanted]
     for number, change in enumerate(

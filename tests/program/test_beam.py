@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import LLM, BeamSearchParams, SamplingParams
+from quire.engine.feature import Features
 from quire.errors import RequestError
 from quire.params import BeamRules, StructuredOutputsParams
 from quire.program.beam_search import BeamSearch, Candidate
@@ -119,8 +120,7 @@ def use_table(llm: LLM, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
         return msgspec.structs.replace(made, grammar="table" if "allowed" in case else None)
 
     monkeypatch.setattr(llm._front, "request", constrained)
-    _, features = llm._front.compile_grammar.args
-    features.join("program")
+    next(gate for gate in llm._core.gates if isinstance(gate, Features)).join("program")
     monkeypatch.setattr(llm._core.host, "_grammars", lambda: TableGrammars(case))
 
 
