@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,14 +36,17 @@ def model_directory(config: ModelConfig, weights: bool = True) -> Path:
     A speculator stands for the target that it names. A model of the hub is looked at before its weights are fetched;
     without `weights` they stay there, unless a GGUF file is all there is.
     """
-    name, weights = config.model or str(ASSETS / SHIPPED_MODEL), weights and config.load_format != "dummy"
-    if local(name) is None:
+    if config.model and local(config.model) is None:
         preview.check(config)
-    path = find_model(name, config.revision, config.download_dir, weights, config.hf_token)
+    path = own_path(config, weights)
     target = verifier_of(path)
-    if target is None:
-        return path
-    return find_model(target, download_dir=config.download_dir, weights=weights, token=config.hf_token)
+    return path if target is None else own_path(replace(config, model=target, revision=None), weights)
+
+
+def own_path(config: ModelConfig, weights: bool = True) -> Path:
+    """Find the configured model as `model_directory` does, without a look ahead; a speculator is itself."""
+    name, weights = config.model or str(ASSETS / SHIPPED_MODEL), weights and config.load_format != "dummy"
+    return find_model(name, config.revision, config.download_dir, weights, config.hf_token)
 
 
 def verifier_of(path: Path) -> str | None:
@@ -61,8 +65,7 @@ def speculative_options(config: EngineConfig) -> SpeculativeOptions | None:
     options, model = config.speculation.options, config.model
     if options is not None and (options.model is not None or options.method in WITHOUT_MODEL):
         return options
-    where = model.model, model.revision, model.download_dir, False, model.hf_token
-    if model.model and verifier_of(find_model(*where)) is not None:
+    if model.model and verifier_of(own_path(model, weights=False)) is not None:
         return structs.replace(options or SpeculativeOptions(), model=model.model)
     return options
 

@@ -22,6 +22,7 @@ from quire.devices.protocol import (
     Limits,
 )
 from quire.engine import registry
+from quire.engine.directory import own_path
 from quire.engine.source import find_files, for_divided
 from quire.engine.stages import StagePlan, check_node, share_of, with_same_blocks
 from quire.errors import ConfigError
@@ -32,7 +33,7 @@ from quire.model.load import ModelFiles
 from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
 from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
-from quire.weights.hub import find_model, local
+from quire.weights.hub import local
 
 if TYPE_CHECKING:
     from quire.engine import preview
@@ -160,9 +161,7 @@ def plan_engine(config: EngineConfig, fetch: bool = True) -> EnginePlan:
                 plan = _plan(replace(config, model=seen))
                 if not fetch:
                     return replace(plan, name=model.model, config=replace(plan.config, model=model))
-        find_model(
-            model.model, model.revision, model.download_dir, model.load_format != "dummy", model.hf_token
-        )
+        own_path(model)
     return _plan(config)
 
 
