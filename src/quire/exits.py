@@ -60,7 +60,7 @@ def _discard_output() -> None:
 
 
 def _system_message(error: OSError | MemoryError) -> str | None:
-    """What to change about the system if one of its limits was met; None for other errors."""
+    """Say what to change about the system if one of its limits was met; None for other errors."""
     if isinstance(error, MemoryError):
         return f"out of memory: {error or 'an allocation failed'}; see `quire plan`, and `ulimit -v`"
     if error.errno in (errno.EMFILE, errno.ENFILE):

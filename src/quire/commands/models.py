@@ -107,7 +107,7 @@ def _named(options: ModelOptions) -> Any:
 
 
 def _place(repo: Any) -> Path:
-    """The directory of the revision that was fetched last."""
+    """Find the directory of the revision that was fetched last."""
     latest = max(repo.revisions, key=lambda revision: revision.last_modified, default=None)
     return Path(repo.repo_path if latest is None else latest.snapshot_path)
 

@@ -72,7 +72,7 @@ class EngineCore:
 
     @property
     def watch(self) -> Watch:
-        """What the loop does; with one step at a time the executor's part too."""
+        """Watch what the loop does; with one step at a time the executor's part too."""
         return self._watch
 
     @watch.setter

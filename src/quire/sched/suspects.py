@@ -19,7 +19,7 @@ class Suspects:
         self._left: deque[Sequence] = deque()
 
     def first(self) -> Sequence | None:
-        """The one whose turn it is; None if nobody is suspect."""
+        """Return the one whose turn it is; None if nobody is suspect."""
         while self._left and self._left[0].status is FINISHED:
             self._left.popleft()
         return self._left[0] if self._left else None
