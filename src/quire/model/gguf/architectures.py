@@ -21,6 +21,7 @@ from quire.model.gguf.decoder import (
     mixture,
     read_rope,
     routed,
+    shared_size,
     small_experts,
     windows,
 )
@@ -98,8 +99,7 @@ def gemma2(keys: Keys) -> DecoderConfig:
 
 def gemma3(keys: Keys) -> DecoderConfig:
     """Scale queries by the head's size, except in the model of 62 layers (27B); no key says so."""
-    slides, size = keys.slides(6), keys.integer("attention.key_length", _shared_size(keys))
-    rope = read_rope(keys, size, 1e6)
+    slides, rope = keys.slides(6), read_rope(keys, theta=1e6)
     return gemma(
         keys,
         "Gemma3ForCausalLM",
@@ -113,12 +113,8 @@ def gemma3(keys: Keys) -> DecoderConfig:
     )
 
 
-def _shared_size(keys: Keys) -> int:
-    return max(1, keys.integer("embedding_length") // keys.integer("attention.head_count"))
-
-
 def _query_size(keys: Keys, large: int) -> int:
-    shared = _shared_size(keys)
+    shared = shared_size(keys)
     return shared if keys.layers == large else keys.integer("attention.key_length", shared)
 
 
@@ -127,7 +123,7 @@ def olmo2(keys: Keys) -> DecoderConfig:
     fields: dict[str, Any] = {"placement": "post", "qk_norm": "all_heads"}
     if not keys.get("attention.sliding_window"):
         return decoder(keys, "Olmo2ForCausalLM", **fields)
-    slides, rope = keys.slides(4), read_rope(keys, keys.integer("attention.key_length", _shared_size(keys)))
+    slides, rope = keys.slides(4), read_rope(keys)
     keys.expect("rope.freq_base_swa", rope.theta)
     ropes = unlike.two_ropes(keys, slides, rope, rope.theta)
     window = windows(keys, slides)
@@ -194,7 +190,7 @@ def exaone_moe(keys: Keys) -> DecoderConfig:
 
 def mistral3(keys: Keys) -> DecoderConfig:
     """Read Ministral 3, which scales distant queries."""
-    rope = read_rope(keys, keys.integer("attention.key_length", _shared_size(keys)))
+    rope = read_rope(keys)
     multiplier, beta = keys.get("rope.scaling.yarn_log_multiplier"), keys.get("attention.temperature_scale")
     if beta is None or rope.kind != "yarn":
         raise keys.wrong("attention.temperature_scale", "a number, beside a rope scaled by yarn", beta)
@@ -287,7 +283,7 @@ def qwen3_moe(keys: Keys) -> DecoderConfig:
 def gpt_oss(keys: Keys) -> DecoderConfig:
     """Slide every second layer, and do not round the rope's bounds."""
     experts = small_experts(keys, bias=True, softmax_after=True)
-    rope = read_rope(keys, keys.integer("attention.key_length", _shared_size(keys)))
+    rope = read_rope(keys)
     if rope.kind == "yarn":
         rope = replace(rope, beta_fast=32.0, beta_slow=1.0, truncate=False)
     near = windows(keys, keys.slides(2))

@@ -136,8 +136,14 @@ def dense_first(keys: Keys) -> list[bool]:
     return [i >= dense for i in range(keys.layers)]
 
 
-def read_rope(keys: Keys, size: int, theta: float = 10000.0) -> RopeSpec:
-    """Read the rope of heads of `size` elements, of which rope.dimension_count turn."""
+def shared_size(keys: Keys) -> int:
+    """Divide the stream among the heads."""
+    return max(1, keys.integer("embedding_length") // keys.integer("attention.head_count"))
+
+
+def read_rope(keys: Keys, size: int | None = None, theta: float = 10000.0) -> RopeSpec:
+    """Read the rope of heads of `size` elements (None: as the file says), of which rope.dimension_count turn."""
+    size = keys.integer("attention.key_length", shared_size(keys)) if size is None else size
     rotated, theta = keys.integer("rope.dimension_count", size), keys.number("rope.freq_base", theta)
     if rotated > size or rotated % 2:
         raise keys.wrong("rope.dimension_count", f"even, and at most {size}", rotated)
