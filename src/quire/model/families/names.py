@@ -9,8 +9,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-GGUF_LAYER = "blk.{i}."
-
 
 class TensorNames(msgspec.Struct, frozen=True):
     """Names of modules by the paths of parts; a tensor is module.weight or module.bias.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.model.families.names import GGUF_LAYER, LLAMA_NAMES, TensorNames
+from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.gguf.keys import Keys
 from quire.model.parts.decoder import DecoderConfig
 
@@ -17,7 +17,7 @@ NAMES = LLAMA_NAMES.changed(
         "embedding_norm": "token_embd_norm",
         "norm": "output_norm",
         "head": "output",
-        "layer": GGUF_LAYER,
+        "layer": "blk.{i}.",
         "attention_norm": "attn_norm",
         "attention_post_norm": "post_attention_norm",
         "attention.q": "attn_q",
