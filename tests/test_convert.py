@@ -34,7 +34,6 @@ from tests.shared import DATA, require
 from tests.tiny import FAMILIES, OTHERS, write_checkpoint
 
 QUANTIZED = DATA / "quantized"
-WHOLE_ONLY = {"olmo2", "olmo3", "bitnet", "apertus", "longcat_flash"}  # a norm over all heads, or the like
 
 
 def convert(model: Path, output: Path, ranks: int = 1, **options: Any) -> Path:
