@@ -17,6 +17,13 @@ def largest_holder(holdings: Iterable[tuple[str, int]]) -> str:
     return max(totals, key=totals.__getitem__)
 
 
+def next_to_go(held: Iterable[tuple[T, str, int]]) -> T:
+    """Choose what makes room: the first thing of the owner with most. Each has its owner and its amount beside it."""
+    things = list(held)
+    largest = largest_holder((owner, amount) for _, owner, amount in things)
+    return next(thing for thing, owner, _ in things if owner == largest)
+
+
 class Pool:
     """Counts what owners hold of a limit (None: no limit).
 

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from quire.engine.verbs import LoadAdapter, UnloadAdapter
 from quire.errors import EngineError, ModelError, QuireError
-from quire.shares import largest_holder
+from quire.shares import next_to_go
 from quire.types import Request
 
 A = TypeVar("A")
@@ -261,8 +261,7 @@ class AdapterArena(Generic[A]):
         if not self._free:
             idle = [one for one in self._resident if not self._users[one] and one not in self._pinned]
             if idle:
-                owner = largest_holder((self._owners.get(digest, ""), 1) for digest in idle)
-                self._evict(next(digest for digest in idle if self._owners.get(digest, "") == owner))
+                self._evict(next_to_go((digest, self._owners.get(digest, ""), 1) for digest in idle))
         return self._free.pop() if self._free else None
 
     def _evict(self, digest: str) -> None:

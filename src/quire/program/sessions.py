@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.engine.api import Queue
 from quire.program.lane import Lane
-from quire.shares import largest_holder
+from quire.shares import next_to_go
 from quire.types import Request
 
 MAX_SESSIONS = 256
@@ -66,8 +66,7 @@ class Sessions:
 
     def _make_room(self) -> None:
         large, sessions = self._size > MAX_CHARACTERS, self._sessions
-        owner = largest_holder((one.owner, one.size if large else 1) for one in sessions.values())
-        self.close(next(name for name, one in sessions.items() if one.owner == owner))
+        self.close(next_to_go((name, one.owner, one.size if large else 1) for name, one in sessions.items()))
 
     def close(self, name: str) -> None:
         """Forget a session, if it is still there."""

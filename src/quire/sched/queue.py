@@ -9,7 +9,7 @@ from itertools import pairwise
 from quire.sched.prefix import PrefixMatch
 from quire.sched.sequence import WAITING, Group, Sequence
 from quire.sched.tables import BlockTables
-from quire.shares import largest_holder
+from quire.shares import next_to_go
 from quire.types import Request
 
 
@@ -125,8 +125,8 @@ class WaitingQueue:
     def _give_way(self) -> None:
         """Give up the oldest kept prefix of the owner whose prefixes hold most."""
         count = self._tables.count
-        owner = largest_holder((owner, count(match.num_tokens)) for owner, match in self._kept.values())
-        self.let_go(next(key for key, (one, _) in self._kept.items() if one == owner))
+        held = ((key, owner, count(match.num_tokens)) for key, (owner, match) in self._kept.items())
+        self.let_go(next_to_go(held))
 
     def let_go_all(self) -> None:
         for key in list(self._kept):
