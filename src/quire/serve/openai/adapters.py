@@ -67,9 +67,7 @@ def add_adapters(app: FastAPI, service: Service) -> None:
             )
         service.check_draining()
         try:
-            await adapters.load(
-                name, body.lora_path, body.pinned, owner=http.state.owner or service.new_id("lora-", http)
-            )
+            await adapters.load(name, body.lora_path, body.pinned, owner=http.state.owner)
         except ModelError as error:
             raise not_found(str(error), "lora_path", "adapter_not_found") from error
         except EngineError as error:
