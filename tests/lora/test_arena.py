@@ -24,6 +24,7 @@ class Files:
     def __init__(self) -> None:
         self.slots: dict[int, str] = {}
         self.reads: list[str] = []
+        self.built: list[str] = []
         self.content: dict[str, str] = {}
         self.broken: set[str] = set()
         self.gate = threading.Event()
@@ -35,7 +36,12 @@ class Files:
         if path.name in self.broken:
             raise ModelError(f"{path.name} is broken")
         digest = self.content.get(path.name, path.name)
-        return digest, lambda: digest
+
+        def build() -> str:
+            self.built.append(digest)
+            return digest
+
+        return digest, build
 
     def place(self, slot: int, adapter: str | None) -> int:
         if adapter is None:
@@ -152,6 +158,17 @@ def test_a_broken_adapter_ends_its_requests_alone() -> None:
     assert dict(settle(made)) == {"0": "b is broken", "1": None}
     with pytest.raises(ModelError, match="broken"):
         made.load(LoadAdapter("b")).result(10)
+
+
+def test_an_adapter_is_built_once_to_check_and_to_place_it() -> None:
+    made, files = arena(1)
+    for pin in (False, True):
+        assert made.load(LoadAdapter("a", pin)).result(10) == "a"
+    assert files.built == ["a"]
+    assert files.slots == {0: "a"}
+    assert made.load(LoadAdapter("b")).result(10) == "b"
+    assert files.built == ["a", "b"], "it is checked, though no slot is left"
+    assert files.slots == {0: "a"}
 
 
 def test_files_that_changed_are_an_error_and_not_another_answer() -> None:

@@ -13,6 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -99,8 +100,10 @@ class AdapterArena(Generic[A]):
 
     def _load(self, verb: LoadAdapter, deadline: float) -> str:
         path, pin = verb.path, verb.pin
-        digest, build = self._read(Path(path))
-        built = build()
+        digest, make = self._read(Path(path))
+        build = cache(make)
+        if digest not in self._resident:
+            build()  # it may take long: it has no slot yet
         if not pin and time.monotonic() > deadline:
             raise EngineError(
                 f"{path}: it takes more than {LOAD_SECONDS:g} s to load: make the adapter smaller"
@@ -112,7 +115,7 @@ class AdapterArena(Generic[A]):
             if pin and slot is None and not resident:
                 raise EngineError("every slot of an adapter is in use or pinned: raise --max-cpu-loras")
         if slot is not None:  # else it was only checked: it is loaded once a request needs it
-            self._fill(slot, digest, path, lambda: built)
+            self._fill(slot, digest, path, build)
         with self._lock:
             self._owners[digest] = verb.owner
             if pin:
