@@ -42,7 +42,7 @@ from quire.engine.verbs import WakeUp
 from quire.engine.wire import Channel, ChannelClosedError, leave_with_parent, read_frame
 from quire.errors import EngineError, QuireError, message_of
 from quire.runtime.watch import COMMANDS, IDLE, ORDERS, SENDING, STEP, Watch, shared_page
-from quire.types import Delta, FinishReason, Request, ScheduledBatch, ends
+from quire.types import Delta, Request, ScheduledBatch, failures
 
 if TYPE_CHECKING:
     from quire.engine.api import Core, CoreMaker
@@ -129,7 +129,7 @@ class EngineLoop:
             self._core.add(request)
         except Exception as error:
             log.exception("request %s cannot be queued", request.id)
-            self._refused += ends(request, FinishReason.ERROR, message_of(error))
+            self._refused += failures(request, error)
 
     def _answer(self, call: Order) -> None:
         try:
