@@ -384,12 +384,12 @@ def test_a_hostile_answer_leaves_the_page_alive(page: Page, name: str) -> None:
         "let at = performance.now(); const growing = new m.Growing(box); growing.update(given[0]);"
         "for (; turns < 60; turns += 1) { longest = Math.max(longest, performance.now() - at);"
         "at = performance.now(); await tick(); }"
-        "growing.update(''); return [longest, box.childNodes.length]",
+        "const parts = box.childNodes.length; growing.update(''); return [longest, parts]",
         HOSTILE[name],
     )
     longest, parts = found
     assert longest < 5000, "a rule that takes time without bound takes minutes; this machine may be busy"
-    assert parts >= 0
+    assert parts > 0
 
 
 def test_tool_calls_are_cards_that_one_answers(page: Page) -> None:
