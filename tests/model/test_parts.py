@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,8 +12,12 @@ import pytest
 from quire.devices.protocol import KVLayer, StateSpec
 from quire.errors import ModelError
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.parts.part import PARTS, Mixer, Part, config_of
+from quire.model.parts.latent import LatentConfig
+from quire.model.parts.norm import NormConfig
+from quire.model.parts.part import PARTS, Mixer, Part, config_of, kind_of
+from quire.model.parts.rope import RopeSpec
 from quire.model.shard import Shard
+from quire.model.tree import make_decoder
 from tests.models import inspect_model
 from tests.tiny import write_checkpoint
 
@@ -95,3 +99,44 @@ def test_sizes_of_all_parts_are_checked(tmp_path: Path) -> None:
     layers = msgspec.structs.replace(config.layers[0], mixer=first), *config.layers[1:]
     with pytest.raises(ModelError, match="kv_rank"):
         msgspec.structs.replace(config, layers=layers).check("here")
+
+
+def test_a_family_says_by_layer_what_mixes_tokens() -> None:
+    norm = NormConfig("rms", 1e-6)
+    latent = {
+        "q_rank": None,
+        "kv_rank": 8,
+        "nope_dim": [4, 6, 4],
+        "rope_dim": 4,
+        "value_dim": 4,
+        "norm": norm,
+    }
+    config = make_decoder(
+        "Some",
+        vocab_size=9,
+        hidden_size=16,
+        num_layers=3,
+        max_position=32,
+        activation="silu",
+        kinds=["attention", "latent", None],
+        mixers={"latent": latent},
+        norm_kind="rms",
+        norm_eps=1e-6,
+        attention_num_heads=2,
+        attention_num_kv_heads=1,
+        attention_head_dim=8,
+        attention_rope=RopeSpec("default", 1e4, 4),
+        scores_scale=0.5,
+        mlp_intermediate_size=[0, 8, 8],
+    )
+    config.check("here")
+    mixers = [layer.mixer for layer in config.layers]
+    assert [None if mixer is None else kind_of(mixer) for mixer in mixers] == ["attention", "latent", None]
+    assert [layer.mlp is None for layer in config.layers] == [True, False, False]
+    assert cast(LatentConfig, mixers[1]).nope_dim == 6
+
+
+def test_kinds_of_another_number_of_layers_are_refused() -> None:
+    with pytest.raises(ModelError, match="kind has 2 entries for 3 layers"):
+        make_decoder("Some", vocab_size=9, hidden_size=16, num_layers=3, max_position=32, activation="silu",
+                     kinds=["attention", None], norm_kind="rms", norm_eps=1e-6)  # fmt: skip

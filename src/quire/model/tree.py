@@ -21,6 +21,7 @@ from quire.model.parts.scores import ScoresConfig
 PARTS = ("norm", "qk", "attention", "scores", "mlp", "embedding", "positions", "head", "added", "layer")
 NORMS = ("norm", "value_norm", "out_norm", "down_norm", "beside")  # fields that hold a norm
 Fields = Mapping[str, Any]
+Kinds = str | Sequence[str | None] | None
 
 
 def make_decoder(
@@ -31,7 +32,8 @@ def make_decoder(
     num_layers: int,
     max_position: int,
     activation: str,
-    latent: Fields | None = None,
+    kinds: Kinds = "attention",
+    mixers: Mapping[str, Fields] | None = None,
     moe: Fields | None = None,
     bidirectional: bool = False,
     final_norm: bool = True,
@@ -40,11 +42,21 @@ def make_decoder(
 ) -> DecoderConfig:
     """Make the config of a model.
 
-    `latent` has the fields of latent attention in place of attention. `moe` has those of a mixture in place of the MLP
-    in the layers where its `layers` are true, or with `with_mlp` beside it. A layer whose attention_num_heads are 0 has
-    no attention, one whose mlp_intermediate_size is 0 no MLP. ModelError: a list has another length than the model.
+    `kinds` says what mixes tokens, by layer or in all: attention, a kind of which `mixers` has the fields, or None.
+    `moe` has the fields of a mixture in place of the MLP in the layers where its `layers` are true, or with `with_mlp`
+    beside it. A layer whose attention_num_heads are 0 has no attention, one whose mlp_intermediate_size is 0 no MLP.
+    ModelError: a list has another length than the model.
     """
-    about = _About(fields, hidden_size, num_layers, max_position, activation, bidirectional)
+    own = [kinds] * num_layers if kinds is None or isinstance(kinds, str) else list(kinds)
+    about = _About(
+        {"kind": own, **fields},
+        mixers or {},
+        hidden_size,
+        num_layers,
+        max_position,
+        activation,
+        bidirectional,
+    )
     norm, head, positions = about.norm, about.all("head"), None
     if offset := about.all("positions"):
         positions = PositionsConfig(rows=max_position + offset["offset"], **offset)
@@ -54,7 +66,7 @@ def make_decoder(
         architecture=architecture,
         max_position=max_position,
         embedding=EmbeddingConfig(vocab_size, hidden_size, positions=positions, **embedding),
-        layers=tuple(about.layers(num_layers, latent, moe)),
+        layers=tuple(about.layers(num_layers, moe)),
         norm=norm if final_norm else None,
         head=None if headless else HeadConfig(**head),
         bidirectional=bidirectional,
@@ -66,8 +78,16 @@ class _About:
     """The fields of a model by part, and the sizes that several parts have."""
 
     def __init__(
-        self, fields: Fields, hidden: int, layers: int, positions: int, activation: str, whole: bool
+        self,
+        fields: Fields,
+        mixers: Mapping[str, Fields],
+        hidden: int,
+        layers: int,
+        positions: int,
+        activation: str,
+        whole: bool,
     ) -> None:
+        self._mixers = mixers
         self._hidden, self._positions, self._activation, self._whole = hidden, positions, activation, whole
         self._parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
         for name, value in fields.items():
@@ -82,24 +102,36 @@ class _About:
         """The fields of a part that the model has once."""
         return self._resolved(self._parts[part], 0)
 
-    def layers(self, count: int, latent: Fields | None, moe: Fields | None) -> Iterator[LayerConfig]:
+    def layers(self, count: int, moe: Fields | None) -> Iterator[LayerConfig]:
         """Yield the layers; those whose fields are equal are one object."""
-        parts = (*self._parts.values(), latent or {}, moe or {})
+        parts = (*self._parts.values(), *self._mixers.values(), moe or {})
         lists = [value for part in parts for value in part.values() if isinstance(value, list)]
         made: dict[tuple[Any, ...], LayerConfig] = {}
         for i in range(count):
             key = tuple(values[i] for values in lists)
             if key not in made:
-                made[key] = self._layer(i, latent, moe)
+                made[key] = self._layer(i, moe)
             yield made[key]
 
-    def _layer(self, i: int, latent: Fields | None, moe: Fields | None) -> LayerConfig:
+    def _layer(self, i: int, moe: Fields | None) -> LayerConfig:
         additions: LayerAdditions | None = None
         if added := self._at("added", i):
             additions = config_class("gemma3n")(self.norm, self._activation, **added)
-        mixer = self._attention(i) if latent is None else self._latent(latent, i)
-        mlp = self._mlp(i, moe)
-        return LayerConfig(self._hidden, self.norm, mixer, mlp, additions=additions, **self._at("layer", i))
+        fields = self._at("layer", i)
+        mixer, mlp = self._mixer(fields.pop("kind"), i), self._mlp(i, moe)
+        return LayerConfig(self._hidden, self.norm, mixer, mlp, additions=additions, **fields)
+
+    def _mixer(self, kind: str | None, i: int) -> Mixer | None:
+        if kind is None or kind == "attention":
+            return None if kind is None else self._attention(i)
+        fields = self._resolved(self._mixers[kind], i)
+        if kind == "latent":
+            own = self._at("attention", i)
+            heads = own["num_heads"]
+            about = {"num_heads": heads, "scores": self._scores(i, heads), "rope": own["rope"]}
+            fields = {**about, "out_bias": own.get("out_bias", False), **fields}
+        made: Mixer = config_class(kind)(hidden_size=self._hidden, **fields)
+        return made
 
     def _scores(self, i: int, heads: int) -> ScoresConfig:
         fields = self._at("scores", i)
@@ -119,18 +151,6 @@ class _About:
         scores = self._scores(i, fields["num_heads"])
         made: Mixer = config_class("attention")(
             hidden_size=self._hidden, scores=scores, positions=self._positions, **fields
-        )
-        return made
-
-    def _latent(self, latent: Fields, i: int) -> Mixer:
-        fields = self._at("attention", i)
-        made: Mixer = config_class("latent")(
-            hidden_size=self._hidden,
-            num_heads=fields["num_heads"],
-            scores=self._scores(i, fields["num_heads"]),
-            rope=fields["rope"],
-            out_bias=fields.get("out_bias", False),
-            **self._resolved(latent, i),
         )
         return made
 

@@ -85,7 +85,8 @@ def _latent(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
         head_dim=size,
         rope=rope,
         scores_scale=size**-0.5 * temperature(rope),
-        latent=latent,
+        kinds="latent",
+        mixers={"latent": latent},
         **fields,
     )
 

@@ -104,7 +104,7 @@ class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
         return output_messages(shard, self.hidden_size, [heads]) if self.separable else []
 
     def make(self, source: WeightSource, path: str, index: int, shard: Shard) -> Attention:
-        return Attention(self, source, path, index, shard)
+        return Attention(self, source, f"{path}.attention", index, shard)
 
 
 class Attention:

@@ -241,6 +241,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         columns = [self.vocab_size]
         for layer in self.layers:
             columns += [] if layer.mlp is None else layer.mlp.columns(whole_experts)
+            columns += [] if layer.mixer is None else layer.mixer.columns()
         fits = all(n // g >= -(-size // g) for n, g in heads if g < size)
         return fits and all(count >= size for count in columns)
 

@@ -63,7 +63,7 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
         return output_messages(shard, self.hidden_size, [len(self.heads(shard)[0]) * self.value_dim])
 
     def make(self, source: WeightSource, path: str, index: int, shard: Shard) -> LatentAttention:
-        return LatentAttention(self, source, path, index, shard)
+        return LatentAttention(self, source, f"{path}.attention", index, shard)
 
 
 class LatentAttention:

@@ -110,7 +110,7 @@ class Layer:
         self.attention_norm = norm("attention_norm", before and attends and not config.bare)
         self.mixer: MixerPart | None = None
         if config.mixer is not None:
-            self.mixer = config.mixer.make(source, f"{path}.attention", index, shard)
+            self.mixer = config.mixer.make(source, path, index, shard)
         self._attention_post_norm = norm("attention_post_norm", after and attends)
         self._mlp_norm = norm("mlp_norm", before and mixes and config.placement != "parallel")
         self._mlp = None if config.mlp is None else config.mlp.make(source, path, shard)

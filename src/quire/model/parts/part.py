@@ -52,7 +52,7 @@ class Part:
 
 
 class Mixer(Part):
-    """What lets the tokens of a sequence see each other: attention, or later a recurrence."""
+    """What lets the tokens of a sequence see each other: attention, or a recurrence."""
 
     __slots__ = ()
 
@@ -94,6 +94,10 @@ class Mixer(Part):
         """What a rank keeps per token and per sequence."""
         raise NotImplementedError
 
+    def columns(self) -> list[int]:
+        """The inner sizes that ranks divide, beside heads."""
+        return []
+
     def operations(self, shard: Shard) -> int:
         """The operations of a rank for a query and a position that it sees."""
         return 0
@@ -103,7 +107,7 @@ class Mixer(Part):
         raise NotImplementedError
 
     def make(self, source: WeightSource, path: str, index: int, shard: Shard) -> MixerPart:
-        """Read the part of layer `index`."""
+        """Read the part of layer `index`, which lies at `path`."""
         raise NotImplementedError
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.distances import sinusoids
 from quire.model.parts.embedding import EmbeddingConfig
 from quire.model.parts.layer import LayerConfig
-from quire.model.parts.part import kind_of
+from quire.model.parts.part import Mixer, kind_of
 from quire.model.parts.rope import RopeSpec
 from quire.model.parts.source import Piece
 from quire.model.tensors.stored import Shape, fused, linear, norm
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 else:
     gemma3n = Lazy("quire.model.tensors.gemma3n")
 
+M = TypeVar("M", bound=Mixer)
 # FINDERS are the modules that find the pieces of a kind of attention, or below a path of a layer.
 FINDERS = {
     "attention": "attention",
@@ -153,10 +154,16 @@ class LayerTensors:
             return part(
                 self.prefix + (names["attention.out.bias"] or f"{names['attention.out']}.bias"), shape
             )
-        if group == "attention" and self.config.mixer is not None:
+        if group == "attention" and self.config.mixer is not None:  # of either kind
             group = kind_of(self.config.mixer)
         finder = importlib.import_module(f"{__name__}.{FINDERS[group]}")
         found: Part = finder.find(self, module if group in ADDED else name, kind, shape)
+        return found
+
+    def mixer(self, kind: type[M]) -> M:
+        """The layer's mixer of this kind."""
+        found = self.config.mixer
+        assert isinstance(found, kind)
         return found
 
     def _mlp(self, name: str, kind: str, shape: Shape) -> Part:

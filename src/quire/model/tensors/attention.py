@@ -21,8 +21,7 @@ else:
 
 def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     """Find a piece by its path below attention."""
-    config, names = layer.config.mixer, layer.names
-    assert isinstance(config, AttentionConfig)
+    config, names = layer.mixer(AttentionConfig), layer.names
     name, _, number = name.partition(".")
     if name == "out":
         return _out(layer, config, shape)

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     """Find a piece by its path below attention."""
-    config = layer.config.mixer
-    assert isinstance(config, LatentConfig)
+    config = layer.mixer(LatentConfig)
     if name == "out":
         return linear(layer.names, layer.prefix + layer.names["attention.out"], shape)
     names, nope, rope = layer.names, config.nope_dim, config.rope_dim
