@@ -41,6 +41,9 @@ class Echo:
     def count(self, messages: list[Message]) -> tuple[int, int]:
         return len(messages), self.longest
 
+    def switches_thinking(self) -> bool | None:
+        return True
+
 
 def contents(messages: list[Message]) -> list[str]:
     return [message["content"] for message in messages]
@@ -68,6 +71,30 @@ def test_a_slip_changes_nothing(line: str, said: str, capsys: pytest.CaptureFixt
     assert said in capsys.readouterr().err
     assert contents(echo.asked[-1][0]) == ["I am Tom", "<I am Tom>", "my name?"]
     assert echo.asked[-1][1] == {"max_tokens": 256}
+
+
+def test_no_value_of_a_setting_ends_the_chat() -> None:
+    echo = Echo()
+    session = Session(echo, {}, None)
+    for name in SETTINGS:
+        for value in (
+            "",
+            "x",
+            "-1",
+            "1e999",
+            "NaN",
+            "[1",
+            "[[]]",
+            '{"a": 1}',
+            "null",
+            '"\\ud800"',
+            "true",
+            "[null]",
+        ):
+            assert session.take(f"/set {name} {value}")
+        session.take(f"/set {name}")
+    session.take("still here")
+    assert contents(echo.asked[-1][0]) == ["still here"]
 
 
 def test_settings_are_set_shown_and_unset(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +128,54 @@ def test_reasoning_is_marked_and_stays_out_of_the_history(capsys: pytest.Capture
     assert said.err == "Thinking...\nhidden thought\n...done thinking.\n\n"
     session.take("two")
     assert contents(echo.asked[-1][0]) == ["one", "<one>", "two"]
+
+
+def test_hidden_reasoning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    echo = Echo()
+    session = Session(echo, {}, None, hide=True)
+    session.take("one")
+    assert tuple(capsys.readouterr()) == ("<one>\n", "thought for 0 s\n")
+    for line in ("/reasoning show", "/reasoning maybe", "two"):
+        session.take(line)
+    said = capsys.readouterr()
+    assert "hidden thought" in said.err
+    assert "takes show or hide, not maybe" in said.err
+    session.take("/reasoning hide")
+    session.take("three")
+    assert "hidden thought" not in capsys.readouterr().err
+
+
+def test_a_template_without_a_switch_says_so(
+    tiny_model: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for template, known in (
+        ("{{ messages[0].content }}", False),
+        ("{% if thinking %}<think>{% endif %}", True),
+        ("{{ messages[0].thinking }}", False),
+        ("{% if enable_thinking is defined %}{% endif %}", True),
+    ):
+        with LLM(tiny_model(), chat_template=template, max_model_len=64) as llm:
+            assert llm.switches_thinking() is known
+            if not known:
+                Session(LocalAnswerer(llm), {}, None).take("/think off")
+                assert "has no switch" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                "chat",
+                tiny_model(),
+                "--chat-template",
+                "{{ 1 }}",
+                "--think",
+                "on",
+                "--max-model-len",
+                "64",
+                "-q",
+                "x",
+            ]
+        )
+    assert ended.value.code == 2
+    assert "--think: the chat template of this model has no switch" in capsys.readouterr().err
 
 
 def test_a_full_context_loses_its_oldest_turns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +215,32 @@ def test_save_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file.write_text("mine")
     session.take(f"/save {file}")
     assert file.read_text() == "mine"
-    assert capsys.readouterr().err == f"{file}: File exists\n"
+    assert capsys.readouterr().err == f"{file} is there already: /save! {file} overwrites it\n"
+    session.take(f"/save! {file}")
+    assert json.loads(file.read_text()) == {"messages": []}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/save", "needs a file"),
+        ("/save! ", "needs a file"),
+        ("/save {}/no/chat.json", "{}/no/chat.json: No such file or directory"),
+        ("/save! {}", "{}: Is a directory"),
+        ("/load {}/no.json", "{}/no.json: No such file or directory"),
+        ("/load {}/other.json", "{}/other.json is no conversation that /save wrote"),
+        ("/load {}/binary", "{}/binary is no conversation that /save wrote"),
+    ],
+)
+def test_files_that_cannot_be_used_are_told_in_words(
+    line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.json").write_text("[1]")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    assert Session(Echo(), {}, None).take(line.replace("{}", str(tmp_path)))
+    told = capsys.readouterr().err
+    assert said.replace("{}", str(tmp_path)) in told
+    assert "Errno" not in told
 
 
 class Streams(BaseHTTPRequestHandler):
@@ -155,8 +255,10 @@ class Streams(BaseHTTPRequestHandler):
         self.keys.append(self.headers["Authorization"])
         self._send(json.dumps({"data": [{"id": "m", "max_model_len": 64}]}).encode())
 
+    bodies: ClassVar[list[dict[str, Any]]] = []
+
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self._send("".join(f"data: {line}\n\n" for line in self.ends).encode(), 100 if self.announced else 0)
 
     def _send(self, data: bytes, missing: int = 0) -> None:
@@ -206,6 +308,50 @@ def test_a_stream_with_an_end_is_whole(url: str, end: str, monkeypatch: pytest.M
     parts = list(RemoteAnswerer(url, None, "").answer([], {}, False))
     assert "".join(part.text for part in parts) == "whole"
     assert "".join(part.reasoning for part in parts) == "hm"
+
+
+def test_a_server_is_told_whether_to_think(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Streams, "ends", ("[DONE]",))
+    monkeypatch.setattr(Streams, "bodies", [])
+    answerer = RemoteAnswerer(url, None, "")
+    list(answerer.answer([], {"enable_thinking": False, "seed": 1}, False))
+    list(answerer.answer([], {"seed": 1}, False))
+    first, second = Streams.bodies
+    assert first["chat_template_kwargs"] == {"enable_thinking": False, "thinking": False}
+    assert first["seed"] == 1
+    assert not {"enable_thinking", "chat_template_kwargs"} & (
+        second.keys() | first.keys() - {"chat_template_kwargs"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pieces", "out", "aside"),
+    [
+        ("Once", ["  a", " b <think>c</think>"], "  a b <think>c</think>\n", ""),
+        ("Q:", ["<thi", "nk>\nhm", "</think>\n\nyes"], "yes\n", "hm"),
+        ("Q:<think>", ["hm", "</think>yes"], "yes\n", "hm"),
+        ("Q:", ["<think>cut"], "\n", "cut"),
+        ("Q:", [("hm", "yes")], "yes\n", "hm"),
+    ],
+)
+def test_complete_keeps_reasoning_out_of_its_output(
+    url: str,
+    prompt: str,
+    pieces: list[Any],
+    out: str,
+    aside: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Streams, "announced", False)
+    chunks = [
+        chunk(text=p) if isinstance(p, str) else chunk(reasoning_content=p[0], text=p[1]) for p in pieces
+    ]
+    monkeypatch.setattr(Streams, "ends", (*chunks, "[DONE]"))
+    main(["complete", prompt, "--url", url])
+    said = capsys.readouterr()
+    assert said.out == out
+    assert said.err == (f"Thinking...\n{aside}\n...done thinking.\n\n" if aside else "")
 
 
 def test_the_key_may_come_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

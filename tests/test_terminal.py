@@ -61,6 +61,30 @@ def test_chat_takes_messages_commands_and_history(chat: Any, tmp_path: Path) -> 
     assert "Tell me a story." in (tmp_path / "quire" / "chat-history").read_text()
 
 
+THINKS = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+
+
+def test_reasoning_is_dimmed_or_one_line(tmp_path: Path) -> None:
+    child = spawn(tmp_path, "chat", "--max-tokens", "8", "--chat-template", THINKS)
+    child.expect(PROMPT)
+    child.sendline("Once")
+    child.expect_exact("\x1b[2mThinking...")
+    child.expect("...done thinking.")
+    child.expect("cut at the token limit before the answer")
+    child.sendline("/reasoning hide")
+    child.expect("hidden behind one line")
+    child.sendline("/regen")
+    child.expect(r"thinking\.\.\. \d+ s, \d tokens")
+    child.expect(r"thought for \d+ s")
+    child.sendline("/think off")
+    child.expect("no switch")
+    child.expect(PROMPT)
+    child.send(CTRL_C)
+    child.expect("Ctrl-D or /quit ends")
+    child.sendline("/quit")
+    child.expect(pexpect.EOF)
+
+
 def test_pasted_lines_are_one_message(chat: Any) -> None:
     chat.send("\x1b[200~one\ntwo\x1b[201~\r")
     chat.expect("/more goes on")

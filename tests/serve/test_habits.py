@@ -333,6 +333,8 @@ def test_a_template_of_the_requests_own(thinking: Server) -> None:
     own = {**body, "chat_template": "{% for m in messages %}[{{ m.content }}]{% endfor %}"}
     answer = thinking.post("/v1/chat/completions", own)
     assert answer.json()["prompt_text"] == "[hello]"
+    switch = {**own, "chat_template": "{{ thinking }} {{ enable_thinking }}", "enable_thinking": False}
+    assert thinking.post("/v1/chat/completions", switch).json()["prompt_text"] == "False False"
     broken = thinking.post("/v1/chat/completions", {**body, "chat_template": "{% for"})
     assert broken.json()["error"]["param"] == "chat_template"
     endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quire.cli import Command
 from quire.commands.chat.answer import RemoteAnswerer
+from quire.commands.chat.view import AnswerView
 from quire.commands.generate import SamplingOptions
 from quire.config import option
 from quire.text.stdin import read_lines
@@ -27,9 +28,10 @@ def run(options: CompleteOptions) -> None:
     server = RemoteAnswerer(options.url, options.api_key, options.model)
     given = options.prompt or options.quick
     for prompt in [given] if given else read_lines(sys.stdin.buffer):
+        view = AnswerView(hidden=False)
         for piece in server.complete(prompt.rstrip("\n"), options.settings()):
-            print(piece.text, end="", flush=True)
-        print()
+            view.add(piece)
+        view.end()
 
 
 COMMAND = Command(run, CompleteOptions, arguments=("prompt",), engine=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from quire.cli import Command, ignore_interrupts
+from quire.commands.screen import Paper
 from quire.config import EngineConfig, check_options, option
 from quire.errors import ConfigError, RequestError
 from quire.llm import LLM
@@ -65,12 +66,13 @@ def run(config: EngineConfig, options: GenerateOptions) -> None:
         )
     llm = LLM.from_config(config)
     shown = 0
-    print(prompt, end="", flush=True)
+    paper = Paper(sys.stdout)
+    paper.write(prompt)
     for output in llm.stream(prompt, options.params(llm)):
         text = output.outputs[0].text
-        print(text[shown:], end="", flush=True)
+        paper.write(text[shown:])
         shown = len(text)
-    print()
+    paper.write("\n")
     ignore_interrupts()
 
 

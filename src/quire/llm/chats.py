@@ -84,6 +84,10 @@ class ChatMethods(RunningEngine):
         tokens: list[int] = prompt["prompt_token_ids"]
         return tokens
 
+    def switches_thinking(self) -> bool:
+        """Tell whether the chat template has a variable that turns reasoning on or off."""
+        return self._front.template is not None and self._front.template.switches_thinking
+
     def chat_prompt(
         self, messages: Sequence[Message], more: bool = False, variables: dict[str, Any] | None = None
     ) -> tuple[Prompt, OutputParser, bool]:

@@ -33,7 +33,7 @@ else:
     ChatMethods = lazy_methods(
         "quire.llm.chats",
         "ChatMethods",
-        "chat _conversations enqueue_chat chat_token_ids chat_prompt _chat_prompts",
+        "chat _conversations enqueue_chat chat_token_ids switches_thinking chat_prompt _chat_prompts",
     )
     OperatorMethods = lazy_methods(
         "quire.llm.operator_methods",

@@ -8,16 +8,20 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from quire.errors import ConfigError, PromptTooLongError, QuireError
+from quire.errors import ConfigError, PromptTooLongError, QuireError, message_of
 from quire.llm import LLM
 from quire.serve.options import KEY_VARIABLES
+from quire.text.formats.reasoning.qwen3 import FORMAT as TAGS
+from quire.text.formats.shapes import Place
 from quire.text.output.events import Parsed
+from quire.text.output.parser import OutputParser
 
 Message = dict[str, Any]
-THINK = "enable_thinking"  # the variable of chat templates, and the field of bodies
+THINK = "enable_thinking"
+SWITCHES = (THINK, "thinking")  # the variables of chat templates that turn reasoning on or off
 BROKEN = "the connection broke off before the answer was complete"
 CONNECT_TIMEOUT = 600.0  # seconds; a long prompt sends nothing for a while
 
@@ -49,6 +53,10 @@ class Answerer(Protocol):
         """Count the tokens of the conversation, and the most that the model takes."""
         ...
 
+    def switches_thinking(self) -> bool | None:
+        """Tell whether the chat template can turn reasoning on or off; None if that is not known."""
+        ...
+
 
 class LocalAnswerer:
     """A model in this process."""
@@ -61,8 +69,7 @@ class LocalAnswerer:
         return self._llm.name
 
     def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[AnswerPart]:
-        variables = {name: settings[name] for name in settings.keys() & {THINK}}
-        given = {name: value for name, value in settings.items() if name != THINK}
+        given, variables = _split(settings)
         prompt, parser, special = self._llm.chat_prompt(messages, more, variables)
         given = {"skip_special_tokens": not special, **given}
         shown = 0
@@ -77,6 +84,9 @@ class LocalAnswerer:
 
     def count(self, messages: list[Message]) -> tuple[int, int]:
         return len(self._llm.chat_token_ids(messages)), self._llm.max_model_len
+
+    def switches_thinking(self) -> bool | None:
+        return self._llm.switches_thinking()
 
 
 class RemoteAnswerer:
@@ -98,14 +108,26 @@ class RemoteAnswerer:
         self._longest = int(listed[0].get("max_model_len") or 0)
 
     def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[AnswerPart]:
-        body = {"messages": messages, **settings}
+        given, variables = _split(settings)
+        body = {"messages": messages, **given}
+        if variables:
+            body["chat_template_kwargs"] = variables
         if more:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         return self._pieces("/v1/chat/completions", body)
 
     def complete(self, prompt: str, settings: dict[str, Any]) -> Iterator[AnswerPart]:
-        """Yield the text that follows `prompt` in pieces. QuireError."""
-        return self._pieces("/v1/completions", {"prompt": prompt, **settings})
+        """Yield the text that follows `prompt` in pieces, with reasoning between think tags apart. QuireError."""
+        form = replace(TAGS, opened=False)
+        place: Place = "reasoning" if form.place(prompt) == "reasoning" else "start"
+        parser = OutputParser(None, form, None, place)
+        for piece in self._pieces("/v1/completions", {"prompt": prompt, **settings}):
+            parsed = Parsed(reasoning=piece.reasoning)
+            parsed.add(parser.feed(piece.text))
+            yield replace(piece, text=parsed.content, reasoning=parsed.reasoning)
+        rest = Parsed()
+        rest.add(parser.finish())
+        yield AnswerPart(rest.content, rest.reasoning)
 
     def _pieces(self, path: str, body: dict[str, Any]) -> Iterator[AnswerPart]:
         body = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}, **body}
@@ -121,7 +143,7 @@ class RemoteAnswerer:
             choice = (event.get("choices") or [{}])[0]
             finish = choice.get("finish_reason") or finish
             usage = event.get("usage") or {}
-            delta = choice.get("delta") or {}
+            delta = choice.get("delta") or choice
             text = choice.get("text") or delta.get("content") or ""
             reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
             tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
@@ -136,11 +158,14 @@ class RemoteAnswerer:
             for line in self._open(path, body):
                 yield line.decode("utf-8", "replace").strip().removeprefix("data:").strip()
         except (OSError, http.client.HTTPException) as error:
-            raise QuireError(f"{BROKEN}: {error}") from error
+            raise QuireError(f"{BROKEN}: {message_of(error)}") from error
 
     def count(self, messages: list[Message]) -> tuple[int, int]:
         body = {"model": self.name, "messages": messages}
         return int(json.load(self._open("/tokenize", body))["count"]), self._longest
+
+    def switches_thinking(self) -> bool | None:
+        return None
 
     def _open(self, path: str, body: dict[str, Any] | None) -> Any:
         headers = {"Content-Type": "application/json"}
@@ -153,7 +178,16 @@ class RemoteAnswerer:
         except urllib.error.HTTPError as error:
             raise _refusal(error) from error
         except OSError as error:
-            raise QuireError(f"the server does not answer: {getattr(error, 'reason', error)}") from error
+            reason = getattr(error, "reason", error)
+            said = message_of(reason) if isinstance(reason, OSError) else reason
+            raise QuireError(f"the server does not answer: {said}") from error
+
+
+def _split(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tell sampling parameters from variables of the chat template."""
+    given = dict(settings)
+    think = given.pop(THINK, None)
+    return given, {} if think is None else dict.fromkeys(SWITCHES, think)
 
 
 def _refusal(error: urllib.error.HTTPError) -> QuireError:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.cli import Command, ignore_interrupts
-from quire.commands.chat.answer import Answerer, LocalAnswerer, RemoteAnswerer
-from quire.commands.chat.session import Session
+from quire.commands.chat.answer import THINK, Answerer, LocalAnswerer, RemoteAnswerer
+from quire.commands.chat.session import NO_SWITCH, Session
 from quire.commands.chat.terminal import lines
 from quire.commands.generate import SamplingOptions
 from quire.config import EngineConfig, option
+from quire.errors import ConfigError
 from quire.llm import LLM
 
 HELLO = "Type a message and press Enter. /help lists the commands, /quit or Ctrl-D ends."
@@ -27,6 +28,12 @@ class ChatOptions(SamplingOptions):
     context: Literal["drop", "keep"] = option(
         "drop", "A conversation that is too long loses its oldest turns (drop), or is refused (keep)."
     )
+    think: Literal["on", "off"] | None = option(
+        None, "Ask for reasoning, or none; default is the model's own."
+    )
+    reasoning: Literal["show", "hide"] = option(
+        "show", "Show the reasoning, or one line in its place (hide)."
+    )
     quick: str | None = option(None, "Answer this message and end.", short="-q")
 
 
@@ -36,7 +43,11 @@ def run(config: EngineConfig, options: ChatOptions) -> None:
         answerer = LocalAnswerer(LLM.from_config(config))
     else:
         answerer = RemoteAnswerer(options.url, options.api_key, config.model.model)
-    session = Session(answerer, options.settings(), options.system, options.context == "drop")
+    if options.think is not None and answerer.switches_thinking() is False:
+        raise ConfigError(f"--think: {NO_SWITCH}")
+    settings = options.settings() | ({} if options.think is None else {THINK: options.think == "on"})
+    hide = options.reasoning == "hide"
+    session = Session(answerer, settings, options.system, options.context == "drop", hide)
     if options.quick is not None:
         session.take(options.quick)
     else:

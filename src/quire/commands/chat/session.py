@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.commands.chat.answer import THINK, Answerer, AnswerPart, Message
-from quire.errors import PromptTooLongError, QuireError
+from quire.commands.chat.view import AnswerView
+from quire.errors import PromptTooLongError, QuireError, message_of
 from quire.fields import fields_of
 from quire.params import SamplingParams
 from quire.spelling import nearest
@@ -19,7 +19,7 @@ from quire.spelling import nearest
 CUT = "(cut at the token limit; /more goes on)"
 CUT_REASONING = "(cut at the token limit before the answer: /set max_tokens N, then /regen)"
 DROPPED = "(the context is full: the oldest turn is left out; --context keep refuses instead)"
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+NO_SWITCH = "the chat template of this model has no switch for reasoning"
 # What means nothing where one answer is shown as text.
 _NO_SETTINGS = {"n", "logprobs", "prompt_logprobs", "logprob_token_ids", "stream_interval"}
 SETTINGS = {
@@ -33,11 +33,17 @@ class Session:
     """A chat's messages so far, the settings of answers, and the time that the last answer took."""
 
     def __init__(
-        self, answerer: Answerer, settings: dict[str, Any], system: str | None, drop: bool = True
+        self,
+        answerer: Answerer,
+        settings: dict[str, Any],
+        system: str | None,
+        drop: bool = True,
+        hide: bool = False,
     ) -> None:
-        """With `drop`, a conversation that is too long loses its oldest turns."""
+        """With `drop`, a conversation that is too long loses its oldest turns. `hide` shows no reasoning."""
         self.failed = False  # whether the last answer did not come to its end
         self._drop = drop
+        self._hide = hide
         self._answerer = answerer
         self._settings = settings
         self._system = system
@@ -50,10 +56,12 @@ class Session:
             "/system": (self._set_system, "/system TEXT sets the system message; alone, it shows it"),
             "/set": (self._set, "/set NAME VALUE sets a sampling parameter; alone, it shows all"),
             "/think": (self._think, "/think on or off asks for reasoning or none; alone, the model decides"),
+            "/reasoning": (self._show, "/reasoning show or hide: the text itself, or one line in its place"),
             "/regen": (self._regenerate, "answer the last message again"),
             "/edit": (self._edit, "/edit TEXT replaces your last message and asks again"),
             "/more": (self._more, "continue the last answer"),
             "/save": (self._save, "/save FILE writes the conversation as JSON, to a new file"),
+            "/save!": (self._overwrite, "/save! FILE writes it over a file that is there"),
             "/load": (self._load, "/load FILE reads one"),
             "/tokens": (self._tokens, "show how much of the context is used"),
             "/stats": (self._stats, "show counts and times of the last answer"),
@@ -79,8 +87,8 @@ class Session:
             return True
         try:
             self._commands[name][0](rest.strip())
-        except (QuireError, OSError, ValueError, KeyError, TypeError) as error:
-            _note(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error))
+        except (QuireError, OSError, ValueError, TypeError) as error:
+            _note(message_of(error) if isinstance(error, OSError) else str(error))
         return True
 
     # --- answers
@@ -95,36 +103,32 @@ class Session:
         first = last = began
         self._last = None
         self.failed = False
-        reasoning = Reasoning()
+        view = AnswerView(self._hide)
         try:
             for piece in self._pieces(more):
                 if piece.text or piece.reasoning:
                     last = time.monotonic()
                     first = last if first == began else first
-                reasoning.show(piece.reasoning, bool(piece.text))
-                print(piece.text, end="", flush=True)
+                view.add(piece)
                 text += piece.text
                 self._last = piece
         except KeyboardInterrupt:
-            print(" ...", end="")
+            view.add(AnswerPart(" ..."))
         except QuireError as error:
             self.failed = True
-            _note(
-                f"\nthe answer broke off and is not kept: {error}" if text else f"{error} (/new starts over)"
-            )
+            view.end(whole=False)
+            _note(f"the answer broke off and is not kept: {error}" if text else f"{error} (/new starts over)")
             if not more:
                 self._messages.pop()
             return
-        finally:
-            reasoning.show("", True)
-        print()
+        view.end()
         self._times = (began, first, last)
         if more:
             self._messages[-1]["content"] += text
         else:
             self._messages.append({"role": "assistant", "content": text})
         if self._last is not None and self._last.finish_reason == "length":
-            _note(CUT if text or not reasoning.shown else CUT_REASONING)
+            _note(CUT if text or not view.thought else CUT_REASONING)
 
     def _pieces(self, more: bool) -> Iterator[AnswerPart]:
         """Ask for the answer; while the conversation is too long, without its oldest turn."""
@@ -181,10 +185,18 @@ class Session:
     def _think(self, text: str) -> None:
         if text not in ("", "on", "off"):
             raise ValueError(f"/think takes on or off, not {text}")
+        if text and self._answerer.switches_thinking() is False:
+            raise ValueError(NO_SWITCH)
         self._settings.pop(THINK, None)
         if text:
             self._settings[THINK] = text == "on"
-        _note(f"reasoning {text or 'as the model decides'}, if the chat template knows {THINK}")
+        _note(f"reasoning {text or 'as the model decides'}")
+
+    def _show(self, text: str) -> None:
+        if text not in ("show", "hide"):
+            raise ValueError(f"/reasoning takes show or hide{f', not {text}' if text else ''}")
+        self._hide = text == "hide"
+        _note("reasoning is hidden behind one line" if self._hide else "reasoning is shown")
 
     def _regenerate(self, _: str) -> None:
         self._edit(self._drop_answer())
@@ -203,17 +215,29 @@ class Session:
         self._answer(more=True)
 
     def _save(self, path: str) -> None:
+        try:
+            self._write(path, "x")
+        except FileExistsError as error:
+            raise ValueError(f"{path} is there already: /save! {path} overwrites it") from error
+
+    def _overwrite(self, path: str) -> None:
+        self._write(path, "w")
+
+    def _write(self, path: str, mode: str) -> None:
         if not path:
             raise ValueError("/save needs a file: /save FILE")
-        with Path(path).expanduser().open("x", encoding="utf-8") as file:
+        with Path(path).expanduser().open(mode, encoding="utf-8") as file:
             file.write(json.dumps({"messages": self._conversation()}, indent=2) + "\n")
         _note(f"saved {len(self._messages)} messages to {path}")
 
     def _load(self, path: str) -> None:
         if not path:
             raise ValueError("/load needs a file: /load FILE")
-        data = json.loads(Path(path).expanduser().read_text())
-        messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in data["messages"]]
+        try:
+            data = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+            messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in data["messages"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no conversation that /save wrote") from error
         if messages and messages[0]["role"] == "system":
             self._system = messages.pop(0)["content"]
         self._messages = messages
@@ -232,28 +256,6 @@ class Session:
             f"{self._last.prompt_tokens:,} prompt tokens, {self._last.output_tokens:,} output tokens, "
             f"first after {first - began:.2f} s, {rate:.1f} tokens/s"
         )
-
-
-class Reasoning:
-    """Shows reasoning beside the answer: on standard error, marked, and dimmed where a terminal can do it."""
-
-    def __init__(self) -> None:
-        self.shown = False
-        self._open = False
-        dims = (
-            sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and "NO_COLOR" not in os.environ
-        )
-        self._dim, self._plain = (DIM, PLAIN) if dims else ("", "")
-
-    def show(self, text: str, ended: bool) -> None:
-        """Show more of the reasoning, and its end if it `ended`."""
-        if text:
-            start = "" if self._open else "Thinking...\n"
-            self.shown = self._open = True
-            print(f"{self._dim}{start}{text}{self._plain}", end="", file=sys.stderr, flush=True)
-        if ended and self._open:
-            self._open = False
-            print(f"{self._dim}\n...done thinking.{self._plain}\n", file=sys.stderr, flush=True)
 
 
 def _value(text: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from quire import __version__
@@ -47,7 +46,7 @@ def about_model(service: Service) -> dict[str, Any]:
         "labels": list(info.labels),
         "chat": bool(template),
         "defaults": {name: getattr(params, name) for name in DEFAULTS},
-        "thinking": bool(re.search(r"\benable_thinking\b", template)),
+        "thinking": front.template is not None and front.template.switches_thinking,
         "efforts": list(EFFORTS) if "reasoning_effort" in template else [],
     }
     if info.name == SHIPPED:

@@ -24,6 +24,8 @@ def render(service: Service, body: ChatRequest, offer: Offer) -> Rendered:
     for name in ("reasoning_effort", "verbosity", "enable_thinking"):
         if (value := getattr(body, name)) is not None:
             variables.setdefault(name, value)
+    if body.enable_thinking is not None:
+        variables.setdefault("thinking", body.enable_thinking)  # DeepSeek's and Granite's name
     if body.reasoning_effort is not None:
         variables.setdefault("enable_thinking", body.reasoning_effort != "none")
     if body.chat_template is not None and not service.config.trust_request_chat_template:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -106,6 +107,11 @@ class ChatTemplate:
                 "the model has no chat template; pass one with --chat-template FILE, or use completions"
             )
         return cls(own, tokenizer.special_tokens)
+
+    @property
+    def switches_thinking(self) -> bool:
+        """Whether a variable turns reasoning on or off: enable_thinking, or thinking."""
+        return re.search(r"\benable_thinking\b|\b(?:if|and|or|not)\s+thinking\b", self.source) is not None
 
     def of_request(self, source: str) -> ChatTemplate:
         """Make a template that came with a request: same special tokens, tighter limits, a process of its own.
