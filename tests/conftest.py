@@ -29,6 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    home = tempfile.TemporaryDirectory()  # a developer's own options stay out of the tests
+    config.add_cleanup(home.cleanup)
+    os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_RUNTIME_DIR"] = home.name
     isa = config.getoption("isa")
     if isa is None:
         return

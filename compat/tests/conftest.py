@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,12 @@ from zoo import locked
 COMPAT = Path(__file__).parents[1]
 # The names can be imported in the tests' own process too, behind those of real packages.
 sys.path.append(str(COMPAT / "src"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    home = tempfile.TemporaryDirectory()  # a developer's own options stay out of the tests
+    config.add_cleanup(home.cleanup)
+    os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_RUNTIME_DIR"] = home.name
 
 
 @dataclass(frozen=True, slots=True)

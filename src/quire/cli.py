@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import logging
 import os
@@ -15,12 +16,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 from quire import __version__
 from quire.config import SECTIONS, EngineConfig
 from quire.errors import ConfigError, QuireError
 from quire.flags.arguments import add_options, rewritten
+from quire.flags.config_file import Known, read_files
 from quire.flags.dialects import add_dialects, take_dialect
 from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
 from quire.flags.table import ForeignFlag, Table, engine_flags
@@ -82,15 +84,15 @@ class Command:
     """A command, as its module exports it under COMMAND: `run(engine, own)`, or `run(own)` with engine=False.
 
     `options` is a frozen dataclass of the command's own options; `arguments` names the fields taken by position.
-    `read_config` adds `--config FILE`, whose values become the defaults of the other options. `foreign` reads
-    the flags of another engine's command that this one lacks.
+    `told_files` commands get the files that options were read from as their last argument. `foreign` reads the flags
+    of another engine's command that this one lacks.
     """
 
     run: Callable[..., None]
     options: type
     arguments: tuple[str, ...] = ()
     engine: bool = True
-    read_config: Callable[[str], dict[str, Any]] | None = None
+    told_files: bool = False
     foreign: Table = dict
 
 
@@ -242,18 +244,22 @@ def _overview(args: list[str], program: Program) -> None:
         parser.error(f"there is no command {word!r}{hint}")
 
 
-def _run(name: str, args: list[str], program: Program) -> None:
-    """Load a command's module, read its options from `args`, and call it."""
-    entry, defaults = program.commands[name], program.defaults.get(name, {})
+def load_command(name: str, program: Program) -> Command:
+    """Import a command's module."""
+    entry = program.commands[name]
     command: Command = getattr(importlib.import_module(entry.module), entry.attribute)
-    args = rewritten(args)
-    everything = "--help-all" in args
+    return command
+
+
+def make_parser(name: str, command: Command, program: Program, everything: bool) -> Parser:
+    """Make a command's parser. Unless `everything`, its help shows the common options only."""
+    defaults = program.defaults.get(name, {})
     places = "".join(f" [{argument}]" for argument in command.arguments)
     called = f"{program.name} {name}".rstrip()
     parser = Parser(
         called,
         usage=f"{called}{places} [options]",
-        description=entry.help,
+        description=program.commands[name].help,
         allow_abbrev=False,
     )
     if command.engine and "model" not in command.arguments:
@@ -267,36 +273,60 @@ def _run(name: str, args: list[str], program: Program) -> None:
             section_options = parser.add_argument_group(f"{section} options")
             hidden += add_options(section_options, options, command.arguments, everything, defaults=defaults)
         hidden += add_options(parser, EngineConfig, (), everything, only=("seed",))
+    if "--config" not in parser._option_string_actions:
+        parser.add_argument("--config", help="YAML file of options; flags override it")
+    if hidden:
+        parser.epilog = f"{hidden} more options: {called} --help-all"
+    return parser
+
+
+def _run(name: str, args: list[str], program: Program) -> None:
+    """Load a command's module, read its options from files and `args`, and call it."""
+    command = load_command(name, program)
+    args = rewritten(args)
+    parser = make_parser(name, command, program, "--help-all" in args)
 
     def foreign() -> Mapping[str, ForeignFlag]:
         return {**(engine_flags() if command.engine else {}), **command.foreign()}
 
-    if command.read_config is not None:
-        parser.add_argument("--config", help="YAML file of options; flags override it")
+    def known() -> Known:
+        parts = [*(SECTIONS.values() if command.engine else ()), command.options]
+        types = {"seed": int} | {name: hint for part in parts for name, hint in get_type_hints(part).items()}
+        replaced = {f.name: f.metadata["replaces"] for part in parts for f in fields(part)}
+        everywhere = functools.partial(_all_options, program)
+        return Known(name, command.engine, types, replaced | {"model_flag": ("model",)}, foreign, everywhere)
+
     dialects = add_dialects(parser, args, foreign)
-    if command.read_config is not None:
-        known, _ = parser.parse_known_args([arg for arg in args if arg not in ("-h", "--help", "--help-all")])
-        if known.config is not None:
-            parser.set_defaults(**command.read_config(known.config))
-    if hidden:
-        parser.epilog = f"{hidden} more options: {called} --help-all"
+    given = read_files(parser, args, known, program.commands)
+    parser.set_defaults(**given.options)
     values = vars(parser.parse_args(args))
-    if command.read_config is not None:
+    own_names = {f.name for f in fields(command.options)}
+    if "config" not in own_names:
         del values["config"]
-    own_names = {f.name for f in fields(command.options)} | (ENGINE_OPTIONS if command.engine else set())
-    notices = [notice for added in dialects for notice in take_dialect(added, values)]
-    _choose_model(parser, values)
-    for notice in (*notices, *take_foreign(values, own_names, foreign)):
-        log.warning("%s", notice)
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})
-    for f in fields(own):
-        if f.metadata["writes"] and getattr(own, f.name):
-            exits.check_place(f.name, Path(getattr(own, f.name)), f.metadata["writes"] == "file")
-    if command.engine:
-        command.run(EngineConfig.from_options(**values), own)
-    else:
-        command.run(own)
+    elif Path(values["config"]) in given.files:
+        values["config"] = ""
+    try:
+        notices = [notice for added in dialects for notice in take_dialect(added, values)]
+        _choose_model(parser, values)
+        engine_names = ENGINE_OPTIONS if command.engine else frozenset()
+        for notice in (*notices, *take_foreign(values, own_names | engine_names, foreign)):
+            log.warning("%s", notice)
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})
+        for f in fields(own):
+            if f.metadata["writes"] and getattr(own, f.name):
+                exits.check_place(f.name, Path(getattr(own, f.name)), f.metadata["writes"] == "file")
+        engine = (EngineConfig.from_options(**values),) if command.engine else ()
+        command.run(*engine, own, *((given.files,) if command.told_files else ()))
+    except ConfigError as error:
+        given.explain(error)
+        raise
+
+
+def _all_options(program: Program) -> set[str]:
+    """Name the options of every command, other engines' flags too. Loads the commands."""
+    own = {f.name for name in program.commands for f in fields(load_command(name, program).options)}
+    return own | ENGINE_OPTIONS | engine_flags().keys()
 
 
 def _choose_model(parser: Parser, values: dict[str, Any]) -> None:

@@ -32,14 +32,16 @@ def option(
     common: bool = False,
     aliases: Mapping[str, Any] | None = None,
     writes: Literal["file", "directory"] | None = None,
+    replaces: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field with its help text, numeric range (inclusive), one-letter flag, and other names of values.
 
     `--help` shows only common fields. If a command marks none of its own as common, it shows all of its own. The
-    command line tries a path that a command `writes` before its work begins.
+    command line tries a path that a command `writes` before its work begins. On the command line an option takes the
+    place of those that it `replaces` in a file.
     """
     metadata = {"help": help, "low": low, "high": high, "short": short, "common": common, "aliases": aliases}
-    return field(default=default, metadata={**metadata, "writes": writes})
+    return field(default=default, metadata={**metadata, "writes": writes, "replaces": replaces})
 
 
 def check_options(config: object) -> None:

@@ -19,7 +19,7 @@ from quire.errors import ConfigError
 from quire.flags.arguments import integer, rewritten
 from quire.flags.table import ForeignFlag, engine_flags, vllm_data
 from quire.ranks.numa import parse_cores
-from quire.serve.options import ServerConfig, read_config, split_options
+from quire.serve.options import ServerConfig, split_options
 from tests.shared import REFERENCE
 
 FOREIGN, SHARED = engine_flags(), vllm_data()["options"].split()
@@ -34,9 +34,7 @@ def parsed(
     monkeypatch.setattr(
         serve,
         "COMMAND",
-        type(serve.COMMAND)(
-            lambda *configs: seen.append(configs), ServerConfig, arguments=("model",), read_config=read_config
-        ),
+        type(serve.COMMAND)(lambda *configs: seen.append(configs), ServerConfig, arguments=("model",)),
     )
     main(["serve", *args], program)
     engine, server = seen[0]
@@ -121,10 +119,10 @@ def test_sizes() -> None:
         parse_cores("0-x", "--numa-bind-cpus")
 
 
-def test_yaml_files_take_them_too(tmp_path: Path) -> None:
+def test_yaml_files_take_them_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("max-model-len: 4k\nenforce-eager: true\nserved-model-name: [a, b]\n")
-    engine, server = split_options(read_config(str(path)))
+    engine, server = parsed(monkeypatch, "--config", str(path))
     assert engine.model.max_model_len == 4000
     assert server.served_model_name == ("a", "b")
 

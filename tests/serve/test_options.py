@@ -1,4 +1,4 @@
-"""The server's options and the YAML file: what is taken, and what is refused by name."""
+"""The server's options: what is taken, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import ConfigError
-from quire.serve.options import ServerConfig, read_config, split_options
+from quire.serve.options import ServerConfig, split_options
 from quire.serve.server import check
 from tests.serve import scripted
 from tests.serve.running import MAKER
@@ -46,52 +46,6 @@ def test_keys_come_from_options_and_file(tmp_path: Path) -> None:
         ServerConfig(api_key_file=str(file)).api_keys()
     with pytest.raises(ConfigError, match="cannot be read"):
         ServerConfig(api_key_file=str(tmp_path / "none")).api_keys()
-
-
-def test_yaml_takes_flags_and_names(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(
-        "model: scripted\nmax-model-len: 100\nblock_size: 8\napi-key: [a, 7]\nserved-model-name: m\n"
-        "enable-prefix-caching: false\nshutdown-timeout: 5\nrequest-timeout: null\n"
-    )
-    options = read_config(str(file))
-    assert options == {
-        "model": "scripted",
-        "max_model_len": 100,
-        "block_size": 8,
-        "api_key": ("a", "7"),
-        "served_model_name": ("m",),
-        "enable_prefix_caching": False,
-        "shutdown_timeout": 5.0,
-        "request_timeout": None,
-    }
-    split_options(options)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("prot: 1", "unknown option 'prot'"),
-        ("port: '8000'", "port: Expected `int`, got `str`"),
-        ("port: true", "port: Expected `int`, got `bool`"),
-        ("enable-prefix-caching: 1", "Expected `bool`"),
-        ("api-key: [[a]]", "api-key"),
-        ("block-size: 8\nblock_size: 9", "twice"),
-        ("- a", "must hold a map"),
-        ("a: [", "cannot be read"),
-    ],
-)
-def test_yaml_refuses_by_name(tmp_path: Path, text: str, words: str) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=words):
-        read_config(str(file))
-
-
-def test_an_empty_yaml_says_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("# nothing\n")
-    assert read_config(str(file)) == {}
 
 
 def test_check_tells_the_plan_and_refuses_what_serving_would() -> None:

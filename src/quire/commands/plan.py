@@ -44,7 +44,11 @@ class PlanOptions:
     link_us: float = option(
         2.0, "Microseconds that a message between ranks takes at least; 30 to 100 for TCP.", low=0.0
     )
-    config: str = option("", "Plan for a config.json without weights, instead of a model.")
+    config: str = option(
+        "",
+        "Plan for a config.json without weights, instead of a model; a file of options if it ends in .yaml.",
+        replaces=("model",),
+    )
     json: bool = option(False, "Print JSON instead of tables.")
 
     def __post_init__(self) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from quire.cli import Command
 from quire.config import EngineConfig
-from quire.serve.options import ServerConfig, read_config
-from quire.serve.server import serve
+from quire.lazy import Lazy
+from quire.serve.options import ServerConfig
+
+if TYPE_CHECKING:
+    from quire.serve import server
+else:
+    server = Lazy("quire.serve.server")
 
 
-def run(config: EngineConfig, options: ServerConfig) -> None:
-    status = serve(config, options)
+def run(config: EngineConfig, options: ServerConfig, files: tuple[Path, ...]) -> None:
+    status = server.serve(config, options, files=files)
     if status:
         raise SystemExit(status)
 
 
-COMMAND = Command(run, ServerConfig, arguments=("model",), read_config=read_config)
+COMMAND = Command(run, ServerConfig, arguments=("model",), told_files=True)

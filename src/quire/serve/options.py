@@ -1,4 +1,4 @@
-"""The options of the server, and the YAML file that can hold them together with the engine's."""
+"""The options of the server."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import logging
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
-import msgspec
-import yaml
-
-from quire.config import SECTIONS, EngineConfig, check_options, json_object, option
+from quire.config import EngineConfig, check_options, json_object, option
 from quire.engine.log import LogFormat, LogLevel
 from quire.errors import ConfigError
-from quire.flags.arguments import integer
 from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
-from quire.flags.table import engine_flags
 from quire.serve.callers import Keys
 from quire.sockets import is_local
 from quire.text.formats.plugins import load_formats
@@ -246,61 +241,3 @@ def split_options(options: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     server = {name: value for name, value in options.items() if name in names}
     engine = {name: value for name, value in options.items() if name not in names}
     return EngineConfig.from_options(**engine), ServerConfig(**server)
-
-
-def read_config(path: str) -> dict[str, Any]:
-    """Read the options in a YAML file, by field name; keys may be written as flags (`max-model-len`).
-
-    Raises ConfigError for a file that is not a map, an unknown key, or a value of the wrong type.
-    """
-    try:
-        loaded = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path!r} cannot be read: {error}") from error
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"--config {path!r} must hold a map from option to value")
-    types = _option_types()
-    options: dict[str, Any] = {}
-    for key, value in loaded.items():
-        name = str(key).replace("-", "_")
-        if name == "model_tag":
-            name = "model"
-        if name not in types and name in engine_flags():
-            options[name] = value
-            continue
-        if name not in types:
-            raise ConfigError(f"--config {path!r}: unknown option {key!r}")
-        if name in options:
-            raise ConfigError(f"--config {path!r}: option {key!r} is given twice")
-        options[name] = _converted(path, str(key), types[name], value)
-    return options
-
-
-def _option_types() -> dict[str, Any]:
-    types: dict[str, Any] = {"seed": int}
-    for section in (*SECTIONS.values(), ServerConfig):
-        types.update(get_type_hints(section))
-    return types
-
-
-def _integer(text: str) -> int | str:
-    """Convert a size such as 4k to a number; keep other text."""
-    try:
-        return integer(text)
-    except ValueError:
-        return text
-
-
-def _converted(path: str, key: str, hint: Any, value: Any) -> Any:
-    """Convert `value` to the field's type. A repeatable option takes a list or one value, and numbers as text."""
-    if get_origin(hint) is tuple:
-        items = value if isinstance(value, list) else [value]
-        value = [str(item) if type(item) in (int, float) else item for item in items]
-    if isinstance(value, str) and value[-1:].isalpha() and int in (hint, *get_args(hint)):
-        value = _integer(value)
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"--config {path!r}: {key}: {error}") from error

@@ -61,10 +61,13 @@ SWITCH_SECONDS = 0.001
 SAME_SIGNAL_SECONDS = 1.0
 
 
-def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> int:
+def serve(
+    engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER, files: tuple[Path, ...] = ()
+) -> int:
     """Serve until a signal; returns the exit status, 1 if the engine died for good.
 
-    `maker` names the module that makes the engine. A machine other than the first only runs its ranks.
+    `maker` names the module that makes the engine. The log names the `files` that the options came from. A machine
+    other than the first only runs its ranks.
     SIGTERM, SIGINT or SIGHUP: new requests are refused and running ones have `shutdown_timeout` seconds to finish; a
     second signal aborts them. Raises ConfigError and ModelError if the server cannot start.
     """
@@ -81,6 +84,8 @@ def serve(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER)
     if not banner.wanted(config):
         set_up_logging(config.log_format, config.log_level)
         configure_logging(config)
+        for file in files:
+            log.info("options of %s", file)
         return uvloop.run(_serve(engine_config, config, maker))
     set_up_logging(config.log_format, "warning")
     configure_logging(config)

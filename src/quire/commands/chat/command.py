@@ -23,7 +23,9 @@ class ChatOptions(SamplingOptions):
     """Options of `quire chat`."""
 
     system: str | None = option(None, "System message to begin with.")
-    url: str | None = option(None, "Talk to a running server at this address instead of loading a model.")
+    url: str | None = option(
+        None, "Talk to a running server at this address instead of loading a model.", replaces=("model",)
+    )
     api_key: str | None = option(None, "Key for --url.")
     context: Literal["drop", "keep"] = option(
         "drop", "A conversation that is too long loses its oldest turns (drop), or is refused (keep)."
