@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -155,8 +157,11 @@ def test_serve_shows_four_lines_and_stops(tmp_path: Path) -> None:
     child.expect("Model +quire-stories")
     child.expect("tokens of KV cache")
     child.expect(r"Page and API +(http://127.0.0.1:\d+)")
+    with urllib.request.urlopen(f"{child.match.group(1)}/dashboard/about") as about:  # what the page shows
+        assert json.load(about)["advice"].startswith("quire-stories is a toy")
     child.expect("Ctrl-C stops.")
     child.expect("Only this machine can connect")
+    child.expect("quire-stories is a toy")
     child.send(CTRL_C)
     child.expect(pexpect.EOF)
     assert "Traceback" not in child.before
@@ -175,10 +180,11 @@ def test_serve_logs_when_nobody_watches(tmp_path: Path) -> None:
         if "serving" in line and " at http" in line:
             break
     process.send_signal(signal.SIGTERM)
-    process.stderr.read()
+    lines += process.stderr.read().splitlines()
     process.stderr.close()
     assert process.wait(30) == 0
     assert any("memory:" in line for line in lines)
+    assert sum("quire-stories is a toy" in line for line in lines) == 1
     assert not any("Ctrl-C stops" in line for line in lines)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,3 +69,40 @@ def test_help_and_version_are_words_too() -> None:
     assert quire("help").stdout == quire("--help").stdout
     assert quire("help", "models", "rm").stdout == quire("models", "rm", "--help").stdout
     assert quire("version").stdout == quire("-V").stdout == quire("--version").stdout
+
+
+def test_models_to_try_are_listed_with_what_fits_here() -> None:
+    listed = json.loads(quire("models", "--suggest", "--json").stdout)
+    assert {"model", "licence", "bytes", "parameters", "context", "fits", "tok_s_bound"} <= listed[0].keys()
+    speeds = [each["tok_s_bound"] * each["read"] for each in listed]
+    assert speeds == pytest.approx([speeds[0]] * len(speeds))  # by one measured bandwidth
+    shown = quire("models", "--suggest").stdout
+    assert all(each["model"] in shown and each["licence"] in shown for each in listed)
+    assert "`quire models --suggest`" in quire("models").stdout
+
+
+def test_the_shipped_model_says_in_a_chat_that_it_is_a_toy(hub: HubServer) -> None:
+    def said(*args: str) -> str:
+        command = [sys.executable, "-m", "quire.cli", "chat", *args]
+        return subprocess.run(command, input="/quit\n", capture_output=True, text=True, timeout=240).stderr
+
+    for args in ((), ("quire-stories",)):
+        assert said(*args).count("is a toy") == 1
+    assert "toy" not in said("owner/real")
+    assert "toy" not in quire("chat", "-q", "Hello", "--max-tokens", "3").stderr
+
+
+DRAFTERS = ("draft", "eagle3", "mtp", "mlp")
+
+
+def test_what_the_package_holds_goes_by_name() -> None:
+    plain = quire("generate", "Once", "--max-tokens", "12").stdout
+    for drafter in DRAFTERS:
+        name = f"quire-stories-{drafter}"
+        for named in (["--spec-model", name], ["--speculative-config", json.dumps({"model": name})]):
+            words = ["generate", "Once", "--model", "quire-stories", "--max-tokens", "12"]
+            drafted = quire(*words, *named)
+            assert (drafted.returncode, drafted.stdout) == (0, plain), drafted.stderr
+    for command in ("where", "rm"):
+        found = quire("models", command, "quire-stories-mtp")
+        assert ("assets/quire-stories-mtp" in found.stdout) == (command == "where"), found.stderr

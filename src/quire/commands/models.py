@@ -6,20 +6,30 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
+import msgspec
 from huggingface_hub import errors
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from quire import spelling
 from quire.cli import Command
 from quire.config import check_options, option
+from quire.devices import registry
 from quire.errors import ConfigError, ModelError
 from quire.files import read_json
-from quire.weights.hub import ASSETS
+from quire.lazy import Lazy
+from quire.weights.hub import ASSETS, local
 from quire.weights.repository import in_bytes
+
+if TYPE_CHECKING:
+    from quire.engine import suggested
+else:
+    suggested = Lazy("quire.engine.suggested")
+
+MOST = 0.9  # of the free memory, where the user asks for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,7 @@ class CacheOptions:
 class ListOptions(CacheOptions):
     """Options of `quire models`."""
 
+    suggest: bool = option(False, "List models to try instead, and whether this machine has room for them.")
     json: bool = option(False, "Print JSON instead of a table.")
 
 
@@ -54,6 +65,8 @@ class RemoveOptions(ModelOptions):
 
 
 def show(options: ListOptions) -> None:
+    if options.suggest:
+        return suggest(options.json)
     found = [
         {"model": repo.repo_id, "bytes": repo.size_on_disk, "type": _kind(_place(repo))}
         for repo in _repos(options.download_dir)
@@ -66,11 +79,37 @@ def show(options: ListOptions) -> None:
         table.add_row(row["model"], in_bytes(row["bytes"]), row["type"])
     for path in sorted(ASSETS.glob("*/config.json")):
         table.add_row(path.parent.name, "in the package", _kind(path.parent))
-    Console().print(table)
+    Console().print(table, "`quire models --suggest` lists models that fit in this machine.", sep="\n")
+
+
+def suggest(as_json: bool) -> None:
+    """Show published models, with the room and the speed that this machine has for them."""
+    backend = registry.make_backend()
+    free, read = backend.free_memory(), suggested.read_gbs(backend)
+    found = [
+        {**msgspec.structs.asdict(each), "fits": each.fits(free), "tok_s_bound": each.rate(read)}
+        for each in suggested.suggestions()
+    ]
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    table = Table(Column("model", no_wrap=True), "to fetch", "licence", "fits", "tok/s")
+    for row in found:
+        fits = "yes" if row["fits"] else "no" if row["memory"] > MOST * free else "tight"
+        table.add_row(row["model"], in_bytes(row["bytes"]), row["licence"], fits, f"{row['tok_s_bound']:.0f}")
+    first = suggested.first_model(free)
+    Console().print(
+        f"{in_bytes(free)} of memory are free and read at {read:.0f} GB/s: tok/s are bounds by that.",
+        table,
+        f"tight: with --gpu-memory-utilization {MOST}. {backend.name}.",
+        f"Try: quire chat {first.model}" if first else "None fits.",
+        sep="\n",
+    )
 
 
 def where(options: ModelOptions) -> None:
-    print(_place(_named(options)))
+    own = local(options.model) if options.model else None  # a name in the package
+    print(own or _place(_named(options)))
 
 
 def remove(options: RemoveOptions) -> None:

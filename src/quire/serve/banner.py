@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
+from quire.engine.directory import SHIPPED_MODEL
 from quire.lazy import Lazy
 from quire.serve.options import ServerConfig
 from quire.sockets import is_local
@@ -15,7 +16,10 @@ from quire.types import EngineStats, ModelCard
 
 if TYPE_CHECKING:
     from rich import console, progress
+
+    from quire.engine import suggested
 else:
+    suggested = Lazy("quire.engine.suggested")
     console = Lazy("rich.console")
     progress = Lazy("rich.progress")
 
@@ -51,11 +55,12 @@ def loading(name: str) -> Iterator[None]:
 
 
 def lines(url: str, config: ServerConfig, engine: EngineConfig, info: ModelCard, stats: EngineStats) -> str:
-    """Describe the server in four lines."""
+    """Describe the server in four lines, and the shipped model in one more."""
     tokens = stats.num_blocks * engine.cache.block_size
     return (
         f"Model         {', '.join(config.served_model_name or (info.name,))}\n"
         f"Memory        {tokens:,} tokens of KV cache; a request takes up to {info.max_model_len:,}\n"
         f"Page and API  {url}\n"
         f"Ctrl-C stops. {reach(config)}".rstrip()
+        + (f"\n{suggested.advice('quire serve')}" if info.name == SHIPPED_MODEL else "")
     )

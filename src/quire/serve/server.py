@@ -26,6 +26,7 @@ from quire.client.maker import load_maker
 from quire.client.metrics import Metrics
 from quire.config import EngineConfig
 from quire.engine import garbage
+from quire.engine.directory import SHIPPED_MODEL
 from quire.engine.log import set_up_logging
 from quire.errors import ConfigError, EngineError, ResourceError
 from quire.lazy import Lazy
@@ -44,9 +45,11 @@ from quire.types import UNKNOWN_MODEL
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from quire.engine import suggested
     from quire.ranks import node
 else:
     node = Lazy("quire.ranks.node")
+    suggested = Lazy("quire.engine.suggested")
 
 log = logging.getLogger("quire.serve")
 
@@ -284,6 +287,8 @@ class _Server(uvicorn.Server):
         if who := banner.reach(self._service.config):
             log.log(logging.WARNING if who == banner.OPEN_TO_ALL else logging.INFO, who)
         log.info("try: %s", _curl(self._service, self._listener))
+        if self._service.front.info.name == SHIPPED_MODEL:
+            log.info("%s", suggested.advice("quire serve"))
 
     def _on_signal(self, number: int) -> None:
         service = self._service

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from quire.cli import Command, ignore_interrupts
 from quire.commands.chat.answer import THINK, Answerer, LocalAnswerer, RemoteAnswerer
@@ -12,8 +12,15 @@ from quire.commands.chat.session import NO_SWITCH, Session
 from quire.commands.chat.terminal import lines
 from quire.commands.generate import SamplingOptions
 from quire.config import EngineConfig, option
+from quire.engine.directory import SHIPPED_MODEL
 from quire.errors import ConfigError
+from quire.lazy import Lazy
 from quire.llm import LLM
+
+if TYPE_CHECKING:
+    from quire.engine import suggested
+else:
+    suggested = Lazy("quire.engine.suggested")
 
 HELLO = "Type a message and press Enter. /help lists the commands, /quit or Ctrl-D ends."
 
@@ -54,6 +61,8 @@ def run(config: EngineConfig, options: ChatOptions) -> None:
         session.take(options.quick)
     else:
         print(f"{answerer.name}. {HELLO}", file=sys.stderr)
+        if options.url is None and answerer.name == SHIPPED_MODEL:
+            print(suggested.advice("quire chat", measured=True), file=sys.stderr)
         for line in lines(session.names):
             if not session.take(line):
                 break

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire import __version__
+from quire.engine.directory import SHIPPED_MODEL
+from quire.lazy import Lazy
 from quire.params import SamplingParams
 from quire.serve.service import Service
 
-SHIPPED = "quire-stories"
+if TYPE_CHECKING:
+    from quire.engine import suggested
+else:
+    suggested = Lazy("quire.engine.suggested")
+
 GREETING = "Shall I tell you a story?"
 IDEAS = (
     "Tell me a story about a lighthouse keeper and a small boat.",
@@ -49,6 +55,6 @@ def about_model(service: Service) -> dict[str, Any]:
         "thinking": front.template is not None and front.template.switches_thinking,
         "efforts": list(EFFORTS) if "reasoning_effort" in template else [],
     }
-    if info.name == SHIPPED:
-        found |= {"greeting": GREETING, "ideas": list(IDEAS)}
+    if info.name == SHIPPED_MODEL:
+        found |= {"greeting": GREETING, "ideas": list(IDEAS), "advice": suggested.advice("quire serve")}
     return found

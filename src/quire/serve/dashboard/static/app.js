@@ -132,6 +132,7 @@ async function findModel() {
   $("model").hidden = false;
   describe(about);
   $("version").textContent = about.version ? `Quire ${about.version}` : "";
+  $("advice").textContent = about.advice ?? "";
   $("hello").textContent = about.greeting ?? "What shall we write?";
   if (about.ideas?.length) $("ideas").replaceChildren(...about.ideas.map((text) => el("li", {}, el("button", { type: "button" }, text))));
   const generates = about.generates !== false;
