@@ -64,6 +64,7 @@ DEVICE_NEUTRAL = {
     "graph",
     "ops",
     "protocol",
+    "recurrent_ops",
     "registry",
     "sampling",
     "host",

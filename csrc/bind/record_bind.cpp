@@ -98,6 +98,11 @@ int apply(Plan& plan, const Record& op) {
                           std::move(parameters));
 }
 
+int norm(Plan& plan, const Record& op) {
+  if (op.number("groups") != 1) throw std::invalid_argument("the native backend norms whole rows");
+  return plan.norm(op.buffer("x"), op.norm("norm"));
+}
+
 int linear(Plan& plan, const Record& op) {
   Weight weight = op.weight("weight");
   if (weight->view().gated) throw std::invalid_argument("a gated weight is for GatedLinear");
@@ -186,7 +191,7 @@ const std::map<std::string, Encoder>& encoders() {
          return p.mix(op.buffer("x"), op.buffer("factors"), op.number("vectors"), op.buffer("residual"));
        }},
       {"MatchRMS", [](P p, R op) { return p.match_rms(op.buffer("x"), op.buffer("like"), op.real("floor")); }},
-      {"Normalize", [](P p, R op) { return p.norm(op.buffer("x"), op.norm("norm")); }},
+      {"Normalize", norm},
       {"Linear", linear},
       {"GatedLinear", gated_linear},
       {"HeadLinear", head_linear},

@@ -107,6 +107,9 @@ def test_norms() -> None:
     np.testing.assert_allclose(
         compute(Normalize(x, Norm("layer", weight, bias, 1e-5)), inputs), layer, atol=1e-6
     )
+    parts = torch.nn.functional.group_norm(t(x), 3, t(weight), t(bias), 1e-5).numpy()
+    got = compute(Normalize(x, Norm("layer", weight, bias, 1e-5), groups=3), inputs)
+    np.testing.assert_allclose(got, parts, atol=1e-6)
 
 
 def test_embed_takes_the_rows_of_the_tokens_and_scales() -> None:

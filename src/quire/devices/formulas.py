@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from quire.devices import ops
-from quire.devices.host import all_gathered, all_reduced, received
+from quire.devices import ops, recurrent_formulas
+from quire.devices.inputs import all_gathered, all_reduced, received
 from quire.devices.operands import padded_positions
 from quire.devices.ops import Op
 from quire.devices.protocol import (
@@ -151,10 +152,23 @@ def match_rms(step: Step, op: ops.MatchRMS[Any]) -> Any:
     return step.single(by_row(step, matched, op.x, op.like))
 
 
-def normalizer(step: Step, norm: Norm) -> Callable[[Any], Any]:
-    """RMSNorm (Zhang and Sennrich 2019) or LayerNorm of the last axis, with statistics in float64."""
+def normalizer(step: Step, norm: Norm, groups: int = 1) -> Callable[[Any], Any]:
+    """RMSNorm (Zhang and Sennrich 2019) or LayerNorm of the last axis, with statistics in float64.
+
+    With several `groups`, of each equal part of a row.
+    """
     weight = step.own(norm.weight)
     bias = None if norm.bias is None else step.own(norm.bias)
+    if groups > 1:
+        whole = normalizer(
+            step, msgspec.structs.replace(norm, weight=np.ones(weight.shape[0] // groups), bias=None)
+        )
+
+        def normalize_groups(x: Any) -> Any:
+            y = whole(x.reshape(groups, -1)).reshape(-1) * weight
+            return y if bias is None else y + bias
+
+        return normalize_groups
 
     def normalize(x: Any) -> Any:
         x = step.double(x)
@@ -168,9 +182,10 @@ def normalizer(step: Step, norm: Norm) -> Callable[[Any], Any]:
 
 def normalize_rows(step: Step, op: ops.Normalize[Any]) -> Any:
     if not step.adapters.active:
-        return step.single(by_row(step, normalizer(step, op.norm), op.x))
+        return step.single(by_row(step, normalizer(step, op.norm, op.groups), op.x))
     norms = [step.adapters.norm(i, op.path, op.norm) for i in range(len(op.x))]
-    return step.single(step.xp.stack([normalizer(step, n)(step.row(op.x, i)) for i, n in enumerate(norms)]))
+    rows = [normalizer(step, norm, op.groups)(step.row(op.x, i)) for i, norm in enumerate(norms)]
+    return step.single(step.xp.stack(rows))
 
 
 # --- products
@@ -462,4 +477,5 @@ FORMULAS: Formulas = {
     ops.AllGather: all_gather,
     ops.SelectRows: select_rows,
     ops.Tap: tap,
+    **recurrent_formulas.FORMULAS,
 }

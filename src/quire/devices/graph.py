@@ -98,6 +98,8 @@ class Evaluator(Generic[S, A]):
 
     def __init__(self, graph: Graph, formulas: Mapping[type[Op[Any]], Callable[[S, Any], A]]) -> None:
         self._graph, self._formulas, self._dropped = graph, formulas, last_reads(graph)
+        if lacking := {type(op).__name__ for op in graph.ops if type(op) not in formulas}:
+            raise EngineError(f"the backend has no operation {', '.join(sorted(lacking))}")
 
     def hidden(self, step: S) -> A:
         """The final hidden states of the step."""

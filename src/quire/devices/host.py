@@ -11,10 +11,9 @@ from itertools import groupby
 
 import msgspec
 import numpy as np
-from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from quire.devices.protocol import Activation, FloatArray, IntArray, KVCache, Limits, ModelInput, Norm, Peers
+from quire.devices.protocol import Activation, FloatArray, IntArray, Norm
 from quire.devices.sampling import NOT_DRAWN, Logits, TokenMask
 from quire.errors import EngineError
 
@@ -46,35 +45,6 @@ class HostLogits(msgspec.Struct):
 
     def numpy(self) -> FloatArray:
         return self.values
-
-
-def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int) -> None:
-    """Raise EngineError if a step breaks a promise of ModelInput or exceeds the limits."""
-    total, batch = len(inputs.tokens_T), len(inputs.kv_len_B)
-    arrays = [a for a in astuple(inputs) if isinstance(a, np.ndarray) and a is not inputs.hidden_TD]
-    if any(a.dtype != np.int32 or not a.flags.c_contiguous for a in arrays):
-        raise EngineError("every array of a step must be C-contiguous int32")
-    if total > limits.max_tokens or batch > limits.max_seqs:
-        raise EngineError(f"step of {total} tokens and {batch} sequences is over its limits {limits}")
-    if len(inputs.cu_q_B1) != batch + 1 or len(inputs.slots_B) != batch or len(inputs.positions_T) != total:
-        raise EngineError("the arrays of a step disagree on the number of tokens or sequences")
-    if inputs.cu_q_B1[0] != 0 or inputs.cu_q_B1[-1] != total or np.any(np.diff(inputs.cu_q_B1) < 1):
-        raise EngineError("cu_q must rise from 0 to the number of tokens, by at least one token per sequence")
-    for b in range(batch):
-        start, stop, length = inputs.cu_q_B1[b], inputs.cu_q_B1[b + 1], inputs.kv_len_B[b]
-        if not np.array_equal(inputs.positions_T[start:stop], np.arange(length - (stop - start), length)):
-            raise EngineError(f"positions of sequence {b} must be consecutive and end at kv_len - 1")
-        used = inputs.block_table_SM[inputs.slots_B[b], : -(-length // kv.block_size)]
-        if length > inputs.block_table_SM.shape[1] * kv.block_size or np.any(
-            (used < 0) | (used >= kv.num_blocks)
-        ):
-            raise EngineError(f"the block table of sequence {b} does not cover its {length} tokens")
-    for name, values, bound in (
-        ("token id", inputs.tokens_T, vocab_size),
-        ("logit row", inputs.logit_rows_L, total),
-    ):
-        if np.any((values < 0) | (values >= bound)):
-            raise EngineError(f"a {name} is outside 0..{bound - 1}")
 
 
 def on_host(logits: Logits) -> HostLogits:
@@ -134,33 +104,6 @@ def check_targets(logits: HostLogits, targets_L: IntArray) -> None:
         raise EngineError(f"targets must have one entry for each of {rows} rows")
     if targets_L.size and not 0 <= int(targets_L.min()) <= int(targets_L.max()) < vocab_size:
         raise EngineError(f"targets must be token ids below {vocab_size}")
-
-
-def received(inputs: ModelInput, width: int) -> FloatArray:
-    """The hidden states [T, width] that come with a step. EngineError if missing or of another shape."""
-    hidden_TD, wanted = inputs.hidden_TD, (len(inputs.tokens_T), width)
-    if hidden_TD is None or hidden_TD.dtype != np.float32 or hidden_TD.shape != wanted:
-        found = "none" if hidden_TD is None else f"{hidden_TD.dtype} {list(hidden_TD.shape)}"
-        raise EngineError(f"a step of this stage needs hidden states float32 {list(wanted)}, got {found}")
-    return hidden_TD
-
-
-def all_reduced(x: FloatArray, peers: Peers | None) -> FloatArray:
-    """The sum of all ranks' x, a new array."""
-    if peers is None:
-        raise EngineError("a graph of several ranks runs without the other ranks")
-    total = np.array(x, np.float32).reshape(-1)
-    peers.all_reduce(total)
-    return total.reshape(x.shape)
-
-
-def all_gathered(x: FloatArray, widths: Sequence[int], peers: Peers | None) -> FloatArray:
-    """The columns of all ranks side by side, as a sum in which each rank has zeros for the others."""
-    rank = 0 if peers is None else peers.rank
-    whole = np.zeros((len(x), sum(widths)), np.float32)
-    first = sum(widths[:rank])
-    whole[:, first : first + widths[rank]] = x
-    return all_reduced(whole, peers)
 
 
 def activate(kind: Activation, x: Float64Array) -> Float64Array:

@@ -17,10 +17,14 @@ FP8_MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # larger magnitudes are sto
 
 
 class StateSpec(msgspec.Struct, frozen=True):
-    """An array that a layer keeps for each sequence, whatever its length: the state of a recurrence, say."""
+    """An array that a layer keeps for each sequence, whatever its length: the state of a recurrence, say.
+
+    `row` is the number of float32 elements of an open row (ModelInput.states).
+    """
 
     shape: tuple[int, ...]
     dtype: KVDtype = "float32"
+    row: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -110,10 +114,10 @@ class KVSpec(msgspec.Struct, frozen=True):
     def layer(self, index: int) -> KVLayer:
         return KVLayer(self.num_kv_heads, self.head_dim) if self.layers is None else self.layers[index]
 
-    @property
-    def bytes_per_sequence(self) -> int:
-        """Bytes of the states of a sequence."""
-        return sum(state.nbytes for layer in self.layers or () for state in layer.states)
+    def bytes_per_state(self, num_open: int) -> int:
+        """Bytes of a row of states, with as many open rows."""
+        states = [state for layer in self.layers or () for state in layer.states]
+        return sum(state.nbytes + 4 * state.row * num_open for state in states)
 
     @property
     def bytes_per_token(self) -> int:

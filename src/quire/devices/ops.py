@@ -189,11 +189,12 @@ class MatchRMS(Op[T], frozen=True, eq=False):
 
 
 class Normalize(Op[T], frozen=True, eq=False):
-    """The norm of each row: [rows, D] -> [rows, D]."""
+    """The norm of each row, with the statistics of each of `groups` equal parts: [rows, D] -> [rows, D]."""
 
     x: T
     norm: Norm
     path: str = ""
+    groups: int = 1
 
     def width(self: Normalize[int], kv: KVSpec) -> int:
         return self.x

@@ -78,6 +78,25 @@ class KVCache(Protocol):
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) of every layer, in order."""
 
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole rows of states (source, destination), open rows too, in order."""
+
+
+class StateInput(msgspec.Struct, frozen=True):
+    """Where the states of a step's sequences are (recurrent_ops.py); all arrays are C-contiguous int32.
+
+    Sequence b has row rows_B[b] of the cache's states. That row holds the state before its first open_B[b] positions
+    that this step does not compute: their inputs are in its open rows, from which the state is advanced first. The
+    state then takes in the first kept_B[b] of its tokens in the step; the inputs of the others, which may be taken
+    back, become its open rows. `marks` are (sequence, count, row), in this order: the state after `count` <= kept of
+    its tokens in the step is also written to `row`. A sequence that has no state yet starts from zeros.
+    """
+
+    rows_B: IntArray
+    open_B: IntArray
+    kept_B: IntArray
+    marks_M3: IntArray
+
 
 class ModelInput(msgspec.Struct, frozen=True):
     """One ragged step; all arrays are C-contiguous int32.
@@ -90,6 +109,7 @@ class ModelInput(msgspec.Struct, frozen=True):
 
     `hidden_TD` is float32 and C-contiguous: the output of the previous stage. None if the graph has the first layer.
     `adapters_B` is the slot of each sequence's adapter (Executable.adapt), -1 for none. None: no sequence has one.
+    `states`: None if the model has none.
     """
 
     tokens_T: IntArray
@@ -102,6 +122,7 @@ class ModelInput(msgspec.Struct, frozen=True):
     greedy: bool = False
     hidden_TD: FloatArray | None = None
     adapters_B: IntArray | None = None
+    states: StateInput | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -195,7 +216,10 @@ class Backend(Protocol):
     def places_blocks(self) -> bool:
         """Whether its caches may have windowed layers apart (KVSpec.apart)."""
 
-    def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> KVCache: ...
+    def kv_cache(
+        self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
+    ) -> KVCache:
+        """Make a cache of blocks, and of rows of states with `num_open` open rows each."""
 
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> Executable: ...
 

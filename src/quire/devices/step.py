@@ -48,5 +48,8 @@ class Step(Protocol):
     def embedded(self, table: Matrix, ids: Any) -> Any:
         """Return rows of a table, as wide, in memory of their own."""
 
+    def states(self, layer: int, state: int) -> tuple[Any, Any]:
+        """Return the rows of a state in the cache [rows, ...], and their open rows [rows, open, W]."""
+
     def store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
         """Write keys and values of token `t` of the step; None: they are views of the keys."""

@@ -203,7 +203,7 @@ def _plan(config: EngineConfig) -> EnginePlan:
             weights=share.weight_bytes + need.weights,
             workspace=outline.workspace_bytes(tapped(share, need.taps), kv_spec, limits)
             + need.workspace
-            + max_num_seqs * kv_spec.bytes_per_sequence,
+            + max_num_seqs * kv_spec.bytes_per_state(0),
             kv_bytes_per_token=kv_spec.bytes_per_token + need.kv_per_token,
             max_model_len=longest,
             max_model_len_is_given=config.model.max_model_len is not None,

@@ -34,6 +34,9 @@ class DraftBlocks:
         for source, destination in copies:
             self._filled[destination] = self._filled[source]
 
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Do nothing: drafters keep no states."""
+
     def overwritten(self, blocks: IntArray, start: int) -> None:
         """Empty the positions from `start` on in a sequence with `blocks`: the target computed them anew."""
         first, offset = divmod(start, self.block_size)

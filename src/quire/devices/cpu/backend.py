@@ -110,7 +110,11 @@ class NativeBackend:
     def places_blocks(self) -> bool:
         return True
 
-    def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> NativeKVCache:
+    def kv_cache(
+        self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
+    ) -> NativeKVCache:
+        if num_states:
+            raise EngineError("the native backend keeps no states")
         return NativeKVCache(spec, num_blocks, block_size)
 
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> NativeExecutable:

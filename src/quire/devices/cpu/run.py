@@ -12,6 +12,7 @@ from quire.devices.cpu.errors import NATIVE, engine_error, native_errors
 from quire.devices.cpu.record import Recording
 from quire.devices.host import HostLogits
 from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelInput
+from quire.errors import EngineError
 
 if TYPE_CHECKING:
     from quire.devices.adapters import Adapter
@@ -58,6 +59,9 @@ class NativeKVCache:
             pairs = np.array(copies, np.int32).reshape(-1, 2)
             with native_errors:
                 self.store.copy_blocks(pairs[:, 0].copy(), pairs[:, 1].copy())
+
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        raise EngineError("the native backend keeps no states")
 
 
 class NativeExecutable:

@@ -84,8 +84,10 @@ class ReferenceBackend:
     def places_blocks(self) -> bool:
         return False
 
-    def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> ReferenceKVCache:
-        return ReferenceKVCache(spec, num_blocks, block_size)
+    def kv_cache(
+        self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
+    ) -> ReferenceKVCache:
+        return ReferenceKVCache(spec, num_blocks, block_size, num_states, num_open)
 
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> ReferenceExecutable:
         if not isinstance(kv, ReferenceKVCache):

@@ -24,9 +24,14 @@ KEPT: dict[KVDtype, Any] = {
 
 
 class ReferenceKVCache:
-    """Keys and values of each layer [num_blocks, block_size, G, H], NaN until written: a stray read shows."""
+    """Keys and values of each layer [num_blocks, block_size, G, H], NaN until written: a stray read shows.
 
-    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
+    The states of each layer are [num_states, ...], and their open rows [num_states, num_open, W].
+    """
+
+    def __init__(
+        self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
+    ) -> None:
         kept = KEPT[spec.dtype]
         layers = [spec.layer(index) for index in range(spec.num_layers)]
         shapes = [(num_blocks, block_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
@@ -36,6 +41,10 @@ class ReferenceKVCache:
         else:
             self.values = [keys[..., : spec.value_dim] for keys in self.keys]
         self.spec, self.num_blocks, self.block_size = spec, num_blocks, block_size
+        self.num_states, self.num_open = num_states, num_open
+        sizes = [[(state.shape, (num_open, state.row)) for state in layer.states] for layer in layers]
+        self.states = [[_rows(num_states, shape) for shape, _ in layer] for layer in sizes]
+        self.open = [[_rows(num_states, shape) for _, shape in layer] for layer in sizes]
         found = [spec.scales_of(index) for index in range(spec.num_layers)]
         self.key_scales = [_column(None if scales is None else scales.keys) for scales in found]
         self.value_scales = [_column(None if scales is None else scales.values) for scales in found]
@@ -56,6 +65,15 @@ class ReferenceKVCache:
         for source, destination in copies:
             for side in sides:
                 side[destination] = side[source]
+
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        for source, destination in copies:
+            for rows in (array for layers in (self.states, self.open) for layer in layers for array in layer):
+                rows[destination] = rows[source]
+
+
+def _rows(count: int, shape: tuple[int, ...]) -> FloatArray:
+    return np.full((count, *shape), np.nan, np.float32)
 
 
 def _column(scales: tuple[float, ...] | None) -> FloatArray:

@@ -77,6 +77,9 @@ class ReferenceStep:
         if values_GH is not None:
             kv.values[layer][place] = kv.rounded(values_GH, kv.value_scales[layer])
 
+    def states(self, layer: int, state: int) -> tuple[Array, Array]:
+        return self.kv.states[layer][state], self.kv.open[layer][state]
+
     def gathered(self, cache: Array, b: int) -> Float64Array:
         """Sequence b's keys or values in order of position: [G, kv_len, H]."""
         kv_len = self.inputs.kv_len_B[b]

@@ -6,7 +6,8 @@ import numpy as np
 
 from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
 from quire.devices.graph import Evaluator, Graph
-from quire.devices.host import HostLogits, check_input
+from quire.devices.host import HostLogits
+from quire.devices.inputs import check_input, check_states
 from quire.devices.protocol import (
     FloatArray,
     Limits,
@@ -31,6 +32,7 @@ class ReferenceExecutable:
     def run(self, inputs: ModelInput) -> HostLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         check_slots(self._adapters, inputs)
+        check_states(inputs, self._kv.num_states, self._kv.num_open)
         self._step = ReferenceStep(inputs, self._kv, StepAdapters(self._adapters, inputs))
         self._hidden = self._evaluator.hidden(self._step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))

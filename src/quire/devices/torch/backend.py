@@ -85,8 +85,10 @@ class TorchBackend:
     def places_blocks(self) -> bool:
         return False
 
-    def kv_cache(self, spec: KVSpec, num_blocks: int, block_size: int) -> TorchKVCache:
-        return TorchKVCache(spec, num_blocks, block_size, self._device)
+    def kv_cache(
+        self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
+    ) -> TorchKVCache:
+        return TorchKVCache(spec, num_blocks, block_size, self._device, num_states, num_open)
 
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> TorchExecutable:
         return TorchExecutable(graph, own_cache(kv), limits, self._threads, FORMULAS)

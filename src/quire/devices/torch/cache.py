@@ -28,12 +28,30 @@ DTYPES: dict[KVDtype, Any] = {
 
 
 class TorchKVCache:
-    """Keys and values of each layer [num_blocks * block_size, G, H]. In latent attention, values are views of keys."""
+    """Keys and values of each layer [num_blocks * block_size, G, H]. In latent attention, values are views of keys.
 
-    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int, device: Any) -> None:
+    States of each layer [num_states, ...] are NaN until written, and so are their open rows.
+    """
+
+    def __init__(
+        self,
+        spec: KVSpec,
+        num_blocks: int,
+        block_size: int,
+        device: Any,
+        num_states: int = 0,
+        num_open: int = 0,
+    ) -> None:
         self.spec, self.num_blocks, self.block_size, self.device = spec, num_blocks, block_size, device
-        self.keys = []
+        self.num_states, self.num_open = num_states, num_open
+        self.keys, self.states, self.open = [], [], []
+
+        def nan(*shape: int) -> Any:
+            return torch.full(shape, torch.nan, device=device)
+
         for layer in map(spec.layer, range(spec.num_layers)):
+            self.states.append([nan(num_states, *state.shape) for state in layer.states])
+            self.open.append([nan(num_states, num_open, state.row) for state in layer.states])
             shape = (num_blocks * block_size, layer.num_kv_heads, layer.head_dim)
             self.keys.append(torch.empty(shape, dtype=DTYPES[spec.dtype], device=device))
         self._sides = list(self.keys)
@@ -58,6 +76,11 @@ class TorchKVCache:
             blocks = side.view(self.num_blocks, self.block_size, *side.shape[1:])
             for source, destination in copies:
                 blocks[destination] = blocks[source]
+
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        for source, destination in copies:
+            for rows in (array for layers in (self.states, self.open) for layer in layers for array in layer):
+                rows[destination] = rows[source]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +172,9 @@ class TorchStep:
 
     def embedded(self, table: Matrix, ids: Any) -> Any:
         return own_matrix(table).values[torch.as_tensor(ids).long().to(self.cache.device)]
+
+    def states(self, layer: int, state: int) -> tuple[Any, Any]:
+        return self.cache.states[layer][state], self.cache.open[layer][state]
 
     def store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
         place, cache = self.places_T[t], self.cache

@@ -13,7 +13,8 @@ from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_ada
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.formulas import Formulas
 from quire.devices.graph import Evaluator
-from quire.devices.host import HostLogits, check_input
+from quire.devices.host import HostLogits
+from quire.devices.inputs import check_input, check_states
 from quire.devices.protocol import FloatArray, Graph, IntArray, Limits, ModelInput
 from quire.devices.sampling import Logits, Samples, TokenMask
 from quire.devices.torch.cache import TorchKVCache, TorchStep
@@ -64,6 +65,7 @@ class TorchExecutable:
     def run(self, inputs: ModelInput) -> TorchLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         check_slots(self._adapters, inputs)
+        check_states(inputs, self._kv.num_states, self._kv.num_open)
         self._step = TorchStep(inputs, self._kv, StepAdapters(self._adapters, inputs))
         self._hidden = self._evaluator.hidden(self._step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))

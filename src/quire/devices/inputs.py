@@ -1,0 +1,100 @@
+"""What backends over arrays do with a step's input: checks, and what comes from other stages and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import astuple
+
+from quire.devices.peers import Peers
+from quire.devices.protocol import FloatArray, KVCache, Limits, ModelInput
+from quire.errors import EngineError
+
+
+def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int) -> None:
+    """Raise EngineError if a step breaks a promise of ModelInput or exceeds the limits."""
+    total, batch = len(inputs.tokens_T), len(inputs.kv_len_B)
+    arrays = [a for a in astuple(inputs) if isinstance(a, np.ndarray) and a is not inputs.hidden_TD]
+    if any(a.dtype != np.int32 or not a.flags.c_contiguous for a in arrays):
+        raise EngineError("every array of a step must be C-contiguous int32")
+    if total > limits.max_tokens or batch > limits.max_seqs:
+        raise EngineError(f"step of {total} tokens and {batch} sequences is over its limits {limits}")
+    if len(inputs.cu_q_B1) != batch + 1 or len(inputs.slots_B) != batch or len(inputs.positions_T) != total:
+        raise EngineError("the arrays of a step disagree on the number of tokens or sequences")
+    if inputs.cu_q_B1[0] != 0 or inputs.cu_q_B1[-1] != total or np.any(np.diff(inputs.cu_q_B1) < 1):
+        raise EngineError("cu_q must rise from 0 to the number of tokens, by at least one token per sequence")
+    for b in range(batch):
+        start, stop, length = inputs.cu_q_B1[b], inputs.cu_q_B1[b + 1], inputs.kv_len_B[b]
+        if not np.array_equal(inputs.positions_T[start:stop], np.arange(length - (stop - start), length)):
+            raise EngineError(f"positions of sequence {b} must be consecutive and end at kv_len - 1")
+        used = inputs.block_table_SM[inputs.slots_B[b], : -(-length // kv.block_size)]
+        if length > inputs.block_table_SM.shape[1] * kv.block_size or np.any(
+            (used < 0) | (used >= kv.num_blocks)
+        ):
+            raise EngineError(f"the block table of sequence {b} does not cover its {length} tokens")
+    for name, values, bound in (
+        ("token id", inputs.tokens_T, vocab_size),
+        ("logit row", inputs.logit_rows_L, total),
+    ):
+        if np.any((values < 0) | (values >= bound)):
+            raise EngineError(f"a {name} is outside 0..{bound - 1}")
+
+
+def check_states(inputs: ModelInput, num_states: int, num_open: int) -> None:
+    """Raise EngineError if a step breaks a promise of StateInput; the cache has `num_states` rows."""
+    states, counts = inputs.states, np.diff(inputs.cu_q_B1)
+    if states is None:
+        if num_states:
+            raise EngineError("a step of a model with states came without their rows")
+        return
+    arrays = states.rows_B, states.open_B, states.kept_B
+    if any(array.shape != counts.shape for array in arrays) or states.marks_M3.shape[1:] != (3,):
+        raise EngineError("the arrays of a step's states disagree on the number of sequences")
+    if any(array.dtype != np.int32 or not array.flags.c_contiguous for array in (*arrays, states.marks_M3)):
+        raise EngineError("every array of a step must be C-contiguous int32")
+    owners, marked, rows = states.marks_M3.T
+    every = np.concatenate([states.rows_B, rows])
+    if np.any((every < 0) | (every >= num_states)) or len(np.unique(every)) < len(every):
+        raise EngineError(f"rows of states must be different ones of the cache's {num_states}")
+    first = inputs.positions_T[inputs.cu_q_B1[:-1]]
+    if np.any((states.open_B < 0) | (states.open_B > np.minimum(first, num_open))):
+        raise EngineError(
+            f"a sequence replays more open rows than the {num_open} of the cache, or than it has tokens"
+        )
+    back = counts - states.kept_B
+    if np.any((states.kept_B < 0) | (back < 0) | (back > num_open)):
+        raise EngineError(f"a state must take in all tokens of its sequence but at most {num_open}")
+    if np.any((owners < 0) | (owners >= len(counts))) or np.any(
+        (marked < 0) | (marked > states.kept_B[owners])
+    ):
+        raise EngineError("a state is marked after tokens that it does not take in")
+    if not np.array_equal(np.lexsort(states.marks_M3.T[::-1]), np.arange(len(owners))):
+        raise EngineError("marks of states must be in order")
+
+
+def received(inputs: ModelInput, width: int) -> FloatArray:
+    """The hidden states [T, width] that come with a step. EngineError if missing or of another shape."""
+    hidden_TD, wanted = inputs.hidden_TD, (len(inputs.tokens_T), width)
+    if hidden_TD is None or hidden_TD.dtype != np.float32 or hidden_TD.shape != wanted:
+        found = "none" if hidden_TD is None else f"{hidden_TD.dtype} {list(hidden_TD.shape)}"
+        raise EngineError(f"a step of this stage needs hidden states float32 {list(wanted)}, got {found}")
+    return hidden_TD
+
+
+def all_reduced(x: FloatArray, peers: Peers | None) -> FloatArray:
+    """The sum of all ranks' x, a new array."""
+    if peers is None:
+        raise EngineError("a graph of several ranks runs without the other ranks")
+    total = np.array(x, np.float32).reshape(-1)
+    peers.all_reduce(total)
+    return total.reshape(x.shape)
+
+
+def all_gathered(x: FloatArray, widths: Sequence[int], peers: Peers | None) -> FloatArray:
+    """The columns of all ranks side by side, as a sum in which each rank has zeros for the others."""
+    rank = 0 if peers is None else peers.rank
+    whole = np.zeros((len(x), sum(widths)), np.float32)
+    first = sum(widths[:rank])
+    whole[:, first : first + widths[rank]] = x
+    return all_reduced(whole, peers)
