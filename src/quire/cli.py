@@ -22,7 +22,6 @@ from quire import __version__
 from quire.config import SECTIONS, EngineConfig
 from quire.errors import ConfigError, QuireError
 from quire.flags.arguments import add_options, rewritten
-from quire.flags.config_file import Known, read_files
 from quire.flags.dialects import add_dialects, take_dialect
 from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
 from quire.flags.table import ForeignFlag, Table, engine_flags
@@ -30,8 +29,10 @@ from quire.lazy import Lazy
 
 if TYPE_CHECKING:
     from quire import exits, spelling
+    from quire.flags import config_file
 else:
     exits, spelling = Lazy("quire.exits"), Lazy("quire.spelling")
+    config_file = Lazy("quire.flags.config_file")
 
 log = logging.getLogger("quire")
 
@@ -289,15 +290,17 @@ def _run(name: str, args: list[str], program: Program) -> None:
     def foreign() -> Mapping[str, ForeignFlag]:
         return {**(engine_flags() if command.engine else {}), **command.foreign()}
 
-    def known() -> Known:
+    def known() -> config_file.Known:
         parts = [*(SECTIONS.values() if command.engine else ()), command.options]
         types = {"seed": int} | {name: hint for part in parts for name, hint in get_type_hints(part).items()}
         replaced = {f.name: f.metadata["replaces"] for part in parts for f in fields(part)}
         everywhere = functools.partial(_all_options, program)
-        return Known(name, command.engine, types, replaced | {"model_flag": ("model",)}, foreign, everywhere)
+        return config_file.Known(
+            name, command.engine, types, replaced | {"model_flag": ("model",)}, foreign, everywhere
+        )
 
     dialects = add_dialects(parser, args, foreign)
-    given = read_files(parser, args, known, program.commands)
+    given = config_file.read_files(parser, args, known, program.commands)
     parser.set_defaults(**given.options)
     values = vars(parser.parse_args(args))
     own_names = {f.name for f in fields(command.options)}

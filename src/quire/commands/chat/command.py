@@ -16,6 +16,7 @@ from quire.engine.directory import SHIPPED_MODEL
 from quire.errors import ConfigError
 from quire.lazy import Lazy
 from quire.llm import LLM
+from quire.serve.keys import client_key
 
 if TYPE_CHECKING:
     from quire.engine import suggested
@@ -33,7 +34,10 @@ class ChatOptions(SamplingOptions):
     url: str | None = option(
         None, "Talk to a running server at this address instead of loading a model.", replaces=("model",)
     )
-    api_key: str | None = option(None, "Key for --url.")
+    api_key: str | None = option(
+        None, "Key for --url; a file keeps it out of the process list.", replaces=("api_key_file",)
+    )
+    api_key_file: str | None = option(None, "File with the key for --url.", replaces=("api_key",))
     context: Literal["drop", "keep"] = option(
         "drop", "A conversation that is too long loses its oldest turns (drop), or is refused (keep)."
     )
@@ -51,7 +55,9 @@ def run(config: EngineConfig, options: ChatOptions) -> None:
     if options.url is None:
         answerer = LocalAnswerer(LLM.from_config(config))
     else:
-        answerer = RemoteAnswerer(options.url, options.api_key, config.model.model)
+        answerer = RemoteAnswerer(
+            options.url, client_key(options.api_key, options.api_key_file), config.model.model
+        )
     if options.think is not None and answerer.switches_thinking() is False:
         raise ConfigError(f"--think: {NO_SWITCH}")
     settings = options.settings() | ({} if options.think is None else {THINK: options.think == "on"})
