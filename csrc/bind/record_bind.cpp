@@ -141,6 +141,7 @@ int route(Plan& plan, const Record& op) {
                                           .correct_logits = r.flag("correct_logits"),
                                           .sparse_mixer = r.real("sparse_mixer"),
                                           .scale = r.real("scale"),
+                                          .floor = r.real("floor"),
                                           .num_groups = r.number("num_groups"),
                                           .top_groups = r.number("top_groups"),
                                           .group_sum = r.flag("group_sum"),

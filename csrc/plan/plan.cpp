@@ -177,7 +177,7 @@ int Plan::route(int scores, RoutingParams params) {
           "route: groups of experts must be equal and some of them chosen");
   require(p.top_k > 0 && p.top_k <= p.num_experts / p.num_groups * p.top_groups, "route: too many experts a token");
   require(p.correction.empty() || int(p.correction.size()) == p.num_experts, "route: one correction an expert");
-  require(std::isfinite(p.scale) && std::isfinite(p.sparse_mixer), "route: the scale is not finite");
+  require(std::isfinite(p.scale) && std::isfinite(p.sparse_mixer) && p.floor > 0, "route: the scale is not finite");
   require(int64_t(limits_.max_tokens) * p.chosen() <= kMaxRoutes, "route: too many experts for so many tokens");
   require(p.weight_scales.empty() || int(p.weight_scales.size()) == p.num_experts, "route: one scale an expert");
   const int width = 2 * p.chosen();

@@ -75,7 +75,7 @@ struct RoutingParams {
   bool sigmoid = false, softmax_after = false, renormalize = false;
   bool correct_logits = false;  // the correction is added to the scores, not to the weights
   float sparse_mixer = 0;  // > 0: SparseMixer with this threshold instead of a softmax
-  float scale = 1;
+  float scale = 1, floor = 1e-20f;
   int num_groups = 1, top_groups = 1;
   bool group_sum = false;
   std::vector<float> correction;

@@ -68,7 +68,7 @@ class Router {
     if (p_.softmax_after) softmax(w, p_.top_k);
     float sum = 1;
     if (p_.renormalize) {
-      sum = 1e-20f;
+      sum = p_.floor;
       for (int i = 0; i < p_.top_k; ++i) sum += w[i];
     }
     for (int i = 0; i < p_.top_k; ++i) w[i] = w[i] / sum * p_.scale;

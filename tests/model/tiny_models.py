@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 
-from quire.devices.protocol import Backend, KVDtype, Limits, ModelInput
+from quire.devices.cpu.backend import NativeBackend
+from quire.devices.protocol import Backend, KVDtype, Limits, ModelInput, StateInput
 from quire.model.loaded import LoadedModel
 
 SMALL: dict[str, Any] = {
@@ -45,6 +47,13 @@ DEEPSEEK = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
     "routed_scaling_factor": 1.7,
+}
+LFM = {
+    **SMALL,
+    "num_hidden_layers": 5,
+    "norm_eps": 2e-3,
+    "pad_token_id": 0,
+    "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
 }
 # Families: what their classes are called, and the options that all variants have.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -266,6 +275,28 @@ GEMMA3N = {
 }
 FAMILIES |= {
     "gemma3n": ("Gemma3nText", GEMMA3N),
+    "lfm2": ("Lfm2", {**LFM, "intermediate_size": 150, "block_multiple_of": 16}),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            **LFM,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.4,
+        },
+    ),
+    "lfm3": (
+        "Lfm3",
+        {
+            **LFM,
+            "head_dim": 16,
+            "conv_L_cache": 5,
+            "sliding_window": 7,
+            "layer_types": ["conv", "sliding_attention", "conv", "full_attention", "sliding_attention"],
+        },
+    ),
     "gemma4": ("Gemma4Text", GEMMA4),
     "mimo_v2_flash": (
         "MiMoV2Flash",
@@ -522,6 +553,22 @@ VARIANTS |= {
     "xglm-unscaled": ("xglm", {"scale_embedding": False}),
     "persimmon-no-norm": ("persimmon", {"qk_layernorm": False}),
     "gemma3n": ("gemma3n", {}),
+    "lfm2": ("lfm2", {}),
+    "lfm2-bias": (
+        "lfm2",
+        {
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": None,
+            "full_attn_idxs": [0, 2],
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm2_moe": ("lfm2_moe", {}),
+    "lfm2_moe-plain": ("lfm2_moe", {"use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True}),
+    "lfm3": ("lfm3", {}),
+    "lfm3-plain": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
     "gemma3n-own-keys": (
         "gemma3n",
         {
@@ -633,7 +680,12 @@ class Session:
 
     def __post_init__(self) -> None:
         width = -(-self.max_len // self.block_size)
-        kv = self.backend.kv_cache(self.model.info.kv_spec(self.kv_dtype), 3 * width, self.block_size)
+        spec = self.model.info.kv_spec(self.kv_dtype)
+        self.has_states = spec.bytes_per_state(0) > 0
+        if self.has_states and isinstance(self.backend, NativeBackend):
+            pytest.skip("the CPU backend has no recurrences yet")
+        rows = 3 if self.has_states else 0
+        kv = self.kv = self.backend.kv_cache(spec, 3 * width, self.block_size, rows)
         limits = Limits(max_tokens=64, max_seqs=4, max_logit_rows=64)
         self.executable = self.backend.compile(self.model.graph, kv, limits)
         self.table = np.random.default_rng(0).permutation(3 * width).astype(np.int32).reshape(3, width)
@@ -651,8 +703,15 @@ class Session:
             slots_B=i32(self.slot),
             block_table_SM=self.table,
             logit_rows_L=np.arange(count, dtype=np.int32),
+            states=self.states([self.slot], [count]),
         )
         return self.executable.run(inputs).numpy().copy()
+
+    def states(self, slots: list[int], counts: list[int]) -> StateInput | None:
+        """States that take in all tokens of a step; a sequence's row is its slot."""
+        if not self.has_states:
+            return None
+        return StateInput(i32(*slots), i32(*[0] * len(slots)), i32(*counts), np.zeros((0, 3), np.int32))
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         logits = self.feed(prompt)

@@ -299,7 +299,7 @@ def route_row(step: Step, row: Any, routing: Routing, correction: Any, scales: A
     if routing.softmax_after:
         weights = softmax(weights)
     if routing.renormalize:
-        weights = weights / (weights.sum() + 1e-20)
+        weights = weights / (weights.sum() + routing.floor)
     weights = weights * routing.scale
     weights = weights if scales is None else weights * scales[ids]
     if not routing.shared:

@@ -94,7 +94,8 @@ class Routing(msgspec.Struct, frozen=True):
     `weigh_inputs` their inputs. With `correct_logits` the correction is added to the scores themselves, and the
     choice uses that sum. `sparse_mixer`, if not 0, is the threshold of SparseMixer (Liu et al. 2023,
     arXiv:2310.00811), which takes experts one by one: each weight is the share of the largest remaining score among
-    the remaining scores that are within twice the threshold of it.
+    the remaining scores that are within twice the threshold of it. `renormalize` divides the weights by their sum and
+    `floor`.
     """
 
     num_experts: int
@@ -111,6 +112,7 @@ class Routing(msgspec.Struct, frozen=True):
     weigh_inputs: bool = False
     correct_logits: bool = False
     sparse_mixer: float = 0.0
+    floor: float = 1e-20
 
 
 class Expert(msgspec.Struct, frozen=True):

@@ -36,6 +36,7 @@ _DECODERS = {
     "gemma": "GemmaForCausalLM:gemma Gemma2ForCausalLM:gemma2 Gemma3ForCausalLM:gemma3_text "
     "VaultGemmaForCausalLM:vaultgemma",
     "gemma3n": "Gemma3nForCausalLM:gemma3n_text",
+    "lfm": "Lfm2ForCausalLM:lfm2 Lfm2MoeForCausalLM:lfm2_moe Lfm3ForCausalLM:lfm3",
     "phi": "PhiForCausalLM:phi Phi3ForCausalLM:phi3 Starcoder2ForCausalLM:starcoder2",
     "olmo": "OlmoForCausalLM:olmo Olmo2ForCausalLM:olmo2 Olmo3ForCausalLM:olmo3 OlmoeForCausalLM:olmoe "
     "FlexOlmoForCausalLM:flex_olmo Exaone4ForCausalLM:exaone4",

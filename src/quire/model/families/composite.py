@@ -17,6 +17,8 @@ CLASSES = frozenset(
         "Gemma3n",
         "Gemma4",
         "KimiK25",
+        "Lfm2Vl",
+        "Lfm3Vl",
         "Llama4",
         "Llava",
         "Mistral3",

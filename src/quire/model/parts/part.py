@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PARTS = {
     "attention": "attention:AttentionConfig",
     "latent": "latent:LatentConfig",
+    "convolution": "convolution:ConvolutionConfig",
     "relative": "relative:RelativeConfig",
     "mlp": "mlp:MLPConfig",
     "mixture": "mixture:MixtureConfig",

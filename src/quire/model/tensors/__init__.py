@@ -36,6 +36,7 @@ M = TypeVar("M", bound=Mixer)
 FINDERS = {
     "attention": "attention",
     "latent": "latent",
+    "convolution": "convolution",
     "mixture": "mixture",
     "input": "gemma3n",
     "laurel": "gemma3n",

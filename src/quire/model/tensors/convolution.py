@@ -1,0 +1,31 @@
+"""Finds the pieces of gated convolutions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.model.parts.convolution import ConvolutionConfig
+from quire.model.tensors.stored import Shape, fused
+from quire.weights.parts import Part, part, row_range
+
+if TYPE_CHECKING:
+    from quire.model.tensors import LayerTensors
+
+
+def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
+    """Find a piece of a gated convolution, whose b, c and x are one module."""
+    config, names = layer.mixer(ConvolutionConfig), layer.names
+    d, stored = config.hidden_size, layer.prefix + names["convolution.in"]
+    if name == "out":
+        return fused(names, layer.prefix + names["convolution.out"], kind, shape, None)
+    if name == "taps":
+        return taps(f"{layer.prefix}{names['convolution.taps']}.{kind}", d, kind, config.taps)
+    first = ("b", "c", "x").index(name) * d
+    return fused(names, stored, kind, (3 * d, d), row_range(first, first + d))
+
+
+def taps(stored: str, channels: int, kind: str, count: int) -> Part:
+    """Find the weights [C, 1, K] of a convolution, one after the other, or its biases."""
+    if kind == "bias":
+        return part(stored, (channels,))
+    return part(stored, (channels, 1, count), lambda array: array.reshape(-1))

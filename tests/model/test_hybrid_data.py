@@ -1,0 +1,28 @@
+"""Hybrids with recurrent layers against what transformers computed on published tiny checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.devices.reference.backend import ReferenceBackend
+from tests.model.tiny_models import Session
+from tests.models import load_model
+
+MODELS = {"lfm2": 1e-4}
+
+
+@pytest.mark.parametrize(("name", "near"), MODELS.items())
+def test_logits_equal_the_recorded_ones(name: str, near: float, data: Path) -> None:
+    backend: Any = ReferenceBackend()
+    expected = np.load(data / "hybrid" / name / "expected.npz")
+    loaded = load_model(data / "hybrid" / name, backend)
+    for letter in "ab":
+        prompt = expected[f"prompt_{letter}"].tolist()
+        session, rows = Session(loaded, backend), len(expected[f"logits_{letter}"])
+        parts = [session.feed(prompt[i : i + 60]) for i in range(0, len(prompt), 60)]
+        got = np.concatenate(parts)[-rows:]
+        assert np.abs(got - expected[f"logits_{letter}"]).max() < near
