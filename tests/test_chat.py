@@ -248,12 +248,14 @@ class Streams(BaseHTTPRequestHandler):
 
     ends: tuple[str, ...] = ()
     announced = False
+    owner = "someone"
 
     keys: ClassVar[list[str | None]] = []
 
     def do_GET(self) -> None:
         self.keys.append(self.headers["Authorization"])
-        self._send(json.dumps({"data": [{"id": "m", "max_model_len": 64}]}).encode())
+        card = {"id": "m", "max_model_len": 64, "owned_by": self.owner}
+        self._send(json.dumps({"data": [card]}).encode())
 
     bodies: ClassVar[list[dict[str, Any]]] = []
 
@@ -352,6 +354,31 @@ def test_complete_keeps_reasoning_out_of_its_output(
     said = capsys.readouterr()
     assert said.out == out
     assert said.err == (f"Thinking...\n{aside}\n...done thinking.\n\n" if aside else "")
+
+
+def test_a_long_prompt_shows_its_progress(
+    url: str, monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., str]
+) -> None:
+    progress = json.dumps(
+        {"choices": [], "prompt_progress": {"total": 90, "processed": 64, "cache": 0, "time_ms": 1}}
+    )
+    monkeypatch.setattr(Streams, "announced", False)
+    monkeypatch.setattr(Streams, "bodies", [])
+    monkeypatch.setattr(Streams, "owner", "llamacpp")
+    monkeypatch.setattr(Streams, "ends", (progress, chunk(delta={"content": "x"}), "[DONE]"))
+    first, second = RemoteAnswerer(url, None, "").answer([], {}, False)
+    assert (first.prompt_done, first.prompt_tokens, second.prompt_done) == (64, 90, None)
+    assert Streams.bodies[-1]["return_progress"] is True
+    monkeypatch.setattr(Streams, "owner", "someone")
+    list(RemoteAnswerer(url, None, "").answer([], {}, False))
+    assert "return_progress" not in Streams.bodies[-1]
+    assert Streams.bodies[-1]["stream_options"] == {"include_usage": True}
+    with LLM(tiny_model(), max_model_len=256, max_num_batched_tokens=64) as llm:
+        talk = [{"role": "user", "content": "x" * 150}]
+        parts = list(LocalAnswerer(llm).answer(talk, {"max_tokens": 2}, False))
+    told = [(part.prompt_done, part.prompt_tokens) for part in parts if part.prompt_done is not None]
+    assert [done for done, _ in told] == [0, 64, 128]
+    assert {total for _, total in told} == {parts[-1].prompt_tokens}
 
 
 def test_the_key_may_come_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
 
     `logprob_token_ids` adds the log-probabilities of these tokens at each place, `prompt_logprob_token_ids` the same in
     the prompt; `prompt_logprob_start` is the first position of the prompt to score. `stream_interval` n reports every n
-    tokens. `skip_reading_prefix_cache` computes the whole prompt anew. `extra_args` is for logits processors.
+    tokens, and `return_progress` each computed part of the prompt. `skip_reading_prefix_cache` computes all of it anew.
+    `extra_args` is for logits processors.
     `logits_processors` are functions of (output token ids, row of logits), or of (prompt token ids, output token ids,
     row), that return the row to sample from; `LLM` alone takes them.
 
@@ -294,6 +295,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     logits_processors: Any = None
     beam: BeamRules | None = None
     guided_decoding: GuidedDecodingParams | None = None
+    return_progress: fields.ReturnProgress = False
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:

@@ -272,13 +272,17 @@ class FinishReason(str, enum.Enum):
 
 
 class Usage(msgspec.Struct, array_like=True):
-    """Token counts of one sequence so far. Of drafts: how many tokens were accepted, and how many rejected."""
+    """Token counts of one sequence so far. Of drafts: how many tokens were accepted, and how many rejected.
+
+    `num_computed` counts the prompt's computed tokens while it reports its progress.
+    """
 
     num_prompt: int
     num_cached: int
     num_output: int
     num_accepted: int = 0
     num_rejected: int = 0
+    num_computed: int = 0
 
 
 class Delta(msgspec.Struct, array_like=True):

@@ -17,6 +17,7 @@ from quire.llm.metrics import Counter, Gauge, Histogram
 from quire.llm.operator_methods import OperatorMethods
 from quire.llm.pooling import PoolingMethods
 from quire.llm.programs import ProgramMethods
+from quire.params import BeamRules, StructuredOutputsParams
 from tests.shared import REFERENCE, require
 from tests.tiny import EOS
 
@@ -189,6 +190,32 @@ def test_streams_report_every_n_tokens(llm: LLM) -> None:
         for n in (1, 5)
     )
     assert one == five
+
+
+def test_streams_report_the_progress_of_a_long_prompt(tiny_model: Callable[..., str]) -> None:
+    with LLM(tiny_model(), max_model_len=256, max_num_batched_tokens=32) as llm:
+        prompt, options = {"prompt_token_ids": [5, 6, 7] * 50}, {"temperature": 0, "max_tokens": 4}
+        plain = [
+            output.outputs[0].token_ids.copy() for output in llm.stream(prompt, SamplingParams(**options))
+        ]
+        llm.reset_prefix_cache()
+        told, tokens = [], []
+        for output in llm.stream(prompt, SamplingParams(**options, return_progress=True)):
+            if output.outputs[0].token_ids:
+                tokens.append(output.outputs[0].token_ids.copy())
+            else:
+                told.append(output.num_computed_tokens)
+        assert told == [32, 64, 96, 128]
+        assert tokens == plain
+        beams = SamplingParams(beam=BeamRules(beam_width=2), n=2, max_tokens=4, return_progress=True)
+        choice = {"structured_outputs": StructuredOutputsParams(choice=["a", "b"], select=True)}
+        for params in (
+            beams,
+            SamplingParams(n=2, return_progress=True),
+            SamplingParams(**choice, return_progress=True),
+        ):
+            llm.reset_prefix_cache()
+            assert all(sample.finished for sample in llm.generate(prompt, params)[0].outputs)
 
 
 def test_flat_logprobs_read_like_the_others(llm: LLM) -> None:

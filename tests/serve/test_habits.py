@@ -271,6 +271,7 @@ def thinking() -> Iterator[Server]:
         reasoning_parser="qwen3",
         trust_request_chat_template=True,
         enable_per_request_metrics=True,
+        max_num_batched_tokens=64,
     )
     yield running
     assert running.stop() == 0
@@ -339,6 +340,24 @@ def test_a_template_of_the_requests_own(thinking: Server) -> None:
     assert broken.json()["error"]["param"] == "chat_template"
     endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
     assert thinking.post("/v1/chat/completions", {**body, "chat_template": endless}).status_code == 400
+
+
+def test_a_stream_may_report_the_progress_of_its_prompt(thinking: Server) -> None:
+    talk = [{"role": "user", "content": "Once upon a time there was a dog. " * 25}]
+    body = {"messages": talk, "max_tokens": 2}
+    with httpx.Client(base_url=thinking.url) as http:
+        found: list[dict[str, Any]] = []
+        for salt in map(
+            str, range(20)
+        ):  # a reader that is late finds the progress merged with the first token
+            asked = {**body, "cache_salt": salt, "return_progress": True}
+            found += chunks(http, "/v1/chat/completions", asked)
+        plain = chunks(http, "/v1/chat/completions", {**body, "cache_salt": "plain"})
+        whole = http.post("/v1/chat/completions", json={**body, "return_progress": True})
+    told = [chunk["prompt_progress"] for chunk in found if "prompt_progress" in chunk]
+    assert {step["total"] for step in told} == {whole.json()["usage"]["prompt_tokens"]}
+    assert {step["processed"] for step in told} <= {64, 128, 192}
+    assert "prompt_progress" not in whole.text + str(plain)
 
 
 def test_a_repeated_pattern_ends_the_answer(thinking: Server) -> None:

@@ -93,6 +93,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    num_computed_tokens: int = 0  # of the prompt, reported before the first token with return_progress
     metrics: RequestMetrics | None = None
     error: str | None = None
     prompt_token_id_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -227,6 +228,8 @@ class OutputStream:
             self._metrics.last_token_ts = time.perf_counter()
             self._metrics.first_token_ts = self._metrics.first_token_ts or self._metrics.last_token_ts
             self._metrics.num_generation_tokens += len(delta.tokens)
+        else:
+            self.output.num_computed_tokens = delta.usage.num_computed
         if finish is not None:
             self._num_open -= 1
             self._metrics.finished_time = time.perf_counter()

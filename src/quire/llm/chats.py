@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.errors import RequestError
-from quire.llm.prompts import Message, Prompt, no_media
+from quire.llm.prompts import Message, no_media
 from quire.llm.running import Kwargs, RunningEngine, Sampling, Tqdm
 from quire.text.output.parser import OutputParser
 from quire.text.template import render
@@ -90,7 +90,7 @@ class ChatMethods(RunningEngine):
 
     def chat_prompt(
         self, messages: Sequence[Message], more: bool = False, variables: dict[str, Any] | None = None
-    ) -> tuple[Prompt, OutputParser, bool]:
+    ) -> tuple[dict[str, Any], OutputParser, bool]:
         """Render the prompt of an answer, and make the parser that tells its reasoning from its content.
 
         With `more` the answer goes on with the last message. `variables` are the chat template's. Also returns whether

@@ -146,7 +146,11 @@ class Results:
     def _in_prompt(
         self, seq: Sequence, item: ScheduledSeq, output: StepOutput, delta: Delta | None
     ) -> Delta | None:
-        """After a chunk that began in the prompt: add prompt log-probabilities, count the prompt."""
+        """After a chunk that began in the prompt: add prompt log-probabilities and progress, count the prompt."""
+        begins = delta is None and len(seq.tokens) == seq.num_prompt_tokens and not seq.index
+        if begins and seq.request.sampling.return_progress:
+            delta = seq.delta()
+            delta.usage.num_computed = item.start + len(item.tokens)
         entries = output.prompt_logprobs.get(item.slot)
         if entries is not None and seq.index == 0:
             fresh = seq.take_prompt_logprobs(item.start, entries)

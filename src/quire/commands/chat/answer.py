@@ -27,13 +27,14 @@ CONNECT_TIMEOUT = 600.0  # seconds; a long prompt sends nothing for a while
 
 @dataclass(slots=True)
 class AnswerPart:
-    """A piece of an answer: text or reasoning, and at its end the finish reason and the token counts."""
+    """A piece of an answer: text, reasoning or the progress of the prompt; the finish reason and the token counts."""
 
     text: str = ""
     reasoning: str = ""
     finish_reason: str | None = None
     prompt_tokens: int = 0
     output_tokens: int = 0
+    prompt_done: int | None = None  # tokens of the prompt that are computed, before the answer begins
 
 
 class Answerer(Protocol):
@@ -70,16 +71,19 @@ class LocalAnswerer:
     def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[AnswerPart]:
         given, variables = _split(settings)
         prompt, parser, special = self._llm.chat_prompt(messages, more, variables)
-        given = {"skip_special_tokens": not special, **given}
+        given = {"skip_special_tokens": not special, "return_progress": True, **given}
         shown = 0
-        for output in self._llm.stream(prompt, self._llm.default_params(**given)):
+        outputs = self._llm.stream(prompt, self._llm.default_params(**given))
+        yield AnswerPart(prompt_tokens=len(prompt["prompt_token_ids"]), prompt_done=0)
+        for output in outputs:
             sample, parsed = output.outputs[0], Parsed()
             parsed.add(parser.feed(sample.text[shown:]))
             if sample.finish_reason is not None:
                 parsed.add(parser.finish())
             shown = len(sample.text)
             counts = len(output.prompt_token_ids or ()), len(sample.token_ids)
-            yield AnswerPart(parsed.content, parsed.reasoning, sample.finish_reason, *counts)
+            done = None if sample.token_ids else output.num_computed_tokens
+            yield AnswerPart(parsed.content, parsed.reasoning, sample.finish_reason, *counts, done)
 
     def count(self, messages: list[Message]) -> tuple[int, int]:
         return len(self._llm.chat_token_ids(messages)), self._llm.max_model_len
@@ -105,10 +109,15 @@ class RemoteAnswerer:
             raise ConfigError(f"--url {url} serves {', '.join(names)}, not {model}")
         self.name: str = model or names[0]
         self._longest = int(listed[0].get("max_model_len") or 0)
+        owner = listed[0].get("owned_by")
+        self._extras = {"return_progress": True} if owner in ("quire", "llamacpp") else {}
+        self._reports = {"include_usage": True}
+        if owner in ("quire", "vllm", "sglang"):  # tokens of reasoning are counted as they come
+            self._reports["continuous_usage_stats"] = True
 
     def answer(self, messages: list[Message], settings: dict[str, Any], more: bool) -> Iterator[AnswerPart]:
         given, variables = _split(settings)
-        body = {"messages": messages, **given}
+        body = {"messages": messages, **self._extras, **given}
         if variables:
             body["chat_template_kwargs"] = variables
         if more:
@@ -129,7 +138,7 @@ class RemoteAnswerer:
         yield AnswerPart(rest.content, rest.reasoning)
 
     def _pieces(self, path: str, body: dict[str, Any]) -> Iterator[AnswerPart]:
-        body = {"model": self.name, "stream": True, "stream_options": {"include_usage": True}, **body}
+        body = {"model": self.name, "stream": True, "stream_options": self._reports, **body}
         finish: str | None = None
         done = False
         for data in self._events(path, body):
@@ -146,7 +155,10 @@ class RemoteAnswerer:
             text = choice.get("text") or delta.get("content") or ""
             reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
             tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-            if text or reasoning or usage:
+            progress = event.get("prompt_progress") or {}
+            if progress:
+                yield AnswerPart(prompt_tokens=progress["total"], prompt_done=progress["processed"])
+            elif text or reasoning or usage:
                 yield AnswerPart(text, reasoning, finish, *tokens)
         if finish is None and not done:
             raise QuireError(BROKEN)

@@ -21,7 +21,7 @@ CUT_REASONING = "(cut at the token limit before the answer: /set max_tokens N, t
 DROPPED = "(the context is full: the oldest turn is left out; --context keep refuses instead)"
 NO_SWITCH = "the chat template of this model has no switch for reasoning"
 # What means nothing where one answer is shown as text.
-_NO_SETTINGS = {"n", "logprobs", "prompt_logprobs", "logprob_token_ids", "stream_interval"}
+_NO_SETTINGS = {"n", "logprobs", "prompt_logprobs", "logprob_token_ids", "stream_interval", "return_progress"}
 SETTINGS = {
     name: field.sentence
     for name, field in fields_of(SamplingParams).items()

@@ -22,6 +22,8 @@ class AnswerView:
         self._began: float | None = None  # when the open reasoning began
 
     def add(self, piece: AnswerPart) -> None:
+        if piece.prompt_done is not None:
+            self._status.show(f"reading the prompt: {piece.prompt_done:,} of {piece.prompt_tokens:,} tokens")
         if piece.reasoning:
             self._think(piece)
         if piece.text:

@@ -94,6 +94,7 @@ def _make(service: Service, body: ChatRequest, call_id: str) -> Prompt:
     front = service.front
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling_params(front, body, limit, (body.top_logprobs or 0) if body.logprobs else None)
+    params.return_progress = body.return_progress and bool(body.stream)
     text, params, field, reading = prepare(service, body, params)
     tokens = front.encode(text, add_special_tokens=bool(body.add_special_tokens))
     tokens = truncated(tokens, body, limit, front.info.max_model_len)
@@ -220,6 +221,11 @@ class ChatAnswer:
             self._opened = True
             chunks += [self._opening(i) for i in range(self._body.n or 1)]
         chunks += [self._piece(piece) for piece in pieces]
+        if self._body.return_progress and not pieces:
+            usage, done = self.call.usage, self.call.streams[0].output.num_computed_tokens
+            chunk = self._chunk([], self._usage.at_start(usage))
+            chunk.prompt_progress = {"total": usage.num_prompt, "cache": usage.num_cached, "processed": done}
+            chunks.append(event(chunk))
         return b"".join(chunks)
 
     def end(self) -> bytes:

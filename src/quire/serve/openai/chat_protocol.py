@@ -44,6 +44,9 @@ class ChatRequest(SamplingFields, kw_only=True):
     echo: Annotated[bool, says("repeat the last message if the answer has its role")] = False
     include_reasoning: Annotated[bool, says("false leaves the reasoning out of the answer")] = True
     return_prompt_text: Annotated[bool, says("the rendered conversation as prompt_text")] | None = None
+    return_progress: Annotated[
+        bool, says("chunks with prompt_progress while the prompt is computed (llama.cpp)")
+    ] = False
 
 
 _OLD = Refused("it is deprecated: use tools and tool_choice")
@@ -160,7 +163,7 @@ class ChatChunkChoice(msgspec.Struct):
 
 
 class ChatChunk(msgspec.Struct):
-    """One chunk of a streamed chat."""
+    """One chunk of a streamed chat. `prompt_progress` is llama.cpp's."""
 
     id: str
     created: int
@@ -172,3 +175,4 @@ class ChatChunk(msgspec.Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType | None = UNSET
     metrics: AnswerMetrics | UnsetType = UNSET
+    prompt_progress: dict[str, int] | UnsetType = UNSET
