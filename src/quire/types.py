@@ -192,6 +192,39 @@ WHOLE_BLOCK = BlockShape()
 """A block without windowed layers."""
 
 
+class StateRows(msgspec.Struct, frozen=True):
+    """The device's rows for the recurrent state of sequences: of these, at most `num_running` run at a time.
+
+    The others are for snapshots; without others none are taken. A row has `num_open` open rows: see `StateUse`.
+    Snapshots are taken in each block, or on a grid of `grid` tokens and every `stride` tokens of prompts.
+    """
+
+    num_rows: int
+    num_running: int
+    num_open: int = 1
+    in_each_block: bool = False
+    grid: int = 64
+    stride: int = 1024
+
+    @property
+    def snapshots(self) -> bool:
+        return self.num_rows > self.num_running
+
+
+class StateUse(msgspec.Struct, frozen=True, array_like=True):
+    """What a step does with the state row of a sequence.
+
+    It replays the first `open` open rows, whose tokens turned out to stay, then takes in the first `kept` tokens of the
+    step; the others become open rows. The state after `count` tokens of the step is also written to another `row`, for
+    each of `marks` (count, row).
+    """
+
+    row: int
+    open: int
+    kept: int
+    marks: tuple[tuple[int, int], ...] = ()
+
+
 class ScheduledSeq(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's part of a step: it computes `tokens`, then `draft`, at positions start, start + 1, ...
 
@@ -205,13 +238,15 @@ class ScheduledSeq(msgspec.Struct, frozen=True, array_like=True):
     draft: list[int]
     new_blocks: list[int]
     wants_logits: bool
+    state: StateUse | None = None
 
 
 class ScheduledBatch(msgspec.Struct, frozen=True):
     """One step, as a delta against the state that the executor keeps per slot.
 
     It takes effect in this order: forget `freed` slots, place the blocks of `mapped` in slabs (block, slab of each
-    column), make `copies` (source block, destination block), set up `new` slots, compute `seqs`.
+    column), make `copies` (source block, destination block) and then `state_copies` (source row, destination row) in
+    order, set up `new` slots, compute `seqs`.
     """
 
     step: int
@@ -220,6 +255,7 @@ class ScheduledBatch(msgspec.Struct, frozen=True):
     freed: list[int]
     copies: list[tuple[int, int]]
     mapped: list[list[int]] = []
+    state_copies: list[tuple[int, int]] = []
 
     @property
     def num_tokens(self) -> int:
@@ -368,6 +404,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_sessions: int = 0  # programs that wait for their next call
     prefix_queries: int = 0
     prefix_hits: int = 0
+    num_snapshots: int = 0  # of recurrent states
+    snapshots_taken: int = 0
+    snapshot_hits: int = 0
+    snapshots_evicted: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
     prompt_tokens: int = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from quire.params import SamplingParams
 from quire.sched import Scheduler
+from quire.sched.states import StatePool
 from quire.types import (
     UNSEEN,
     WHOLE_BLOCK,
@@ -19,6 +20,7 @@ from quire.types import (
     Request,
     ScheduledBatch,
     ScheduledSeq,
+    StateRows,
     StepOutput,
     TokenLogprobs,
 )
@@ -96,6 +98,78 @@ class Slot:
         return self.tokens[start:end]
 
 
+class FakeStates:
+    """State rows: each holds the hash of the tokens that it has taken in, and those of each open row. None: poison."""
+
+    def __init__(self, rows: StateRows) -> None:
+        self.rows = rows
+        self.taken: list[int | None] = [None] * rows.num_rows
+        self.open: list[list[int | None]] = [[None] * rows.num_open for _ in range(rows.num_rows)]
+
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        for source, target in copies:
+            self.taken[target], self.open[target] = self.taken[source], list(self.open[source])
+
+    def check(self, seqs: list[ScheduledSeq]) -> None:
+        """As a device does: all rows of a step differ, and numbers are within their ranges."""
+        written = []
+        for item in seqs:
+            use, count = item.state, len(item.tokens) + len(item.draft)
+            assert use is not None
+            assert 0 <= use.open <= min(self.rows.num_open, item.start)
+            assert 0 <= use.kept <= len(item.tokens)
+            assert count - use.kept <= self.rows.num_open
+            assert list(use.marks) == sorted(use.marks)
+            assert all(0 < count <= use.kept for count, _ in use.marks)
+            written += [use.row, *(row for _, row in use.marks)]
+        assert len(set(written)) == len(written)
+        assert set(written) <= set(range(self.rows.num_rows))
+
+    def advance(self, item: ScheduledSeq, hashes: list[int]) -> None:
+        """Replay open rows, then take tokens in; hashes[i] is that of the first i tokens, the draft's included."""
+        use, start = item.state, item.start
+        assert use is not None
+        committed, row = start - use.open, use.row
+        if committed:
+            assert self.taken[row] == hashes[committed], "a sequence goes on from another one's state"
+        assert self.open[row][: use.open] == hashes[committed + 1 : start + 1], "wrong open rows are replayed"
+        for count, mark in use.marks:
+            self.put(mark, hashes[start + count], [])
+        self.put(row, hashes[start + use.kept], hashes[start + use.kept + 1 :])
+
+    def put(self, row: int, taken: int | None, open: list[int]) -> None:
+        self.taken[row] = taken
+        self.open[row] = [*open, *[None] * (self.rows.num_open - len(open))]
+
+    def spoil(self, item: ScheduledSeq) -> None:
+        use = item.state
+        assert use is not None
+        for row in (use.row, *(row for _, row in use.marks)):
+            self.put(row, None, [])
+
+    def poison(self, pool: StatePool) -> None:
+        """Spoil the rows that nobody has, unless they are still to be copied."""
+        for row in {*pool._free} - {source for source, _ in pool._copies}:
+            self.put(row, None, [])
+
+    def check_snapshots(self, pool: StatePool) -> None:
+        """Every snapshot is the state of the tokens that lead to its node, once its copy is made."""
+        later = FakeStates(self.rows)
+        later.taken, later.open = list(self.taken), list(self.open)
+        later.copy(pool._copies)
+        for node, snapshot in pool._snapshots.items():
+            key: list[object] = []
+            while node.parent is not None:
+                key, node = [*node.edge, *key], node.parent
+            (adapter, salt), tokens = key[0], list(key[1:])  # type: ignore[misc]
+            hashes = [root_hash(adapter, salt)]
+            extend_hashes(hashes, tokens)
+            at = snapshot.position - snapshot.open
+            assert len(tokens) == snapshot.position
+            assert not at or later.taken[snapshot.row] == hashes[at], "a snapshot is another sequence's"
+            assert later.open[snapshot.row][: snapshot.open] == hashes[at + 1 :]
+
+
 class FakeExecutor:
     """Follows batches as a real one does; asserts that each sequence reads the KV of its own prefix."""
 
@@ -106,8 +180,10 @@ class FakeExecutor:
         rng: random.Random,
         draft_rate: float = 0.0,
         shape: BlockShape = WHOLE_BLOCK,
+        rows: StateRows | None = None,
     ) -> None:
         self.shape = shape
+        self.states = None if rows is None else FakeStates(rows)
         columns = self.shape.full + self.shape.windowed
         self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks * columns)]
         # The slabs of each block; without windowed layers, slab i is block i.
@@ -135,6 +211,8 @@ class FakeExecutor:
         for src, dst in batch.copies:
             for column, slab in enumerate(self.mapped[dst]):
                 self.kv[slab] = list(self.kv[self.mapped[src][column]])
+        if self.states is not None:
+            self.states.copy(batch.state_copies)
         for new in batch.new:
             assert new.slot not in slots, "a slot was reused before it was freed"
             hashes = [root_hash(new.request.adapter, new.request.salt)]
@@ -148,7 +226,11 @@ class FakeExecutor:
                 for position in range(item.start, item.start + len(item.tokens) + len(item.draft)):
                     for slab in self.mapped[slots[item.slot].blocks[position // size]]:
                         self.kv[slab][position % size] = None
+                if self.states is not None:
+                    self.states.spoil(item)
             return None
+        if self.states is not None:
+            self.states.check(batch.seqs)
         holders: dict[int, int] = {}
         for slot in slots.values():
             for block in slot.blocks:
@@ -159,11 +241,15 @@ class FakeExecutor:
             assert item.tokens
             assert item.wants_logits or not item.draft
             if slot.failed and UNSEEN in item.tokens:  # what it computes is never read
+                if self.states is not None:
+                    self.states.spoil(item)
                 continue
             known = slot.tokens[: item.start] + slot.fill(item)
             extend_hashes(slot.hashes, known)
             hashes = slot.hashes[: end + 1]
             extend_hashes(hashes, known + item.draft)
+            if self.states is not None:
+                self.states.advance(item, hashes)
             for position in range(item.start, end + len(item.draft)):
                 block = slot.blocks[position // size]
                 assert holders[block] == 1, "a shared block was written to"
@@ -243,6 +329,10 @@ class FakeExecutor:
 
     def check_index(self, scheduler: Scheduler) -> None:
         """Every block that the prefix index names holds what its key says."""
+        if self.states is not None:
+            assert scheduler._tables.states is not None
+            self.states.poison(scheduler._tables.states)
+            self.states.check_snapshots(scheduler._tables.states)
         for key, block in scheduler._tables.prefix.entries():
             (adapter, salt), tokens = key[0], list(key[1:])
             hashes = [root_hash(adapter, salt)]

@@ -13,13 +13,15 @@ from quire.config import SchedulerConfig
 from quire.params import OutputKind
 from quire.sched import Scheduler
 from quire.sched.tables import BlockTables
-from quire.types import WHOLE_BLOCK, BlockShape, FinishReason, Request
+from quire.types import WHOLE_BLOCK, BlockShape, FinishReason, Request, StateRows
 
 
 class Trace:
     """One random world: its configuration, traffic and faults come from one seed."""
 
-    def __init__(self, seed: int, faults: bool, depth: int, windowed: bool = False) -> None:
+    def __init__(
+        self, seed: int, faults: bool, depth: int, windowed: bool = False, recurrent: bool = False
+    ) -> None:
         rng = self.rng = random.Random(seed)
         self.block_size = rng.choice([1, 2, 3, 4, 8])
         self.num_blocks = rng.randint(5, 40)
@@ -43,6 +45,19 @@ class Trace:
             )
             tables = BlockTables(self.num_blocks, self.block_size, False, shape=shape, budget=self.budget)
             self.max_total = min(self.max_model_len, tables.most_tokens)
+        rows = None
+        if recurrent:
+            running = rng.randint(1, 6)
+            others = rng.choice([0, 1, 2, 5, 12, 40])
+            grid = rng.choice([1, 4, 8])
+            rows = StateRows(
+                running + others,
+                running,
+                rng.randint(1, 6),
+                rng.random() < 0.3,
+                grid,
+                grid * rng.randint(1, 4),
+            )
         clock = itertools.count()
         self.scheduler = Scheduler(
             config,
@@ -53,11 +68,12 @@ class Trace:
             recompute_last=seed % 3 == 0,
             clock=lambda: 0.05 * next(clock),
             shape=shape,
+            rows=rows,
         )
         draft_rate = rng.choice([0.0, 0.7])
-        self.executor = FakeExecutor(self.num_blocks, self.block_size, rng, draft_rate, shape)
+        self.executor = FakeExecutor(self.num_blocks, self.block_size, rng, draft_rate, shape, rows)
         self.loop = Loop(self.scheduler, self.executor, depth)
-        self.faults = faults
+        self.faults, self.recurrent = faults, recurrent
         self.executor.error_rate = 0.01 if faults else 0.0
         self.journal = Journal()
         self.requests: dict[str, Request] = {}
@@ -128,6 +144,16 @@ class Trace:
             journal.take([end])
         self.loop.check()
 
+    def keep(self) -> None:
+        """Hold what is cached of something said, or let it go."""
+        made = self.rng.choice(list(self.requests.values()))
+        key = self.rng.choice("abc")
+        if self.rng.random() < 0.6:
+            self.scheduler.keep(key, made, self.rng.choice(self.told))
+        else:
+            self.scheduler.let_go(key)
+        self.loop.check()
+
     def maybe_abort(self, rate: float) -> None:
         if self.faults and self.requests and self.rng.random() < rate:
             id = self.rng.choice(list(self.requests))
@@ -156,11 +182,15 @@ class Trace:
                 self.fork()
             if rng.random() < 0.02:
                 self.scheduler.reset_prefix_cache()
+            if self.recurrent and self.requests and rng.random() < 0.1:
+                self.keep()
             self.step()
             for slot in list(self.executor.slots.values())[:1]:
                 self.told = [*self.told[-20:], list(slot.tokens)]
             steps += 1
             assert steps < 20_000, "livelock"
+        for key in "abc":
+            self.scheduler.let_go(key)
 
     def verify(self) -> None:
         for made in self.requests.values():
@@ -193,6 +223,10 @@ class Trace:
         assert 0 <= stats.prefix_hits <= stats.prefix_queries
         self.scheduler.reset_prefix_cache()
         self.scheduler.check()
+        if self.recurrent:
+            states = self.scheduler._tables.states
+            assert states is not None
+            assert len(states._free) == states.rows.num_rows, "a row is lost"
         assert self.scheduler.stats().num_free_blocks == self.num_blocks
 
 
@@ -209,6 +243,17 @@ def test_without_faults_every_sequence_says_what_it_says_alone(seed: int, depth:
 @pytest.mark.parametrize("seed", range(40))
 def test_windowed_layers_read_only_what_is_stored(seed: int, depth: int, faults: bool) -> None:
     trace = Trace(2000 + seed, faults, depth, windowed=True)
+    trace.run()
+    trace.verify()
+
+
+@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(80))
+def test_recurrent_states_are_those_of_the_tokens_before(seed: int, depth: int, faults: bool) -> None:
+    """Whatever copies, marks, open rows and evictions there are; rows that nobody has are poisoned."""
+    trace = Trace(4000 + seed, faults, depth, windowed=seed % 5 == 0, recurrent=True)
+    trace.executor.break_rate = 0.1 if seed % 4 == 1 else 0.0
     trace.run()
     trace.verify()
 

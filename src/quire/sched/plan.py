@@ -83,6 +83,8 @@ class Planner:
         self._max_adapters = max_adapters
         self._budget = config.max_num_batched_tokens
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        if tables.states is not None:
+            self._max_running = min(self._max_running, tables.states.rows.num_running)
         self._by_priority = config.scheduling_policy == "priority"
         self._whole_prompts = whole_prompts
         self._tables = tables
@@ -460,6 +462,8 @@ class Planner:
                 self._tables.pass_by(seq, item.start)  # a draft that is refused goes back to there at most
             if seq.group.held and seq.num_settled >= seq.num_prompt_tokens:
                 self._queue.requeue_held(seq.group)
+        if self._tables.states is not None:
+            self._tables.states.commit(plan)
 
     def check(self, idle: list[Sequence]) -> None:
         """Assert the invariants of slots and running sequences; `idle` ones wait."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from quire.radix import RadixNode, RadixTree
 from quire.sched.pool import BlockPool
+
+if TYPE_CHECKING:
+    from quire.sched.states import Snapshot
 
 Node = RadixNode[int]
 
@@ -15,13 +19,17 @@ Node = RadixNode[int]
 class PrefixMatch:
     """Reusable KV: full `blocks`, shared by reference, and a `tail` of further tokens in block `source`.
 
-    The tail must be copied to a new block, because the sequence will write to it.
+    The tail must be copied to a new block, because the sequence will write to it. The match lies on the path to `node`.
+    With recurrent states it ends at `state` (None: at 0); of the tokens, `num_known` have KV.
     """
 
     blocks: list[int] = field(default_factory=list)
     source: int = -1
     tail: int = 0
     num_tokens: int = 0
+    node: Node | None = None
+    state: Snapshot | None = None
+    num_known: int = 0
 
 
 class PrefixIndex:
@@ -38,9 +46,17 @@ class PrefixIndex:
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, is_whole: Callable[[int], bool] | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        is_whole: Callable[[int], bool] | None = None,
+        on_drop: Callable[[Node], None] | None = None,
     ) -> None:
-        """A block that `is_whole` denies makes way for another one with the same tokens."""
+        """A block that `is_whole` denies makes way for another one with the same tokens.
+
+        `on_drop` is told each node that loses its block.
+        """
+        self._on_drop = on_drop
         self._pool = pool
         self._is_whole = is_whole
         self._block_size = block_size
@@ -56,6 +72,7 @@ class PrefixIndex:
         key: list[Hashable] = [namespace]
         key += tokens[:limit]
         node, length = self._tree.match(key)
+        deepest = node
         num_tokens = max(0, length - 1)
         count, tail = divmod(num_tokens, self._block_size)
         source = -1
@@ -75,7 +92,7 @@ class PrefixIndex:
                 blocks.append(node.value)
             node = node.parent
         blocks.reverse()
-        return PrefixMatch(blocks, source, tail, num_tokens), cursor
+        return PrefixMatch(blocks, source, tail, num_tokens, deepest), cursor
 
     def extend(
         self, cursor: Node, tokens: list[int], blocks: list[int], num_computed: int, namespace: Hashable
@@ -105,9 +122,9 @@ class PrefixIndex:
             return cursor
         span: list[Hashable] = [*tokens[num_computed - tail : num_computed]]
         key = span if full else [namespace, *span]
-        _, length = self._tree.match(key, cursor)
+        node, length = self._tree.match(key, cursor)
         if length == len(key):
-            return cursor
+            return node if node.depth == num_computed + 1 and node.value is not None else cursor
         return self._insert(cursor, tokens[num_computed - tail : num_computed], blocks[full], namespace)
 
     def _insert(self, cursor: Node, span: list[int], block: int, namespace: Hashable) -> Node:
@@ -158,6 +175,8 @@ class PrefixIndex:
         assert block is not None
         self._nodes[block] = None
         self._pool.forget(block)
+        if self._on_drop is not None:
+            self._on_drop(node)
         self._tree.remove(node)
 
     def forget(self, blocks: list[int]) -> None:
@@ -173,6 +192,8 @@ class PrefixIndex:
         self._tree.clear()
         for block, node in enumerate(self._nodes):
             if node is not None:
+                if self._on_drop is not None:
+                    self._on_drop(node)
                 self._nodes[block] = None
                 self._pool.forget(block)
 

@@ -103,14 +103,18 @@ class WaitingQueue:
     def keep(self, key: str, match: PrefixMatch, owner: str) -> int:
         """Hold the blocks of a prefix until `let_go`, or until others need them; returns how many are held.
 
-        All kept prefixes hold at most half of the pool: the oldest of the owner with most make room.
+        All kept prefixes hold at most half of the pool, and of the rows of states: the oldest of the owner with most
+        make room.
         """
         self.let_go(key)
         most = self._tables.num_blocks // 2
         size = self._tables.count(match.num_tokens)
         if not size or size > most:
             return 0
-        while self.num_kept_blocks + size > most:
+        states = self._tables.states
+        while self.num_kept_blocks + size > most or (
+            states is not None and 2 * len(self._kept) >= states.rows.num_rows
+        ):
             self._give_way()
         self._kept[key] = owner, match
         self._tables.hold(match)

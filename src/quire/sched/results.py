@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from quire.errors import EngineError
 from quire.sched.plan import Planner
 from quire.sched.queue import WaitingQueue
@@ -25,6 +27,8 @@ class Results:
         self._tables = tables
         self._queue = queue
         self._stats = stats
+        states = tables.states
+        self._most_draft = sys.maxsize if states is None else states.rows.num_open - 1
 
     def take(self, plan: StepPlan, output: StepOutput) -> list[Delta]:
         """The deltas of a step. EngineError if `output` lacks a token that was asked for."""
@@ -98,6 +102,8 @@ class Results:
             reason = FinishReason.STOP
         if reason is not None and running:
             seq.num_computed = min(item.start + len(item.tokens) + drawn - 1, len(tokens))
+            if seq.state is not None and seq.num_computed < seq.state.committed <= len(tokens):
+                seq.num_computed = seq.state.committed  # a step in flight takes the last token in
         if not running:
             self._queue.num_tokens += len(out)
         elif seq.drafting or output.drafts:
@@ -134,7 +140,7 @@ class Results:
         seq.drafting = draft is not None
         seq.draft = []
         if draft is not None and not seq.num_unseen:
-            seq.draft = draft[: max(0, seq.max_total - len(seq.tokens) - 1)]
+            seq.draft = draft[: max(0, min(seq.max_total - len(seq.tokens) - 1, self._most_draft))]
 
     def _pooled(self, seq: Sequence, item: ScheduledSeq, output: StepOutput) -> Delta:
         if item.slot not in output.embeddings:

@@ -38,6 +38,7 @@ from quire.types import (
     FinishReason,
     Request,
     ScheduledBatch,
+    StateRows,
     StepOutput,
     ends,
 )
@@ -56,7 +57,8 @@ class Scheduler:
     and `drop` may be called at any time. A sequence is limited to `max_model_len` tokens and to the tokens that the
     whole pool holds. With `whole_prompts` every prompt is computed in one step: the budget must be at least
     `max_model_len`. With pipeline `stages`, as many steps are meant to be in flight. `rates` predict what steps cost
-    before any is measured; `clock` gives seconds. `shape` is the shape of a block, for models with windowed layers.
+    before any is measured; `clock` gives seconds. `shape` is the shape of a block, for models with windowed layers,
+    and `rows` are those of the recurrent states of models that have such.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Scheduler:
         rates: StepRates | None = None,
         clock: Callable[[], float] = time.monotonic,
         shape: BlockShape = WHOLE_BLOCK,
+        rows: StateRows | None = None,
     ) -> None:
         self._by_priority = config.scheduling_policy == "priority"
         self._stream_interval = config.stream_interval
@@ -86,6 +89,7 @@ class Scheduler:
             recompute_last,
             shape,
             config.max_num_batched_tokens,
+            rows,
         )
         self._max_total = min(max_model_len, self._tables.most_tokens)
         self._queue = WaitingQueue(self._tables)
@@ -214,7 +218,7 @@ class Scheduler:
             if seq.index == index and seq.status is RUNNING and seq.group.namespace == group.namespace:
                 limit = min(seq.num_settled, len(tokens) - 1)
                 common = next((i for i in range(limit) if seq.tokens[i] != tokens[i]), limit)
-                return self._tables.fork(seq, common) if common else None
+                return self._tables.fork(seq, common, live=True) if common else None
         return None
 
     # --- steps ----------------------------------------------------------------------------------------
@@ -230,9 +234,11 @@ class Scheduler:
             plan = self._planner.plan(suspect)
         if plan is None:
             return None
-        slabs = self._tables.slabs
+        slabs, states = self._tables.slabs, self._tables.states
         mapped = [] if slabs is None else slabs.take_mapped()
-        return ScheduledBatch(plan.step, plan.new, plan.seqs, self._planner.take_freed(), plan.copies, mapped)
+        copied = [] if states is None else states.take_copies()
+        freed = self._planner.take_freed()
+        return ScheduledBatch(plan.step, plan.new, plan.seqs, freed, plan.copies, mapped, copied)
 
     def update(self, batch: ScheduledBatch, output: StepOutput, seconds: float = 0.0) -> list[Delta]:
         """Take in the result of `batch`, the oldest one in flight; returns the deltas of its sequences.
@@ -295,7 +301,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """A snapshot. Prefix queries and hits count prompt tokens of first admissions only."""
-        stats, pool = self._stats, self._tables.pool
+        stats, pool, states = self._stats, self._tables.pool, self._tables.states
         stats.num_running = len(self._planner.running)
         stats.num_waiting = len(self._queue.seqs) + self._queue.num_held
         stats.num_waiting_tokens = self._queue.num_tokens
@@ -305,6 +311,9 @@ class Scheduler:
         stats.num_cached_blocks = available - free
         stats.num_free_blocks = free
         stats.num_kept_blocks = self._queue.num_kept_blocks
+        if states is not None:
+            stats.num_snapshots, stats.snapshots_taken = states.num_snapshots, states.num_taken
+            stats.snapshot_hits, stats.snapshots_evicted = states.num_hits, states.num_evicted
         copies = {"spec_accepted_per_pos": list(stats.spec_accepted_per_pos), "longest_stays": {}}
         return EngineStats(**{**stats.as_dict(), **copies})
 

@@ -6,11 +6,15 @@ import enum
 import sys
 from collections.abc import Hashable, Sized
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from quire.params import OutputKind, RepetitionDetectionParams, SamplingParams
 from quire.radix import RadixNode
 from quire.sched.prefix import PrefixMatch
 from quire.types import Delta, FinishReason, Request, TokenLogprobs, Usage
+
+if TYPE_CHECKING:
+    from quire.sched.states import RunningState
 
 VOCABULARY = 1 << 17
 """VOCABULARY stands for the size of a large one."""
@@ -61,6 +65,7 @@ class Sequence:
     num_unseen: int = 0
     blocks: list[int] = field(default_factory=list)
     num_passed: int = 0  # first blocks that no further token sees through a window
+    state: RunningState | None = None  # while it runs, if the model has recurrent states
     base: PrefixMatch | None = None
     repetition: RepetitionDetectionParams | None = None
     status: SequenceStatus = WAITING

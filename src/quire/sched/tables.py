@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.lazy import Lazy
@@ -11,12 +12,12 @@ from quire.radix import RadixNode
 from quire.sched.pool import BlockPool
 from quire.sched.prefix import PrefixIndex, PrefixMatch
 from quire.sched.sequence import Sequence
-from quire.types import WHOLE_BLOCK, BlockShape
+from quire.types import WHOLE_BLOCK, BlockShape, StateRows
 
 if TYPE_CHECKING:
-    from quire.sched import slabs
+    from quire.sched import slabs, states
 else:
-    slabs = Lazy("quire.sched.slabs")
+    slabs, states = Lazy("quire.sched.slabs"), Lazy("quire.sched.states")
 
 Cursor = RadixNode[int]
 Copies = list[tuple[int, int]]
@@ -40,14 +41,16 @@ class BlockTables:
         recompute_last: bool = False,
         shape: BlockShape = WHOLE_BLOCK,
         budget: int = 0,
+        rows: StateRows | None = None,
     ) -> None:
         """With windowed layers in `shape`, `num_blocks` is for whole blocks; tables grow by at most `budget` tokens.
 
         A cost counts slabs: a block takes `shape.full` and, while its window is in sight, `shape.windowed` more.
+        `rows` are those of recurrent states, if the model has such.
         """
         self._recompute_last = recompute_last
         self.block_size = block_size
-        self.caching = enable_prefix_caching
+        self.caching = enable_prefix_caching and (rows is None or rows.snapshots)
         self.num_blocks = num_blocks
         self._shape, self._full, self._windowed = shape, shape.full, shape.windowed
         self._num_slabs = num_blocks * shape.slabs
@@ -56,7 +59,14 @@ class BlockTables:
         made = slabs.SlabPool(shape, self._num_slabs, block_size) if shape.windowed else None
         self.slabs = made
         self.pool = BlockPool(self._num_slabs // shape.full, None if made is None else made.take_back)
-        self.prefix = PrefixIndex(self.pool, block_size, None if made is None else made.is_whole)
+        kept = None if rows is None else states.StatePool(rows, block_size)
+        self.states = kept
+        self.prefix = PrefixIndex(
+            self.pool,
+            block_size,
+            None if made is None else made.is_whole,
+            None if kept is None else kept.forget,
+        )
 
     @property
     def num_available(self) -> int:
@@ -104,29 +114,56 @@ class BlockTables:
         limit = seq.match_limit
         match, cursor = PrefixMatch(), self.prefix.root
         if self.caching:
-            match, cursor = self.find(seq.tokens, seq.group.namespace, limit)
-            if self._recompute_last and match.num_tokens:
-                match, cursor = self._less_one(match, cursor)
-                match = self._whole(match)
+            match, cursor = self.find(seq.tokens, seq.group.namespace, limit, self._recompute_last)
         if seq.base is not None and min(limit, seq.base.num_tokens) > match.num_tokens:
-            match = self._whole(self._shorten(seq.base, limit))
+            match = self._longer(match, self._whole(self._shorten(seq.base, limit)))
         reach = min(limit, seq.num_prompt_tokens)
-        if match.num_tokens < reach and len(seq.group.live) > 1:
+        if match.num_tokens < reach and len(seq.group.live) > 1 and (self.states is None or self.caching):
             holder, computing = seq.group.prompt_holder()
             if holder is not None:
-                match = self.fork(holder, reach)
+                match = self._longer(match, self.fork(holder, reach))
             elif computing:
                 return None
         return match, cursor
 
-    def find(self, tokens: list[int], namespace: Hashable, limit: int) -> tuple[PrefixMatch, Cursor]:
-        """Find the longest reusable prefix of tokens[:limit] in the index, and the cursor of its last full block."""
+    def find(
+        self, tokens: list[int], namespace: Hashable, limit: int, less_one: bool = False
+    ) -> tuple[PrefixMatch, Cursor]:
+        """Find the longest reusable prefix of tokens[:limit] in the index, and the cursor of its last full block.
+
+        `less_one` cuts the last token off. Its block stays the same, as the token after it may count.
+        """
         match, cursor = self.prefix.match(tokens, namespace, limit)
-        whole = self._whole(match)
-        return (match, cursor) if whole is match else self._cut(match, cursor, whole.num_tokens)
+        whole = self._whole(
+            self._shorten(match, match.num_tokens - 1) if less_one and match.num_tokens else match
+        )
+        if whole.num_tokens < match.num_tokens:
+            depth = len(whole.blocks) * self.block_size
+            while cursor.depth > depth + 1:
+                assert cursor.parent is not None
+                cursor = cursor.parent
+        return whole, cursor if whole.blocks else self.prefix.root
+
+    def _longer(self, match: PrefixMatch, other: PrefixMatch) -> PrefixMatch:
+        return other if other.num_tokens > match.num_tokens else match
 
     def _whole(self, match: PrefixMatch) -> PrefixMatch:
-        """Cut `match` to the last place from which a sequence can go on: all that it sees there is still stored."""
+        """Cut `match` to the last place from which a sequence can go on: all that it needs there is still stored."""
+        if self.states is None:
+            return match if self.slabs is None else self._in_windows(match)
+        while True:
+            known = max(match.num_known, match.num_tokens)
+            cut = match if self.slabs is None else self._in_windows(match)
+            state = cut.state
+            if state is None or state.position != cut.num_tokens:
+                state = self.states.deepest(cut.node, cut.num_tokens)
+            cut = self._shorten(cut, 0 if state is None else state.position)
+            if cut.num_tokens == match.num_tokens:
+                return replace(cut, state=state, num_known=known)
+            match = replace(cut, num_known=known)
+
+    def _in_windows(self, match: PrefixMatch) -> PrefixMatch:
+        """Cut `match` to the last place where the windows that a sequence sees are still stored."""
         slabs, blocks = self.slabs, match.blocks
         if slabs is None or all(map(slabs.is_whole, self._in_sight(match))):
             return match
@@ -137,41 +174,41 @@ class BlockTables:
                 end = first
         return self._shorten(match, end * self.block_size)
 
-    def fork(self, seq: Sequence, num_tokens: int) -> PrefixMatch:
+    def fork(self, seq: Sequence, num_tokens: int, live: bool = False) -> PrefixMatch:
         """Share the KV of the first `num_tokens` (at most `num_settled`) tokens of a running sequence, or of fewer.
 
-        Full blocks are shared. The last one is copied unless `num_tokens` fills it: both sequences write to it.
+        Full blocks are shared. The last one is copied unless `num_tokens` fills it: both sequences write to it. If it
+        is `live`, a recurrent state is copied too, which must be held; else there must be a snapshot.
         """
         full, tail = divmod(num_tokens, self.block_size)
-        return self._whole(PrefixMatch(seq.blocks[:full], seq.blocks[full] if tail else -1, tail, num_tokens))
+        source, node = seq.blocks[full] if tail else -1, seq.cursor
+        match = PrefixMatch(seq.blocks[:full], source, tail, num_tokens, node)
+        if live and self.states is not None and seq.state is not None and self._in_windows(match) is match:
+            match.state = self.states.fork(seq.state, num_tokens)
+        return self._whole(match)
 
     def _shorten(self, match: PrefixMatch, limit: int) -> PrefixMatch:
         if match.num_tokens <= limit:
             return match
         full, tail = divmod(limit, self.block_size)
         below = match.blocks[full] if full < len(match.blocks) else match.source
-        return PrefixMatch(match.blocks[:full], below if tail else -1, tail, limit)
-
-    def _less_one(self, match: PrefixMatch, cursor: Cursor) -> tuple[PrefixMatch, Cursor]:
-        """Cut the last token off `match`. Its block stays the same, as the token after it may count."""
-        return self._cut(match, cursor, match.num_tokens - 1)
-
-    def _cut(self, match: PrefixMatch, cursor: Cursor, limit: int) -> tuple[PrefixMatch, Cursor]:
-        match = self._shorten(match, limit)
-        depth = len(match.blocks) * self.block_size
-        while cursor.depth > depth + 1:
-            assert cursor.parent is not None
-            cursor = cursor.parent
-        return match, cursor if match.blocks else self.prefix.root
+        return PrefixMatch(match.blocks[:full], below if tail else -1, tail, limit, match.node)
 
     def hold(self, match: PrefixMatch) -> None:
-        """Keep the blocks of `match` until `let_go`, even if all others release them."""
+        """Keep blocks and state of `match` until `let_go`, even if all others release them."""
+        self._share(match)
+        if match.state is not None and self.states is not None:
+            self.states.hold(match.state)
+
+    def _share(self, match: PrefixMatch) -> None:
         for block in _blocks(match):
             self.pool.acquire(block)
         if self.slabs is not None:
             self.slabs.sight(self._in_sight(match))
 
     def let_go(self, match: PrefixMatch) -> None:
+        if match.state is not None and self.states is not None:
+            self.states.let_go(match.state)
         if self.slabs is not None:
             self._lose(self._in_sight(match), ended=True)
         for block in _blocks(match):
@@ -209,11 +246,13 @@ class BlockTables:
         return self.cost(max(0, self.count(len(seq.tokens)) - len(seq.blocks)))
 
     def fit(self, seq: Sequence, match: PrefixMatch, owed: int = 0) -> PrefixMatch | None:
-        """Return `match` if there is room for all tokens of `seq` beside the cost `owed`, else None.
+        """Return `match` if there is room for `seq` and all its tokens beside the cost `owed`, else None.
 
         The source of a copy cannot be evicted in the same step. If that block is needed, the match gives up its
         tail.
         """
+        if self.states is not None and not self.states.has_room(match.state):
+            return None
         new = self.count(len(seq.tokens)) - len(match.blocks)
         idle = self._count_idle(match.blocks, match.num_tokens)
         wanted = self._full * (new + self.pool.count_cached(match.blocks))
@@ -224,7 +263,7 @@ class BlockTables:
         source = [match.source] if match.tail else []
         kept = self._full * self.pool.count_cached(source) + self._windowed * self._count_idle(source, 0)
         if spare < kept:
-            shorter = PrefixMatch(match.blocks, num_tokens=match.num_tokens - match.tail)
+            shorter = self._shorten(match, match.num_tokens - match.tail)
             return self.fit(seq, self._whole(shorter), owed)
         return match
 
@@ -240,7 +279,10 @@ class BlockTables:
         Returns the copies (source, destination) to make. Each source has an extra holder until `unpin`, so
         that no block is both a source and newly written in one step.
         """
-        self.hold(match)
+        self._share(match)
+        if self.states is not None:
+            known = match.num_known if self.caching else 0
+            seq.state = self.states.start(match.state, known // self.block_size * self.block_size)
         own = self.allocate(self.count(num_tokens) - len(match.blocks))
         seq.blocks = match.blocks + own
         if self.slabs is not None:
@@ -300,6 +342,8 @@ class BlockTables:
             space, settled = seq.group.namespace, seq.num_settled
             seq.cursor = self.prefix.extend_tail(seq.cursor, seq.tokens, seq.blocks, settled, space)
         elif self.caching and failed_from is not None:
+            if self.states is not None:
+                self.states.forget_after(seq.cursor, failed_from)
             self.prefix.forget(seq.blocks[failed_from // self.block_size :])
             seq.cursor = self.prefix.root
         if self.slabs is not None:
@@ -307,6 +351,10 @@ class BlockTables:
         for block in reversed(seq.blocks):
             self.pool.release(block)
         self.prefix.touch(seq.cursor)
+        if self.states is not None and seq.state is not None:
+            at = seq.cursor if self.caching and failed_from is None else None
+            self.states.stop(seq.state, seq.num_settled, at)
+            seq.state = None
         seq.blocks = []
         seq.num_passed = 0
         seq.draft = []
@@ -318,6 +366,8 @@ class BlockTables:
         pool, size = self.pool, self.block_size
         pool.check([*(seq.blocks for seq in running), *map(_blocks, held)])
         self.prefix.check()
+        if self.states is not None:
+            self.states.check(running, [match.state for match in held if match.state is not None])
         if self.slabs is not None:
             in_sight = Counter(block for seq in running for block in seq.blocks[seq.num_passed :])
             in_sight.update(block for match in held for block in self._in_sight(match))
