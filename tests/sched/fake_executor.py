@@ -11,16 +11,14 @@ from dataclasses import dataclass, field
 from quire.params import SamplingParams
 from quire.sched import Scheduler
 from quire.sched.states import StatePool
+from quire.shapes import WHOLE_BLOCK, BlockShape, StateRows
 from quire.types import (
     UNSEEN,
-    WHOLE_BLOCK,
-    BlockShape,
     Delta,
     FinishReason,
     Request,
     ScheduledBatch,
     ScheduledSeq,
-    StateRows,
     StepOutput,
     TokenLogprobs,
 )

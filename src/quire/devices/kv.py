@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from quire.types import WHOLE_BLOCK, BlockShape
+from quire.shapes import WHOLE_BLOCK, BlockShape
 
 KVDtype = Literal["float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"]
 ELEMENT_BYTES: dict[KVDtype, int] = {

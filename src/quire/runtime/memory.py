@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.config import CacheConfig
 from quire.errors import ResourceError
-from quire.types import WHOLE_BLOCK, BlockShape
+from quire.shapes import WHOLE_BLOCK, BlockShape
 
 GIB = 1 << 30
 

@@ -30,18 +30,8 @@ from quire.sched.sequence import (
 )
 from quire.sched.tables import BlockTables
 from quire.sched.times import StepRates
-from quire.types import (
-    WHOLE_BLOCK,
-    BlockShape,
-    Delta,
-    EngineStats,
-    FinishReason,
-    Request,
-    ScheduledBatch,
-    StateRows,
-    StepOutput,
-    ends,
-)
+from quire.shapes import WHOLE_BLOCK, BlockShape, StateRows
+from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
 if TYPE_CHECKING:
     from quire.sched import suspects

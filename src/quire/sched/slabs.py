@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from quire.types import BlockShape
+from quire.shapes import BlockShape
 
 
 class SlabPool:

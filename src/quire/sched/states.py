@@ -22,12 +22,13 @@ from msgspec.structs import replace
 from quire.radix import RadixNode
 from quire.sched.sequence import Sequence
 from quire.sched.step_plan import StepPlan
-from quire.types import ScheduledSeq, StateRows, StateUse
+from quire.shapes import StateRows, StateUse
+from quire.types import ScheduledSeq
 
 Node = RadixNode[int]
 
 GUESSED = 0.25
-"""A snapshot that is taken every so many tokens counts GUESSED of what it saves until a sequence goes on from it."""
+"""A snapshot taken at regular intervals counts GUESSED of what it saves until a sequence goes on from it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +68,7 @@ class StatePool:
         self.rows, self._size = rows, block_size
         self.grid = max(block_size, rows.grid // block_size * block_size)
         self._stride = max(block_size, rows.stride // block_size * block_size)
-        self._least = max(block_size, self.grid - block_size)  # a copy must save so many tokens
+        self._least = max(block_size, self.grid - block_size)  # tokens that a copy must save
         if rows.in_each_block:
             self.grid = self._stride = self._least = block_size
         self._free = list(range(rows.num_rows - 1, -1, -1))

@@ -12,7 +12,7 @@ from quire.radix import RadixNode
 from quire.sched.pool import BlockPool
 from quire.sched.prefix import PrefixIndex, PrefixMatch
 from quire.sched.sequence import Sequence
-from quire.types import WHOLE_BLOCK, BlockShape, StateRows
+from quire.shapes import WHOLE_BLOCK, BlockShape, StateRows
 
 if TYPE_CHECKING:
     from quire.sched import slabs, states
