@@ -1,15 +1,16 @@
-"""Runs causal language models of `transformers` through that library's own code, over a paged KV cache.
+"""Runs language models of `transformers` through that library's own code, over a paged KV cache.
 
-The model is inspected by running it: once without memory (on torch's meta device) to see the shapes of its attention,
-and once after loading, to compare what it computes over the cache with what it computes by itself. A model that mixes
-tokens by other means than attention is refused.
+The class is the one that `architectures` names: a model that also sees or hears is loaded whole, and gets text alone.
+It is inspected by running it: once without memory (on torch's meta device) to see the shapes of its attention and what
+its cache holds, and once after loading, to compare what it computes over the cache with what it computes by itself. A
+model that mixes tokens by other means than attention is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+import transformers
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from quire.devices.foreign import ForeignModel
 from quire.devices.formulas import Formulas
@@ -26,6 +29,7 @@ from quire.devices.ops import Op, Value
 from quire.devices.protocol import (
     Attention,
     FloatDtype,
+    IntArray,
     KVCache,
     KVSpec,
     Limits,
@@ -39,13 +43,21 @@ from quire.errors import ModelError, QuireError
 from quire.files import read_json
 from quire.pretrained import check_directory, load_pretrained
 
-# Two prompts of different lengths: if one sees the other's tokens or positions, its logits differ. Then they go on.
-CHECKED = ((3, 1, 4, 1, 5, 9, 2), (6, 5, 3, 5))
-CHECKED_STEPS = 4
-PAGED = {
-    "full_attention",
-    "sliding_attention",
-}  # kinds of layers whose states are keys and values by position
+CHECKED = 13, 10  # least tokens of the two texts that are checked
+CHECKED_STEPS = 4  # the last of these tokens are computed one by one
+CHECKED_WORK = 2**38  # tokens times parameters: the most that a check of more tokens may cost
+LONGER = (
+    "window",
+    "block",
+    "chunk",
+    "pool",
+)  # words in the names of fields that say after how many tokens layers differ
+PLACEHOLDERS = "_token_id", "_token_index"
+# PAGED are kinds of layers whose states are keys and values by position; KEPT are their caches, and no subclass.
+PAGED = {"full_attention", "sliding_attention"}
+KEPT = DynamicLayer, DynamicSlidingWindowLayer
+# ROPES_BY_LENGTH turn a token by the longest sequence of its step.
+ROPES_BY_LENGTH = {"dynamic", "longrope"}
 TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}  # of logits, if the largest is about 10
 _names = itertools.count()
 T = TypeVar("T")
@@ -83,16 +95,14 @@ class TransformersModel(ForeignModel):
 
     def load(self) -> Graph:
         paged = PagedAttention()
-        config, _ = _config(self.directory, self.dtype)
+        kind, config, _ = _kind(self.directory, self.dtype)
         settings = {
             "config": config,
             "dtype": DTYPES[self.dtype],
             "attn_implementation": paged.name,
             "experts_implementation": "eager",  # handles every dtype
         }
-        model = _made(
-            partial(load_pretrained, AutoModelForCausalLM, self.directory, **settings), self.directory
-        )
+        model = _made(partial(load_pretrained, kind, self.directory, **settings), self.directory)
         split = _SplitModel(model, paged)
         graph = record(
             lambda g: g(RunLayers(split)),
@@ -106,37 +116,33 @@ class TransformersModel(ForeignModel):
 
 def open_model(directory: Path, dtype: str) -> ForeignModel:
     """Read config and shapes, without the weights. ModelError if the model cannot be served this way."""
-    config, kept = _config(directory, dtype)
-    paged = PagedAttention()
+    kind, config, kept = _kind(directory, dtype)
+    text, paged = config.get_text_config(decoder=True), PagedAttention()
+    options = {
+        "attn_implementation": paged.name,
+        "experts_implementation": "batched_mm",  # needs no data
+    }
+    make = kind.from_config if kind is AutoModelForCausalLM else kind._from_config
     with torch.device("meta"):
-        options = {
-            "attn_implementation": paged.name,
-            "experts_implementation": "batched_mm",  # needs no data
-        }
-        model = _made(partial(_from_config, config, **options), directory)
-    named = config.architectures or [type(model).__name__]
-    if type(model).__name__ not in named:
-        raise ModelError(
-            f"{directory}: config.json names {named[0]}, and transformers makes {type(model).__name__} of it"
-        )
+        model = _made(partial(make, config, **options), directory)
     for base in type(model).__mro__:
         if (name := getattr(base, "main_input_name", "input_ids")) != "input_ids":
             raise ModelError(
                 f"{directory}: {type(model).__name__} is the decoder of a model that reads {name}"
             )
-    seen = _probe(model, paged, directory)
+    seen, vocab_size = _probe(model, paged, directory)
     generation = directory / "generation_config.json"
     settings: dict[str, Any] = read_json(generation) if generation.exists() else {}
-    eos = settings.get("eos_token_id", getattr(config, "eos_token_id", None))
+    eos = settings.get("eos_token_id", getattr(text, "eos_token_id", None))
     num_parameters = sum(p.numel() for p in model.parameters())
     return TransformersModel(
         directory=directory,
         dtype=kept,
         architecture=type(model).__name__,
-        vocab_size=config.vocab_size,
-        hidden_size=getattr(config, "hidden_size", 0),
-        max_position=getattr(config, "max_position_embeddings", None) or 2048,
-        num_layers=config.num_hidden_layers,
+        vocab_size=vocab_size,
+        hidden_size=getattr(text, "hidden_size", 0),
+        max_position=getattr(text, "max_position_embeddings", None) or 2048,
+        num_layers=text.num_hidden_layers,
         num_kv_heads=max(s.num_kv_heads for s in seen.values()),
         head_dim=max(s.head_dim for s in seen.values()),
         num_parameters=num_parameters,
@@ -146,28 +152,53 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
     )
 
 
-def _from_config(config: Any, **options: Any) -> Any:
-    return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)  # type: ignore[no-untyped-call]
-
-
-def _config(directory: Path, dtype: str) -> tuple[Any, FloatDtype]:
-    """The model's configuration with its dtype set."""
+def _kind(directory: Path, dtype: str) -> tuple[Any, Any, FloatDtype]:
+    """The library's class for the model, its configuration with its dtype set, and that dtype."""
     check_directory(directory)
     config = _made(lambda: AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
-    config = config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ()) - PAGED
+    text = config.get_text_config(decoder=True)
+    kind: Any = AutoModelForCausalLM
+    for name in config.architectures or ():
+        kind = _made(partial(getattr, transformers, name, None), directory)
+        if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel) and kind.can_generate()):
+            raise ModelError(f"{directory}: {name} is not a class of transformers that generates text")
+        config = config if isinstance(config, kind.config_class or ()) else text
+        if not isinstance(config, kind.config_class or ()):
+            raise ModelError(f"{directory}: {name} is not made of a config of model_type {config.model_type}")
+    _check_fields(directory, config, text)
+    own = "bfloat16" if text.dtype == torch.bfloat16 else "float32"
+    kept: FloatDtype = "bfloat16" if (own if dtype == "auto" else dtype) == "bfloat16" else "float32"
+    config.dtype = text.dtype = DTYPES[kept]
+    # there is no padding; some models look for it in every step
+    _made(partial(setattr, text, "pad_token_id", None), directory)
+    return kind, config, kept
+
+
+def _check_fields(directory: Path, config: Any, text: Any) -> None:
+    """ModelError if a field says that the model keeps more than keys and values, or that a step's tokens meet."""
+    kinds = set(getattr(text, "layer_types", None) or ()) - PAGED
     if kinds:
         raise ModelError(
             f"{directory}: layers of kind {min(kinds)} keep what a paged cache of keys and values lacks"
         )
-    own = "bfloat16" if config.dtype == torch.bfloat16 else "float32"
-    kept: FloatDtype = "bfloat16" if (own if dtype == "auto" else dtype) == "bfloat16" else "float32"
-    config.dtype = DTYPES[kept]
-    # there is no padding; some models look for it in every step
-    _made(partial(setattr, config, "pad_token_id", None), directory)
-    if getattr(config, "attention_chunk_size", None) is not None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{directory}: {config.model_type} reads its prompt by an encoder")
+    if getattr(text, "attention_chunk_size", None) is not None:
         raise ModelError(f"{directory}: attention_chunk_size is not supported through transformers")
-    return config, kept
+    for name, value in _fields(text):
+        if name == "rope_type" and value in ROPES_BY_LENGTH:
+            raise ModelError(f"{directory}: rope_type {value} is not supported through transformers")
+
+
+def _fields(config: Any) -> Iterator[tuple[str, Any]]:
+    """All fields of a configuration and of the objects in it."""
+    waiting: list[Any] = [config.to_dict()]
+    while waiting:
+        for name, value in waiting.pop().items():
+            if isinstance(value, dict):
+                waiting.append(value)
+            else:
+                yield str(name), value
 
 
 def _made(make: Callable[[], T], directory: Path) -> T:
@@ -191,22 +222,41 @@ class LayerShape:
     window: int | None
 
 
-def _probe(model: Any, paged: PagedAttention, directory: Path) -> dict[int, LayerShape]:
-    """Run two arbitrary tokens without memory, and return what reaches the attention of each layer."""
-    config = model.config
+def _probe(model: Any, paged: PagedAttention, directory: Path) -> tuple[dict[int, LayerShape], int]:
+    """Run more tokens than any layer treats alike, without memory: what reaches each attention, and the vocabulary."""
+    text, made = model.config.get_text_config(decoder=True), type(model).__name__
     paged.seen = {}
-    tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
-    _made(partial(model, input_ids=tokens, position_ids=tokens, use_cache=False), directory)
-    seen, paged.seen = paged.seen, None
-    if set(seen) != set(range(config.num_hidden_layers)):
-        found = f"{len(seen)} of {config.num_hidden_layers} layers of {type(model).__name__}"
+    tokens = torch.zeros(1, _longest(text) + 1, dtype=torch.long, device="meta")
+    run = partial(model, input_ids=tokens, position_ids=torch.zeros_like(tokens))
+    _made(partial(run, use_cache=False), directory)
+    seen, paged.seen = paged.seen, {}
+    output = _made(partial(run, use_cache=True), directory)
+    paged.seen = None
+    if set(seen) != set(range(text.num_hidden_layers)):
+        found = f"{len(seen)} of {text.num_hidden_layers} layers of {made}"
         raise ModelError(
             f"{directory}: {found} use attention that can be replaced; other states cannot be served"
         )
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True) and not any(s.window for s in seen.values()):
-        raise ModelError(f"{directory}: {type(model).__name__} hides its sliding window from its attention")
-    return seen
+    for kept in (value for value in output.values() if isinstance(value, Cache)):
+        other = (
+            {type(layer) for layer in kept.layers} - set(KEPT) if type(kept) is DynamicCache else {type(kept)}
+        )
+        if other:
+            names = ", ".join(sorted(kind.__name__ for kind in other))
+            raise ModelError(f"{directory}: {made} keeps {names}, which holds more than keys and values")
+    window = getattr(text, "sliding_window", None)
+    if window and getattr(text, "use_sliding_window", True) and not any(s.window for s in seen.values()):
+        raise ModelError(f"{directory}: {made} hides its sliding window from its attention")
+    return seen, output.logits.shape[-1]
+
+
+def _longest(text: Any) -> int:
+    """The largest number of tokens that a field names as one window, block, chunk or pool."""
+    return max(
+        value
+        for name, value in (*_fields(text), ("block", CHECKED[0]))
+        if isinstance(value, int) and any(word in name for word in LONGER)
+    )
 
 
 class PagedAttention:
@@ -308,40 +358,64 @@ FORMULAS: Formulas = {
 
 @torch.inference_mode()
 def _check(info: TransformersModel, model: Any, paged: PagedAttention, graph: Graph) -> None:
-    """Generate from two prompts over the cache, and compare with each text by itself in transformers' own attention."""
-    texts = [[token % info.vocab_size for token in prompt] for prompt in CHECKED]
-    cache = TorchKVCache(
-        KVSpec(info.num_layers, info.num_kv_heads, info.head_dim, "float32"), 2 * len(texts), 8, "cpu"
+    """Run texts over the cache, in pieces and side by side, and compare with each alone in transformers' attention."""
+    config = model.config
+    longest = min(
+        _longest(config.get_text_config(decoder=True)) + CHECKED_STEPS, CHECKED_WORK // info.num_parameters
     )
-    executable = TorchExecutable(graph, cache, Limits(32, 2, 32), torch.get_num_threads(), FORMULAS)
-    done = [0] * len(texts)
-    for _ in range(CHECKED_STEPS):
-        found = executable.run(_checked_input(texts, done)).numpy()
-        model.set_attn_implementation("eager")
-        alone = [model(input_ids=torch.tensor([text]), use_cache=False).logits[0].float() for text in texts]
-        model.set_attn_implementation(paged.name)
-        wanted = torch.cat([rows[first:] for rows, first in zip(alone, done, strict=True)]).numpy()
+    special = {
+        v
+        for k, v in _fields(config)
+        if k.endswith(PLACEHOLDERS) and type(v) is int and 0 <= v < info.vocab_size
+    }
+    lengths = max(CHECKED[0], longest), max(CHECKED[1], len(special) + CHECKED_STEPS)
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(info.vocab_size, size=length, dtype=np.int32) for length in lengths]
+    texts[1][: len(special)] = sorted(special)
+    blocks = -(-max(lengths) // 8)
+    spec = KVSpec(info.num_layers, info.num_kv_heads, info.head_dim, "float32")
+    cache = TorchKVCache(spec, 2 * blocks, 8, "cpu")
+    limits = Limits(sum(lengths), 2, sum(lengths))
+    executable = TorchExecutable(graph, cache, limits, torch.get_num_threads(), FORMULAS)
+    model.set_attn_implementation("eager")
+    alone = [model(input_ids=torch.tensor(text[None]), use_cache=False).logits[0].float() for text in texts]
+    # as it generates by itself a model may see its prompt in another way, e.g. all of it at once
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    prompt = torch.tensor(texts[1][None])
+    settings = {
+        "max_new_tokens": 1,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
+    made = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+    alone[1][-1] = made.logits[0][0].float()
+    model.set_attn_implementation(paged.name)
+    ends = [[length // 2, *range(length - CHECKED_STEPS, length + 1)] for length in lengths]
+    done = [0, 0]
+    for stop in zip(*ends, strict=True):
+        found = executable.run(_checked_input(texts, done, stop, blocks)).numpy()
+        wanted = np.concatenate([rows[a:b].numpy() for rows, a, b in zip(alone, done, stop, strict=True)])
         off = float(np.abs(found - wanted).max()) / max(1.0, float(np.abs(wanted).max()) / 10)
         if not off <= TOLERANCE[info.dtype]:
             raise ModelError(
                 f"{info.directory}: {info.architecture} gives other logits over a paged cache than by itself (by "
                 f"{off:.3g}): its layers see more than their attention shows"
             )
-        done = [len(text) for text in texts]
-        for text, rows in zip(texts, alone, strict=True):
-            text.append(int(rows[-1].argmax()))
+        done = list(stop)
 
 
-def _checked_input(texts: list[list[int]], done: list[int]) -> ModelInput:
-    """A step of the tokens that are not `done`, with the logits of all of them."""
-    lengths = [len(text) for text in texts]
-    counts = np.subtract(lengths, done)
+def _checked_input(
+    texts: list[IntArray], done: Sequence[int], stop: Sequence[int], blocks: int
+) -> ModelInput:
+    """A step of the tokens from `done` to `stop`, with the logits of all of them."""
+    counts = np.subtract(stop, done)
     return ModelInput(
-        np.concatenate([np.array(text[first:], np.int32) for text, first in zip(texts, done, strict=True)]),
-        np.concatenate([np.arange(*pair, dtype=np.int32) for pair in zip(done, lengths, strict=True)]),
+        np.concatenate([text[a:b] for text, a, b in zip(texts, done, stop, strict=True)]),
+        np.concatenate([np.arange(*pair, dtype=np.int32) for pair in zip(done, stop, strict=True)]),
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        np.array(lengths, np.int32),
+        np.array(stop, np.int32),
         np.arange(len(texts), dtype=np.int32),
-        np.arange(2 * len(texts), dtype=np.int32).reshape(len(texts), 2),
+        np.arange(blocks * len(texts), dtype=np.int32).reshape(len(texts), blocks),
         np.arange(int(counts.sum()), dtype=np.int32),
     )
