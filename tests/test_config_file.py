@@ -30,7 +30,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, name: str, *args: str) -> list[Any]:
     """What a command would run with."""
     seen: list[Any] = []
     found = load_command(name, Program())
-    command = type(found)(lambda *given: seen.extend(given), found.options, found.arguments, found.engine)
+    command = type(found)(lambda *given: seen.extend(given), found.options, found.arguments, found.uses)
     with monkeypatch.context() as patch:
         patch.setattr(f"{COMMANDS[name].module}.{COMMANDS[name].attribute}", command)
         main([*name.split(), *args])
@@ -91,7 +91,7 @@ def test_no_option_is_named_as_a_command() -> None:
     [
         ("max-modle-len: 5", "unknown option 'max_modle_len'; did you mean max_model_len?"),
         ("porrt: 5", "unknown option 'porrt'; did you mean port?"),
-        ("plan: {port: 5}", "plan: unknown option 'port'"),
+        ("plan: {port: 5}", "plan does not use port: leave it out"),
         ("plan: 5", "plan must hold a map"),
         ("plan: {batch-size: x}", "batch_size: Expected `int`, got `str`"),
         ("threads: 0", "--threads must be at least 1, got 0"),
@@ -119,7 +119,7 @@ def test_a_slip_names_the_file(mine: Path, tmp_path: Path, text: str, said: str)
 def test_a_file_that_config_names_is_for_this_command(mine: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text("port: 5\n")
-    assert "unknown option 'port'" in refusal("generate", "Once", "--config", str(other))
+    assert "generate does not use port: leave it out" in refusal("generate", "Once", "--config", str(other))
     assert "cannot be read: [Errno 2]" in refusal("models", "--config", str(tmp_path / "none.yaml"))
     mine.mkdir()
     assert "cannot be read: [Errno 21]" in refusal("models")

@@ -13,7 +13,7 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
@@ -21,20 +21,23 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 from quire import __version__
 from quire.config import SECTIONS, EngineConfig
 from quire.errors import ConfigError, QuireError
-from quire.flags.arguments import add_options, rewritten
-from quire.flags.dialects import add_dialects, take_dialect
+from quire.flags.arguments import add_options, add_unused, lacks, rewritten
+from quire.flags.config_file import Known, read_files
 from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
 from quire.flags.table import ForeignFlag, Table, engine_flags
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
     from quire import exits, spelling
-    from quire.flags import config_file
+    from quire.flags import dialects
 else:
+    dialects = Lazy("quire.flags.dialects")
     exits, spelling = Lazy("quire.exits"), Lazy("quire.spelling")
-    config_file = Lazy("quire.flags.config_file")
 
 log = logging.getLogger("quire")
+
+PARTS: dict[str, type] = {**SECTIONS, "other": EngineConfig}
+MOST_SHOWN = 20  # options of the engine that `--help` shows in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +85,20 @@ SYNONYMS = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, as its module exports it under COMMAND: `run(engine, own)`, or `run(own)` with engine=False.
+    """A command, as its module exports it under COMMAND: `run(engine, own)`, or `run(own)` if it `uses` nothing.
 
     `options` is a frozen dataclass of the command's own options; `arguments` names the fields taken by position.
-    `told_files` commands get the files that options were read from as their last argument. `foreign` reads the flags
-    of another engine's command that this one lacks.
+    `uses` names the engine's options that mean something to it (flags/uses.py): help shows them, others are refused.
+    `idle` names the options that the command's own leave without a meaning. `told_files` commands get the files that
+    options were read from as their last argument. `foreign` reads the flags of another engine's command that this one
+    lacks.
     """
 
     run: Callable[..., None]
     options: type
     arguments: tuple[str, ...] = ()
-    engine: bool = True
+    uses: frozenset[str] = ENGINE_OPTIONS
+    idle: Callable[[Any], Collection[str]] = lambda own: ()
     told_files: bool = False
     foreign: Table = dict
 
@@ -189,6 +195,7 @@ class Parser(argparse.ArgumentParser):
     """Reports a usage error in one line, with the nearest option that exists."""
 
     advice = ""  # where a text that is one too many may belong
+    unused: Collection[str] = ()  # engine options that the command does not use
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(self.prog, message)
@@ -196,12 +203,15 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
         options = self._option_string_actions
+        known = [flag for flag, action in options.items() if action.dest not in self.unused]
+        shown = [flag for flag in known if options[flag].default is not argparse.SUPPRESS]
         for word in unknown:
             name = word.partition("=")[0]
             if name in SHORT and SHORT[name] in options:
                 self.error(f"there is no option {name}; did you mean {SHORT[name]}?")
             if word.startswith("--") or re.fullmatch("-[A-Za-z]+", name):
-                self.error(f"there is no option {name}{spelling.nearest(name, options)}")
+                hint = spelling.nearest(name, shown) or spelling.nearest(name, known)
+                self.error(f"there is no option {name}{hint}")
         if unknown:
             self.error(f"{unknown[0]!r} is one argument too many{self.advice}")
         return found
@@ -263,17 +273,16 @@ def make_parser(name: str, command: Command, program: Program, everything: bool)
         description=program.commands[name].help,
         allow_abbrev=False,
     )
-    if command.engine and "model" not in command.arguments:
+    if command.uses and "model" not in command.arguments:
         parser.advice = "; --model names the model"
     parser.add_argument("--help-all", action="help", help="show every option and exit")
     own_options = parser.add_argument_group("options of this command")
     show_own = everything or not any(f.metadata["common"] for f in fields(command.options))
     hidden = add_options(own_options, command.options, command.arguments, show_own, defaults=defaults)
-    if command.engine:
-        for section, options in SECTIONS.items():
-            section_options = parser.add_argument_group(f"{section} options")
-            hidden += add_options(section_options, options, command.arguments, everything, defaults=defaults)
-        hidden += add_options(parser, EngineConfig, (), everything, only=("seed",))
+    every_used = everything or len(command.uses) <= MOST_SHOWN
+    for section, options in PARTS.items():
+        group = parser.add_argument_group(f"{section} options")
+        hidden += add_options(group, options, command.arguments, every_used, command.uses, defaults)
     if "--config" not in parser._option_string_actions:
         parser.add_argument("--config", help="YAML file of options; flags override it")
     if hidden:
@@ -288,42 +297,58 @@ def _run(name: str, args: list[str], program: Program) -> None:
     parser = make_parser(name, command, program, "--help-all" in args)
 
     def foreign() -> Mapping[str, ForeignFlag]:
-        return {**(engine_flags() if command.engine else {}), **command.foreign()}
+        return {**(engine_flags() if command.uses else {}), **command.foreign()}
 
-    def known() -> config_file.Known:
-        parts = [*(SECTIONS.values() if command.engine else ()), command.options]
-        types = {"seed": int} | {name: hint for part in parts for name, hint in get_type_hints(part).items()}
-        replaced = {f.name: f.metadata["replaces"] for part in parts for f in fields(part)}
+    def known() -> Known:
+        hints = {
+            name: hint
+            for part in (EngineConfig, *SECTIONS.values())
+            for name, hint in get_type_hints(part).items()
+        }
+        types = {name: hints[name] for name in command.uses} | get_type_hints(command.options)
+        parts = (*PARTS.values(), command.options)
+        replaced = {f.name: f.metadata["replaces"] for part in parts for f in fields(part) if f.metadata}
         everywhere = functools.partial(_all_options, program)
-        return config_file.Known(
-            name, command.engine, types, replaced | {"model_flag": ("model",)}, foreign, everywhere
+        return Known(
+            name, bool(command.uses), types, replaced | {"model_flag": ("model",)}, foreign, everywhere
         )
 
-    dialects = add_dialects(parser, args, foreign)
-    given = config_file.read_files(parser, args, known, program.commands)
+    own_names = {f.name for f in fields(command.options)}
+    if lacks(parser, args):
+        parser.unused = ENGINE_OPTIONS - command.uses - own_names - foreign().keys()
+        add_unused(parser, PARTS.values(), parser.unused)
+    added = dialects.add_dialects(parser, args, foreign) if lacks(parser, args) else []
+    given = read_files(parser, args, known, program.commands)
     parser.set_defaults(**given.options)
     values = vars(parser.parse_args(args))
-    own_names = {f.name for f in fields(command.options)}
     if "config" not in own_names:
         del values["config"]
     elif Path(values["config"]) in given.files:
         values["config"] = ""
     try:
-        notices = [notice for added in dialects for notice in take_dialect(added, values)]
+        notices = [notice for one in added for notice in dialects.take_dialect(one, values)]
         _choose_model(parser, values)
-        engine_names = ENGINE_OPTIONS if command.engine else frozenset()
-        for notice in (*notices, *take_foreign(values, own_names | engine_names, foreign)):
+        for option in values.keys() & parser.unused:
+            parser.error(f"{name or program.name} does not use {_flag(option)}: leave it out")
+        for notice in (*notices, *take_foreign(values, own_names | command.uses, foreign)):
             log.warning("%s", notice)
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})
+        idle = {option: values.get(option, getattr(own, option, None)) for option in command.idle(own)}
+        for option in sorted(o for o, value in idle.items() if value != parser.get_default(o)):
+            parser.error(f"{_flag(option)} means nothing here: leave it out")
         for f in fields(own):
             if f.metadata["writes"] and getattr(own, f.name):
                 exits.check_place(f.name, Path(getattr(own, f.name)), f.metadata["writes"] == "file")
-        engine = (EngineConfig.from_options(**values),) if command.engine else ()
+        engine = (EngineConfig.from_options(**values),) if command.uses else ()
         command.run(*engine, own, *((given.files,) if command.told_files else ()))
     except ConfigError as error:
         given.explain(error)
         raise
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
 def _all_options(program: Program) -> set[str]:

@@ -456,14 +456,19 @@ class EngineConfig:
     grammar: GrammarConfig = field(default_factory=GrammarConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    seed: int = option(0, "Source of seeds for requests without one.", low=0)
+    seed: int | None = option(
+        None, "Source of seeds for requests without one; the default is 0, and chance for a server.", low=0
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
         """Sort flat options (`block_size=32, dtype="bfloat16", ...`) into sections; unknown names are errors."""
         taken: dict[str, Any] = {}
         if "seed" in options:
-            taken["seed"] = int(options.pop("seed") or 0)
+            taken["seed"] = options.pop("seed")
         for name, section in SECTIONS.items():
             known = {f.name: f.metadata["aliases"] or {} for f in fields(section)}
             given = {k: options.pop(k) for k in list(options) if k in known}

@@ -15,6 +15,7 @@ from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
 from quire.engine.plan import make_backend
 from quire.flags.table import vllm_flags
+from quire.flags.uses import BENCHES
 from quire.llm import LLM
 from quire.params import SamplingParams
 
@@ -40,7 +41,7 @@ def run(config: EngineConfig, options: LatencyOptions) -> None:
         llm = LLM.from_config(config)
         limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
     options = _fitted(options, llm.max_model_len)
-    rng = random.Random(1)
+    rng = random.Random(config.seed or 0)
 
     def once() -> tuple[float, float]:
         """Measure the seconds until every sequence has its first token, and from then to the end."""
@@ -99,4 +100,6 @@ def _report(
     return report
 
 
-COMMAND = Command(run, LatencyOptions, foreign=lambda: vllm_flags("bench latency"), arguments=("model",))
+COMMAND = Command(
+    run, LatencyOptions, foreign=lambda: vllm_flags("bench latency"), arguments=("model",), uses=BENCHES
+)

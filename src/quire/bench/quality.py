@@ -19,9 +19,10 @@ from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import Array, Executable, FloatArray, Limits, ModelInput
 from quire.engine.directory import load_tokenizer, model_directory
-from quire.engine.plan import make_backend, plan_engine
+from quire.engine.plan import kv_dtype, make_backend
 from quire.engine.source import find_files
 from quire.errors import ConfigError
+from quire.flags.uses import MEASURING
 from quire.weights.schemes import weights_name
 from quire.weights.source import quantization_method
 
@@ -83,9 +84,11 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
         cache=replace(config.cache, kv_cache_dtype="float32"),
     )
     found = compare(_reader(base, options.window), _reader(config, options.window), tokens, options.window)
-    plan = plan_engine(config)
-    weights = weights_name(plan.model.quantized, plan.model.dtype)
-    report = Report(f"{plan.name}: {weights} weights, {plan.kv_spec.dtype} KV cache, {found.count} tokens")
+    info = find_files(config.model).info
+    weights, name = weights_name(info.quantized, info.dtype), config.model.model or info.directory.name
+    report = Report(
+        f"{name}: {weights} weights, {kv_dtype(config, info.dtype)} KV cache, {found.count} tokens"
+    )
     report.row("perplexity_float32", "perplexity in float32", math.exp(found.base_nll / found.count), "")
     report.row("perplexity", "perplexity", math.exp(found.own_nll / found.count), "")
     report.row("kl_mean", "KL divergence, mean", float(found.kl.mean()), "nats")
@@ -133,8 +136,7 @@ def _reader(config: EngineConfig, window: int) -> Executable:
     info = files.info
     backend = make_backend(config.device, info)
     model = files.load(backend)
-    kv_dtype = config.cache.kv_cache_dtype
-    spec = info.kv_spec(info.dtype if kv_dtype == "auto" else kv_dtype)
+    spec = info.kv_spec(kv_dtype(config, info.dtype))
     return backend.compile(model.graph, backend.kv_cache(spec, 1, window), Limits(window, 1, window))
 
 
@@ -154,4 +156,4 @@ def _tokens(config: EngineConfig, options: QualityOptions) -> Array:
     return np.array(tokens, np.int32)
 
 
-COMMAND = Command(run, QualityOptions, arguments=("model",))
+COMMAND = Command(run, QualityOptions, arguments=("model",), uses=MEASURING)

@@ -26,6 +26,7 @@ from quire.cli import Command
 from quire.config import SECTIONS, EngineConfig, check_options, option
 from quire.engine.directory import model_directory
 from quire.errors import EngineError
+from quire.flags.uses import ONE_TEXT
 from quire.llm import LLM
 
 PERCENTAGES = (10, 25, 50, 75, 90, 99)
@@ -81,7 +82,7 @@ def run(config: EngineConfig, options: StartupOptions) -> None:
 
 def engine_flags(config: EngineConfig) -> list[str]:
     """Write `config` as a command line: a flag for each field that differs from its default."""
-    flags = ["--seed", str(config.seed)] if config.seed else []
+    flags = ["--seed", str(config.seed)] if config.seed is not None else []
     for name, section in SECTIONS.items():
         given = asdict(getattr(config, name))
         for f in fields(section):
@@ -231,4 +232,4 @@ def _show(
         out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
-COMMAND = Command(run, StartupOptions, arguments=("model",))
+COMMAND = Command(run, StartupOptions, arguments=("model",), uses=ONE_TEXT)

@@ -18,6 +18,7 @@ from quire.config import EngineConfig, check_options, option
 from quire.engine.plan import make_backend
 from quire.errors import ConfigError
 from quire.flags.table import vllm_flags
+from quire.flags.uses import BENCHES
 from quire.llm import LLM
 from quire.model.cost import Cost
 from quire.params import SamplingParams
@@ -58,7 +59,7 @@ def run(config: EngineConfig, options: ThroughputOptions) -> None:
     )
     prefix = min(options.prefix_len, prompt - 1)
     options = replace(options, prefix_len=prefix, input_len=prompt - prefix, output_len=output)
-    rng = random.Random(config.seed)
+    rng = random.Random(config.seed or 0)
     llm.generate([{"prompt_token_ids": [1]}], _params(2), use_tqdm=False)  # page in the weights
     seconds, jobs = [], []
     with progress("runs", options.num_iters) as advance:
@@ -156,5 +157,5 @@ def _dataset_jobs(llm: LLM, options: ThroughputOptions, rng: random.Random) -> l
 
 
 COMMAND = Command(
-    run, ThroughputOptions, foreign=lambda: vllm_flags("bench throughput"), arguments=("model",)
+    run, ThroughputOptions, foreign=lambda: vllm_flags("bench throughput"), arguments=("model",), uses=BENCHES
 )

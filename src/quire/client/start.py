@@ -26,11 +26,9 @@ def start_core(config: EngineConfig) -> Started:
     return start.start_core(config)
 
 
-def start_front(
-    config: EngineConfig, info: ModelCard, skip_tokenizer: bool = False, seed: int | None = None
-) -> Front:
+def start_front(config: EngineConfig, info: ModelCard) -> Front:
     """Make a front with the tokenizer and the chat template of the configured model."""
-    made = _make_front(config, info, skip_tokenizer, seed)
+    made = _make_front(config, info)
     if config.model.logits_processors:
         made.processors = logits_processor.load_processors(config.model.logits_processors)
     pooler = config.model.pooler
@@ -39,11 +37,11 @@ def start_front(
     return made
 
 
-def _make_front(config: EngineConfig, info: ModelCard, skip_tokenizer: bool, seed: int | None) -> Front:
-    if skip_tokenizer or not has_tokenizer(config.model):
-        return requests.Front(info, None, None, seed)
+def _make_front(config: EngineConfig, info: ModelCard) -> Front:
+    if not has_tokenizer(config.model):
+        return requests.Front(info, None, None, config.seed)
     tokenizer = load_tokenizer(config.model)
     chosen = config.model.chat_template
     has_template = chosen is not None or tokenizer.chat_template is not None
     template = (lambda: render.ChatTemplate.load(tokenizer, chosen)) if has_template else None
-    return requests.Front(info, tokenizer, template, seed)
+    return requests.Front(info, tokenizer, template, config.seed)

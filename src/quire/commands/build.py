@@ -10,6 +10,7 @@ from quire.cli import Command
 from quire.commands.inspect import show
 from quire.config import EngineConfig, check_options, option
 from quire.errors import ConfigError
+from quire.flags.uses import BUILDING
 from quire.model.info import EngineLimits
 
 
@@ -39,4 +40,4 @@ def run(config: EngineConfig, options: BuildOptions) -> None:
     show(options.output, build_engine(config, Path(options.output), limits))
 
 
-COMMAND = Command(run, BuildOptions, arguments=("model",))
+COMMAND = Command(run, BuildOptions, arguments=("model",), uses=BUILDING)

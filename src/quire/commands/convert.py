@@ -9,6 +9,7 @@ from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.convert import convert_checkpoint
 from quire.errors import ConfigError
+from quire.flags.uses import CONVERTING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,4 +36,4 @@ def run(config: EngineConfig, options: ConvertOptions) -> None:
     )
 
 
-COMMAND = Command(run, ConvertOptions, arguments=("model",))
+COMMAND = Command(run, ConvertOptions, arguments=("model",), uses=CONVERTING)

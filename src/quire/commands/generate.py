@@ -10,6 +10,7 @@ from quire.cli import Command, ignore_interrupts
 from quire.commands.screen import Paper
 from quire.config import EngineConfig, check_options, option
 from quire.errors import ConfigError, RequestError
+from quire.flags.uses import ONE_TEXT
 from quire.llm import LLM
 from quire.params import SamplingParams
 from quire.text.stdin import read_text
@@ -82,4 +83,4 @@ def _is_model(text: str) -> bool:
     return path is not None and (path.suffix == ".gguf" or (path / "config.json").is_file())
 
 
-COMMAND = Command(run, GenerateOptions, arguments=("prompt",))
+COMMAND = Command(run, GenerateOptions, arguments=("prompt",), uses=ONE_TEXT)

@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.cli import Command
-from quire.config import ModelConfig, check_options, option
+from quire.config import EngineConfig, check_options, option
 from quire.engine import preview
-from quire.engine.directory import SHIPPED_MODEL
+from quire.engine.directory import SHIPPED_MODEL, own_path
 from quire.files import read_json
+from quire.flags.uses import INSPECTING
 from quire.model import engine_dir
 from quire.model.describe import describe
 from quire.model.engine_dir import Manifest
@@ -28,7 +29,6 @@ from quire.model.info import Asked, ModelInfo, Reading
 from quire.model.load import is_built, open_files
 from quire.model.parts.decoder import DecoderConfig
 from quire.runtime.memory import GIB
-from quire.weights.hub import find_model
 from quire.weights.schemes import weights_name
 
 
@@ -36,10 +36,6 @@ from quire.weights.schemes import weights_name
 class InspectOptions:
     """Options of `quire inspect`."""
 
-    model: str = option(
-        SHIPPED_MODEL, "A built engine, a model directory, a GGUF file, a Hugging Face id or a config.json."
-    )
-    architecture: str | None = option(None, "Read the config as this class or model_type.")
     json: bool = option(False, "Print JSON instead of a table.")
     verify: bool = option(True, "Compare every byte of an engine's weights with its checksum.")
 
@@ -47,16 +43,16 @@ class InspectOptions:
         check_options(self)
 
 
-def run(options: InspectOptions) -> None:
-    if Path(options.model).name.endswith(".json"):
-        path = Path(options.model)
-        spec, _ = read_model(read_json(path), str(path), options.architecture)
-        return _show_model({"spec": describe(spec)}, options)
-    with preview.unfetched(ModelConfig(model=options.model)) as seen:
-        directory = find_model(seen.model)
+def run(config: EngineConfig, options: InspectOptions) -> None:
+    name, architecture = config.model.model or SHIPPED_MODEL, config.model.architecture
+    if Path(name).name.endswith(".json"):
+        spec, _ = read_model(read_json(Path(name)), name, architecture)
+        return _show_model(name, {"spec": describe(spec)}, options)
+    with preview.unfetched(config.model) as seen:
+        directory = own_path(seen)
         if not is_built(directory):
-            files = open_files(directory, Asked(reading=Reading(options.architecture)))
-            return _show_model(model_figures(files.info), options)
+            files = open_files(directory, Asked(reading=Reading(architecture)))
+            return _show_model(name, model_figures(files.info), options)
     manifest = engine_dir.read_manifest(directory)
     shares = [manifest, *(engine_dir.read_manifest(directory, rank) for rank in range(1, manifest.ranks))]
     for share in shares if options.verify else ():
@@ -65,7 +61,7 @@ def run(options: InspectOptions) -> None:
     if options.json:
         print(json.dumps(figures(manifest), indent=1))
     else:
-        show(options.model, manifest)
+        show(name, manifest)
 
 
 def model_figures(info: ModelInfo) -> dict[str, Any]:
@@ -80,14 +76,14 @@ def model_figures(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def _show_model(found: dict[str, Any], options: InspectOptions) -> None:
+def _show_model(name: str, found: dict[str, Any], options: InspectOptions) -> None:
     if options.json:
         print(json.dumps(found, indent=1))
         return
     spec = found.pop("spec")
-    table = Table("", "", title=options.model, title_justify="left", show_header=False)
-    for name, value in {**found, **spec}.items():
-        table.add_row(name.replace("_", " "), _text(value))
+    table = Table("", "", title=name, title_justify="left", show_header=False)
+    for field, value in {**found, **spec}.items():
+        table.add_row(field.replace("_", " "), _text(value))
     Console().print(table)
 
 
@@ -141,4 +137,4 @@ def show(name: str, manifest: Manifest) -> None:
     Console().print(table)
 
 
-COMMAND = Command(run, InspectOptions, arguments=("model",), engine=False)
+COMMAND = Command(run, InspectOptions, arguments=("model",), uses=INSPECTING)

@@ -164,6 +164,6 @@ def _kind(directory: Path) -> str:
     return "GGUF" if any(directory.glob("*.gguf")) else "unknown"
 
 
-COMMAND = Command(show, ListOptions, engine=False)
-WHERE = Command(where, ModelOptions, arguments=("model",), engine=False)
-REMOVE = Command(remove, RemoveOptions, arguments=("model",), engine=False)
+COMMAND = Command(show, ListOptions, uses=frozenset())
+WHERE = Command(where, ModelOptions, arguments=("model",), uses=frozenset())
+REMOVE = Command(remove, RemoveOptions, arguments=("model",), uses=frozenset())

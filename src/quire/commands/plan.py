@@ -23,6 +23,7 @@ from quire.engine.plan import EnginePlan, make_backend, plan_engine
 from quire.engine.rates import step_rates
 from quire.engine.source import quantized_weights
 from quire.errors import ConfigError
+from quire.flags.uses import PLANNING
 from quire.model.outline import outline_config
 from quire.runtime.memory import GIB
 from quire.sched.times import StepTimes, StepWork
@@ -333,4 +334,4 @@ def _cost_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-COMMAND = Command(run, PlanOptions, arguments=("model",))
+COMMAND = Command(run, PlanOptions, arguments=("model",), uses=PLANNING)

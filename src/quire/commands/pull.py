@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from quire.cli import Command
-from quire.config import ModelConfig, check_options, option
+from quire.config import EngineConfig
 from quire.engine.directory import model_directory
 from quire.errors import ConfigError
+from quire.flags.uses import FILES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullOptions:
-    """Options of `quire pull`."""
-
-    model: str = option("", "A Hugging Face id: owner/name, or owner/name:Q4_K_M for a GGUF file.")
-    revision: str | None = option(None, "Branch, tag or commit.")
-    download_dir: str | None = option(None, "Where to fetch to; default is the cache of the hub's client.")
-    hf_token: str | None = option(None, "Token for private models; default is that of `hf auth login`.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
+    """`quire pull` has no options of its own."""
 
 
-def run(options: PullOptions) -> None:
+def run(config: EngineConfig, _: PullOptions) -> None:
     """Print the place of the model when it is there."""
-    if not options.model:
-        raise ConfigError("name the model: quire pull owner/name")
-    print(model_directory(ModelConfig(**asdict(options))))
+    if not config.model.model:
+        raise ConfigError("name the model: quire pull owner/name, or owner/name:Q4_K_M for a GGUF file")
+    print(model_directory(config.model))
 
 
-COMMAND = Command(run, PullOptions, arguments=("model",), engine=False)
+COMMAND = Command(run, PullOptions, arguments=("model",), uses=FILES)

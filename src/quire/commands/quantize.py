@@ -20,6 +20,7 @@ from quire.engine.directory import load_tokenizer, model_directory
 from quire.engine.plan import make_backend
 from quire.errors import ConfigError
 from quire.files import read_text
+from quire.flags.uses import QUANTIZING
 from quire.quantize.fisher import fisher_information, read_fisher
 from quire.quantize.methods import Method, Name
 from quire.quantize.run import Quantizer
@@ -123,4 +124,4 @@ def _samples(config: EngineConfig, options: QuantizeOptions, source: Path) -> In
     return np.stack([tokens[start : start + length] for start in starts])
 
 
-COMMAND = Command(run, QuantizeOptions, arguments=("model",))
+COMMAND = Command(run, QuantizeOptions, arguments=("model",), uses=QUANTIZING)

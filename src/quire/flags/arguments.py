@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -107,18 +107,18 @@ def add_options(
     options: type,
     arguments: tuple[str, ...] = (),
     everything: bool = True,
-    only: tuple[str, ...] = (),
+    only: Collection[str] | None = None,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
     """Add a flag for each field of the dataclass `options`, and a positional for each of those in `arguments`.
 
-    Unless `everything`, help shows only the fields marked as common. `defaults` replace the fields' own. Returns how
-    many fields it hides.
+    Unless `everything`, help shows only the fields marked as common. `only` names the fields to add, by default all.
+    `defaults` replace the fields' own. Returns how many fields it hides.
     """
     hints = get_type_hints(options)
     hidden = 0
     for f in fields(options):
-        if only and f.name not in only:
+        if "help" not in f.metadata or (only is not None and f.name not in only):
             continue
         default = defaults.get(f.name, None if f.default is MISSING else f.default)
         shown = "" if default in (None, "", ()) else f" (default: {default})"
@@ -137,6 +137,20 @@ def add_options(
             flags = [f.metadata["short"]] if f.metadata["short"] else []
             group.add_argument(*flags, flag, **settings)
     return hidden
+
+
+def lacks(parser: argparse.ArgumentParser, args: Sequence[str]) -> bool:
+    """Tell whether `args` have a flag that the parser lacks."""
+    flags = [word.partition("=")[0] for word in args if re.match("--?[A-Za-z]", word)]
+    return not all(flag in parser._option_string_actions for flag in flags)
+
+
+def add_unused(parser: argparse.ArgumentParser, sections: Iterable[type], names: Collection[str]) -> None:
+    """Add the options `names` of some sections, without help. Their words end up under their names if given."""
+    for f in (f for section in sections for f in fields(section) if "help" in f.metadata and f.name in names):
+        flag = f.name.replace("_", "-")
+        flags = [*filter(None, [f.metadata["short"]]), f"--{flag}", f"--no-{flag}"]
+        parser.add_argument(*flags, dest=f.name, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def add_foreign(parser: argparse.ArgumentParser, table: Mapping[str, ForeignFlag]) -> None:

@@ -173,9 +173,11 @@ def _typed(
             found[name] = _converted(value, known.types[name], actions[name].type, f"{called}: {name}")
         elif name in known.foreign():
             found[name] = value
-        elif not (shared and name in known.everywhere()):
+        elif name not in known.everywhere():
             near = spelling.nearest(name, known.everywhere() if shared else known.types)
             raise ConfigError(f"{called}: unknown option {name!r}{near}")
+        elif not shared:
+            raise ConfigError(f"{called}: {known.command} does not use {name}: leave it out")
     return found
 
 

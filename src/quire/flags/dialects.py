@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quire.flags.arguments import add_foreign
+from quire.flags.arguments import add_foreign, lacks
 from quire.flags.table import Table
 from quire.hooks import FLAGS, load_hooks
 
@@ -31,16 +31,9 @@ class Added:
 
 
 def add_dialects(parser: argparse.ArgumentParser, args: Sequence[str], table: Table) -> list[Added]:
-    """Add a table's flags if `args` have one that the parser lacks, then installed dialects' flags likewise."""
-    if not _lacks(parser, args):
-        return []
+    """Add a table's flags, then those of installed dialects if the parser still lacks one of `args`."""
     add_foreign(parser, table())
-    return [_add(parser, dialect) for dialect in load_hooks(FLAGS)] if _lacks(parser, args) else []
-
-
-def _lacks(parser: argparse.ArgumentParser, args: Sequence[str]) -> bool:
-    flags = [word.partition("=")[0] for word in args if word.startswith("--") and word != "--"]
-    return not all(flag in parser._option_string_actions for flag in flags)
+    return [_add(parser, dialect) for dialect in load_hooks(FLAGS)] if lacks(parser, args) else []
 
 
 def _add(parser: argparse.ArgumentParser, dialect: Dialect) -> Added:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,8 +55,9 @@ class RunningEngine:
     """Starts an engine and runs requests on it."""
 
     def _start(self, config: EngineConfig, processors: Sequence[ProcessorClass] = ()) -> None:
+        config = replace(config, seed=config.seed or 0)
         with ThreadPoolExecutor(1) as executor:  # reads the tokenizer while this thread reads the weights
-            front = executor.submit(start_front, config, UNKNOWN_MODEL, seed=config.seed)
+            front = executor.submit(start_front, config, UNKNOWN_MODEL)
             tokenizer = executor.submit(_tokenizer_of, front)  # the engine keeps this one, not the front
             started, model = begin_start(config, processors, tokenizer.result)
             with started.report.phase("tokenizer"):

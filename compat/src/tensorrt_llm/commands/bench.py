@@ -102,9 +102,9 @@ def build(arguments: BenchBuildArguments) -> None:
     print(f"engine: {output}")
 
 
-THROUGHPUT = quire.cli.Command(run, BenchArguments, engine=False, foreign=lambda: MEASURING.foreign)
-LATENCY = quire.cli.Command(run_alone, BenchArguments, engine=False, foreign=lambda: MEASURING.foreign)
-BUILD = quire.cli.Command(build, BenchBuildArguments, engine=False, foreign=lambda: BUILDING.foreign)
+THROUGHPUT = quire.cli.Command(run, BenchArguments, uses=frozenset(), foreign=lambda: MEASURING.foreign)
+LATENCY = quire.cli.Command(run_alone, BenchArguments, uses=frozenset(), foreign=lambda: MEASURING.foreign)
+BUILD = quire.cli.Command(build, BenchBuildArguments, uses=frozenset(), foreign=lambda: BUILDING.foreign)
 PROGRAM = quire.cli.Program(
     "trtllm-bench",
     {

@@ -46,7 +46,7 @@ def run(arguments: BuildArguments) -> None:
     print(f"{output}: {sum(path.stat().st_size for path in output.iterdir()) / 1e6:,.1f} MB")
 
 
-COMMAND = quire.cli.Command(run, BuildArguments, engine=False, foreign=lambda: BUILDING.foreign)
+COMMAND = quire.cli.Command(run, BuildArguments, uses=frozenset(), foreign=lambda: BUILDING.foreign)
 PROGRAM = quire.cli.Program.single("trtllm-build", __name__, "Build an engine from a checkpoint.")
 
 

@@ -47,7 +47,7 @@ def run(arguments: ConvertArguments) -> None:
         print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB")
 
 
-COMMAND = quire.cli.Command(run, ConvertArguments, engine=False, foreign=lambda: CONVERTING.foreign)
+COMMAND = quire.cli.Command(run, ConvertArguments, uses=frozenset(), foreign=lambda: CONVERTING.foreign)
 PROGRAM = quire.cli.Program.single("convert_checkpoint.py", __name__, "Divide a checkpoint among ranks.")
 
 

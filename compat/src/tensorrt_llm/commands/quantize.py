@@ -72,7 +72,7 @@ def _quantize(arguments: QuantizeArguments, method: str, output: Path) -> None:
     quire.cli.main(words)
 
 
-COMMAND = quire.cli.Command(run, QuantizeArguments, engine=False, foreign=lambda: QUANTIZING.foreign)
+COMMAND = quire.cli.Command(run, QuantizeArguments, uses=frozenset(), foreign=lambda: QUANTIZING.foreign)
 PROGRAM = quire.cli.Program.single("quantize.py", __name__, "Quantize a checkpoint.")
 
 

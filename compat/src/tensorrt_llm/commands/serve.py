@@ -78,7 +78,9 @@ def server_words(options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-COMMAND = quire.cli.Command(run, ServeArguments, ("model",), engine=False, foreign=lambda: SERVING.foreign)
+COMMAND = quire.cli.Command(
+    run, ServeArguments, ("model",), uses=frozenset(), foreign=lambda: SERVING.foreign
+)
 PROGRAM = quire.cli.Program.single("trtllm-serve", __name__, "Serve a model over HTTP with OpenAI's API.")
 
 
