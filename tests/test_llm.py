@@ -174,6 +174,16 @@ def test_bad_requests_say_what_to_change(
     assert llm.stats().num_waiting == 0
 
 
+def test_a_full_context_advises_only_what_helps(tiny_model: Callable[..., str]) -> None:
+    path = tiny_model()
+    for given, grows in ((64, True), (None, False)):
+        with LLM(path, max_model_len=given) as llm:
+            with pytest.raises(RequestError, match="maximum context length is") as refused:
+                llm.generate({"prompt_token_ids": [1] * llm.max_model_len}, GREEDY)
+            assert ("--max-model-len" in str(refused.value)) is grows
+            assert "shorten it" in str(refused.value)
+
+
 def test_a_failing_row_ends_its_request_with_the_reason(tiny_model: Callable[..., str]) -> None:
     llm = LLM(tiny_model(), max_model_len=128)
     short = SamplingParams(max_tokens=1)

@@ -65,11 +65,9 @@ class SessionExpiredError(RequestError):
 
 
 def message_of(error: BaseException) -> str:
-    """Return what to tell a caller about an error: its message, with its class if it is not Quire's or the system's."""
+    """Return what to tell a caller about an error: its message, with its class if it is not Quire's own."""
     if isinstance(error, QuireError):
         return str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return f"{type(error).__name__}: {error}"
 
 

@@ -55,7 +55,6 @@ SkipSpecialTokens = Annotated[bool, says("leave special tokens out of the text")
 SpacesBetween = Annotated[bool, says("put spaces between special tokens")]
 IncludeStop = Annotated[bool, says("keep the stop string")]
 StreamInterval = Annotated[int, says("tokens per chunk of a stream", ge=1, le=INT64)]
-ReturnProgress = Annotated[bool, says("report how much of the prompt is computed, while it is")]
 AllowedTokenIds = Annotated[Seq[TokenId], says("only these tokens")]
 BadWords = Annotated[Seq[str], says("words that are never produced")]
 ThinkingBudget = Annotated[

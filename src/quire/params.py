@@ -295,7 +295,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     logits_processors: Any = None
     beam: BeamRules | None = None
     guided_decoding: GuidedDecodingParams | None = None
-    return_progress: fields.ReturnProgress = False
+    return_progress: bool = False
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:

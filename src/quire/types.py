@@ -236,10 +236,7 @@ class FinishReason(str, enum.Enum):
 
 
 class Usage(msgspec.Struct, array_like=True):
-    """Token counts of one sequence so far. Of drafts: how many tokens were accepted, and how many rejected.
-
-    `num_computed` counts the prompt's computed tokens while it reports its progress.
-    """
+    """Token counts of one sequence so far: accepted and rejected of drafts, computed of a prompt that reports it."""
 
     num_prompt: int
     num_cached: int
@@ -378,6 +375,7 @@ class ModelCard:
     weight_bytes: int = 0
     spare_tokens: int = 0
     dimensions: tuple[int, ...] | None = ()
+    grows: bool = False  # --max-model-len can be raised: the model was made for more
 
     @property
     def num_rows(self) -> int:

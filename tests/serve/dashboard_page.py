@@ -72,6 +72,7 @@ class World:
     logprobs: bool = False
     break_after: int | None = None
     stopped: list[str] = field(default_factory=list)
+    longest: int | None = None  # most messages that fit
     models: list[str] = field(default_factory=lambda: ["made-up"])
 
     def about(self) -> dict[str, Any]:
@@ -128,6 +129,9 @@ def app_of(world: World) -> FastAPI:
         if world.error is not None:
             status, message = world.error
             return JSONResponse({"error": {"message": message, "type": "x"}}, status)
+        if world.longest is not None and len(body["messages"]) > world.longest:
+            told = {"message": "too long: shorten it", "code": "context_length_exceeded"}
+            return JSONResponse({"error": told}, 400)
         return Answer(pieces(world, "messages" in body), media_type="text/event-stream")
 
     return app

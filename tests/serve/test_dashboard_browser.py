@@ -242,6 +242,29 @@ def test_eight_thousand_pieces_do_not_hold_up_the_page(page: Page) -> None:
     assert page.run("return window.longest") < 2000  # it was 84,000 with a node for each piece
 
 
+def test_a_full_context_offers_to_leave_out_the_oldest_turns(page: Page) -> None:
+    page.world.longest = 3
+    for count, text in enumerate(("one", "two"), 1):
+        page.say(text)
+        page.until(lambda count=count: len(page.texts(".turn .note")) == count)
+    page.say("three")
+    (offer,) = page.until(lambda: page.all(".trouble button"))
+    assert offer.text == "Leave out the oldest turns"
+    offer.click()
+    page.until(lambda: not page.all(".trouble") and "from cache" in page.texts(".turn .note")[-1])
+    assert [m["content"] for m in page.world.requests[-1]["messages"]] == ["two", "Hello, world.", "three"]
+    assert [text for text in page.texts(".note") if "no longer sent" in text] != []
+    assert len(page.texts(".turn")) == 6
+    page["settings-button"].click()
+    page["drop_oldest"].click()
+    page.say("four")
+    page.until(lambda: len(page.texts(".turn")) == 8 and "from cache" in page.texts(".turn .note")[-1])
+    assert [m["content"] for m in page.world.requests[-1]["messages"]][::2] == ["three", "four"]
+    page.world.longest = 0
+    page.say("five")
+    page.until(lambda: page.texts(".trouble button") == ["Retry"])
+
+
 def test_turns_are_a_tree(page: Page) -> None:
     page.say("One")
     page.until(lambda: page.texts(".turn .note"))

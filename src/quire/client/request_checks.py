@@ -130,7 +130,7 @@ def room_after(tokens: Sequence[int], info: ModelCard) -> int:
     if count >= length:
         raise PromptTooLongError(
             f"This model's maximum context length is {length} tokens, including at least one of output, and the "
-            f"prompt has {count} tokens: shorten it or raise --max-model-len",
+            f"prompt has {count} tokens: shorten it{' or raise --max-model-len' if info.grows else ''}",
             count,
             length - 1,
         )

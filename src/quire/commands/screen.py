@@ -20,6 +20,13 @@ _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) 
 _PARTS = re.compile(r"[ \t]|\n|[^ \t\n]+")
 
 
+def in_words(error: Exception) -> str:
+    """Return an error's message, of the system's errors without their number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error) or type(error).__name__
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
 def takes_codes(stream: TextIO) -> bool:
     """Whether a stream is a terminal that knows escape codes."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"

@@ -21,6 +21,7 @@ def card_of(plan: EnginePlan) -> ModelCard:
     """Make the card of a planned engine's model."""
     memory, spec, config = plan.memory, plan.model.spec, plan.config
     most, head = config.model.max_logprobs, plan.model.pooling
+    longest = plan.model.limits.max_seq_len or spec.max_position
     return ModelCard(
         name=plan.name,
         max_model_len=memory.max_model_len,
@@ -37,6 +38,7 @@ def card_of(plan: EnginePlan) -> ModelCard:
         segment_size=spec.vocab_size // spec.segments if spec.segments > 1 else 0,
         num_parameters=plan.model.num_parameters,
         weight_bytes=memory.weights,
+        grows=memory.max_model_len < longest and not config.model.disable_sliding_window,
         dimensions=_dimensions(config.model, plan.model),
     )
 

@@ -109,7 +109,7 @@ class Calls:
         if len(found) >= self._texts.max_model_len:
             raise StepError(
                 f"the text has {len(found)} tokens, and this model's maximum context length is "
-                f"{self._texts.max_model_len}, including at least one of output: shorten it or raise --max-model-len"
+                f"{self._texts.max_model_len}, including at least one of output: shorten it"
             )
         return found
 

@@ -220,7 +220,7 @@ def refusal(request: Request, max_model_len: int, max_total: int) -> str | None:
     if num_prompt + room > max_model_len:
         return (
             f"the prompt has {num_prompt} tokens, but max_model_len is {max_model_len}, "
-            f"including {room} for output; shorten the prompt or raise --max-model-len"
+            f"including {room} for output; shorten the prompt"
         )
     if num_prompt + room > max_total:
         return (

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from quire.errors import ConfigError, PromptTooLongError, QuireError, message_of
+from quire.commands.screen import in_words
+from quire.errors import ConfigError, PromptTooLongError, QuireError
 from quire.llm import LLM
 from quire.serve.options import KEY_VARIABLES
 from quire.text.formats.reasoning.qwen3 import FORMAT as TAGS
@@ -170,7 +171,7 @@ class RemoteAnswerer:
             for line in self._open(path, body):
                 yield line.decode("utf-8", "replace").strip().removeprefix("data:").strip()
         except (OSError, http.client.HTTPException) as error:
-            raise QuireError(f"{BROKEN}: {message_of(error)}") from error
+            raise QuireError(f"{BROKEN}: {in_words(error)}") from error
 
     def count(self, messages: list[Message]) -> tuple[int, int]:
         body = {"model": self.name, "messages": messages}
@@ -191,7 +192,7 @@ class RemoteAnswerer:
             raise _refusal(error) from error
         except OSError as error:
             reason = getattr(error, "reason", error)
-            said = message_of(reason) if isinstance(reason, OSError) else reason
+            said = in_words(reason) if isinstance(reason, OSError) else reason
             raise QuireError(f"the server does not answer: {said}") from error
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from quire.commands.chat.answer import THINK, Answerer, AnswerPart, Message
 from quire.commands.chat.view import AnswerView
-from quire.errors import PromptTooLongError, QuireError, message_of
+from quire.commands.screen import in_words
+from quire.errors import PromptTooLongError, QuireError
 from quire.fields import fields_of
 from quire.params import SamplingParams
 from quire.spelling import nearest
@@ -21,7 +22,7 @@ CUT_REASONING = "(cut at the token limit before the answer: /set max_tokens N, t
 DROPPED = "(the context is full: the oldest turn is left out; --context keep refuses instead)"
 NO_SWITCH = "the chat template of this model has no switch for reasoning"
 # What means nothing where one answer is shown as text.
-_NO_SETTINGS = {"n", "logprobs", "prompt_logprobs", "logprob_token_ids", "stream_interval", "return_progress"}
+_NO_SETTINGS = {"n", "logprobs", "prompt_logprobs", "logprob_token_ids", "stream_interval"}
 SETTINGS = {
     name: field.sentence
     for name, field in fields_of(SamplingParams).items()
@@ -88,7 +89,7 @@ class Session:
         try:
             self._commands[name][0](rest.strip())
         except (QuireError, OSError, ValueError, TypeError) as error:
-            _note(message_of(error) if isinstance(error, OSError) else str(error))
+            _note(in_words(error))
         return True
 
     # --- answers

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.errors import message_of
+from quire.commands.screen import in_words
 from quire.lazy import Lazy
 from quire.text.stdin import read_lines
 
@@ -78,6 +78,6 @@ def _history() -> history.History:
         base.mkdir(parents=True, exist_ok=True)
         file.touch()
     except OSError as error:
-        print(f"What you type is not kept for the next chat: {message_of(error)}", file=sys.stderr)
+        print(f"What you type is not kept for the next chat: {in_words(error)}", file=sys.stderr)
         return history.InMemoryHistory()
     return history.FileHistory(str(file))

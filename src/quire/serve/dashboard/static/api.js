@@ -7,9 +7,10 @@ let wanted = false;
 let refused = false;
 
 export class ServerError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -69,7 +70,7 @@ export async function request(path, options = {}) {
       }
       throw new ServerError(401, "This server needs an API key: press “API key” above.");
     }
-    throw new ServerError(response.status, await reason(response));
+    throw new ServerError(response.status, ...(await reason(response)));
   }
 }
 
@@ -77,9 +78,9 @@ async function reason(response) {
   const text = await response.text();
   try {
     const { error, detail } = JSON.parse(text);
-    return String(error?.message ?? error ?? detail ?? text);
+    return [String(error?.message ?? error ?? detail ?? text), error?.code];
   } catch {
-    return text || `The server answered ${response.status}.`;
+    return [text || `The server answered ${response.status}.`];
   }
 }
 

@@ -27,6 +27,7 @@ export class Chat {
     this.following = true;
     this.chat = tree.conversation(setting("settings", {}));
     this.actions = {
+      shrink: (node) => (tree.remove(this.chat, node.id), this.answer(node.parent, null, true)),
       regenerate: (node) => this.answer(node.parent),
       extend: (node) => this.extend(node),
       branch: (node, at, token) => this.branch(node, at, token),
@@ -165,7 +166,7 @@ export class Chat {
 
   edit(node, text) {
     if (node.message.role !== "user") {
-      const { error, note, logprobs, ...message } = node.message;
+      const { error, full, left_out, note, logprobs, ...message } = node.message;
       tree.add(this.chat, node.parent, { ...message, content: text });
       return this.changed();
     }
@@ -219,7 +220,7 @@ export class Chat {
   }
 
   /** Write an answer below node `parent`. Its events reach its own conversation, whatever is shown by then. */
-  async answer(parent, start = null) {
+  async answer(parent, start = null, shrinks = this.chat.settings.drop_oldest) {
     if (this.writing.busy) return;
     const chat = this.chat;
     const body = this.body(parent, "", start);
@@ -243,6 +244,12 @@ export class Chat {
       return brought;
     });
     flush.now();
+    const full = error?.code === "context_length_exceeded";
+    if (full && shrinks && chat === this.chat && tree.leaveOut(chat, parent)) {
+      this.writing.done();
+      return this.actions.shrink(node);
+    }
+    message.full = full && tree.leaveOut(chat, parent, false);
     finishMessage(message, finish, timing, error);
     if (chat === this.chat) {
       box.classList.remove("busy");

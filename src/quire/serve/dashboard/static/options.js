@@ -56,6 +56,7 @@ export function showOptions(box, settings, about, changed) {
   check("logprobs", "Keep token probabilities", (value) => put("logprobs", value));
   if (about.thinking) check("thinking", "Let the model think first", (value) => put("thinking", value ? "on" : "off"), true);
   if (about.thinking) checks.querySelector("#thinking").checked = settings.thinking !== "off";
+  check("drop_oldest", "Leave out the oldest turns when the context is full", (value) => put("drop_oldest", value));
   box.append(checks);
   if (about.efforts?.length) {
     const select = el("select", { id: "effort" }, ["", ...about.efforts].map((value) => el("option", { value, selected: value === (settings.effort ?? "") }, value || "as the model does")));

@@ -65,10 +65,19 @@ export function remove(chat, id) {
   return () => Object.assign(chat, before);
 }
 
-/** What a request sends: the shown messages up to `until`, without what only this page needs. */
+/** Leave the oldest turn up to `until` out of what is sent; returns whether there is one beside the last. */
+export function leaveOut(chat, until, mark = true) {
+  const sent = path(chat, until).filter((node) => !node.message.left_out);
+  const asked = sent.flatMap((node, i) => (node.message.role === "user" ? [i] : []));
+  if (mark && asked.length > 1) for (const node of sent.slice(0, asked[1])) node.message.left_out = true;
+  return asked.length > 1;
+}
+
+/** What a request sends: the shown messages up to `until`, without what is left out and what only this page needs. */
 export function messages(chat, until = null) {
   return path(chat, until)
     .map((node) => node.message)
+    .filter((m) => !m.left_out)
     .filter((m) => m.content || m.tool_calls?.length || m.role === "tool")
     .map((m) => {
       const sent = { role: m.role, content: m.content };

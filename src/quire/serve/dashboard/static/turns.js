@@ -15,7 +15,9 @@ export function turnOf(node, actions, state) {
   parts.show(message);
   if (state.tokens && message.logprobs?.length) parts.said.replaceChildren(tokensView(message.logprobs, (at, token) => actions.branch(node, at, token)));
   if (message.calls_open) box.append(answersForm(node, actions));
-  if (message.error) box.append(trouble(message.error, [button("Retry", () => actions.regenerate(node))]));
+  const again = message.full ? button("Leave out the oldest turns", () => actions.shrink(node)) : button("Retry", () => actions.regenerate(node));
+  if (message.error) box.append(trouble(message.error, [again]));
+  if (message.left_out) box.append(el("p", { className: "note" }, "The context is full: this is no longer sent to the model."));
   if (message.note) box.append(el("p", { className: "note" }, message.note));
   box.append(toolbar(node, actions, state));
   return box;
