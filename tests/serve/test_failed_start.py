@@ -178,3 +178,30 @@ def test_errors_are_json_if_the_log_is(args: tuple[str, ...], status: int, words
     assert found == status
     assert entry["level"] == "error"
     assert words in entry["message"]
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "args"),
+    [
+        ("lora-nope", 1, ["--enable-lora", "--lora-modules", "a=./lora-nope"]),
+        ("--lora-modules needs --enable-lora", 2, ["--lora-modules", "a=b"]),
+        ("chat template", 1, ["--chat-template", "{%"]),
+        ("--middleware 'no.such' cannot be imported", 2, ["--middleware", "no.such"]),
+        ("--logits-processors 'no:Such' cannot be imported", 2, ["--logits-processors", "no:Such"]),
+        ("--tool-parser-plugin", 2, ["--tool-parser-plugin", "none.py"]),
+        ("--api-key-file", 2, ["--api-key-file", "none"]),
+        ("--ssl-certfile", 2, ["--ssl-keyfile", "none", "--ssl-certfile", "none"]),
+        ("./no-drafter", 1, ["--spec-model", "./no-drafter"]),
+        ("--log-config-file", 2, ["--log-config-file", "none"]),
+        ("leave out --node-rank", 2, ["--nnodes", "2", "-tp", "2", "--node-rank", "1"]),
+    ],
+)
+def test_a_check_refuses_what_a_start_would(message: str, status: int, args: list[str]) -> None:
+    refused(message, "--check", *args, status=status)
+
+
+def test_a_check_tries_the_port_and_gives_it_back(taken: int, tmp_path: Path) -> None:
+    refused("cannot listen", "--check", "--port", str(taken))
+    place = tmp_path / "socket"
+    assert serve("--check", "--uds", str(place)) == (0, [])
+    assert not place.exists()

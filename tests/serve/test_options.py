@@ -8,7 +8,7 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.serve.options import ServerConfig, split_options
-from quire.serve.server import check
+from quire.serve.server import serve
 from tests.serve import scripted
 from tests.serve.running import MAKER
 
@@ -48,12 +48,10 @@ def test_keys_come_from_options_and_file(tmp_path: Path) -> None:
         ServerConfig(api_key_file=str(tmp_path / "none")).api_keys()
 
 
-def test_check_tells_the_plan_and_refuses_what_serving_would() -> None:
-    engine, server = split_options({"model": "scripted", "served_model_name": ("name",)})
-    text = check(engine, server, MAKER)
+def test_check_tells_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"model": "scripted", "served_model_name": ("name",), "check": True, "port": 0}
+    assert serve(*split_options(options), MAKER) == 0
+    text = capsys.readouterr().out
     assert "2048 tokens" in text
     assert f"{scripted.NUM_BLOCKS} blocks" in text
     assert "name" in text
-    engine, server = split_options({"model": "scripted", "ssl_keyfile": "none", "ssl_certfile": "none"})
-    with pytest.raises(ConfigError, match="--ssl-certfile"):
-        check(engine, server, MAKER)

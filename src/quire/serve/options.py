@@ -163,7 +163,7 @@ class ServerConfig:
     share_prefix_cache: bool = option(
         False, "Let requests with different API keys reuse each other's cached prefixes."
     )
-    check: bool = option(False, "Validate the configuration and the memory plan, then exit.")
+    check: bool = option(False, "Start everything, say whether it is ready to serve, and exit.")
 
     def __post_init__(self) -> None:
         check_options(self)

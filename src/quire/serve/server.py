@@ -75,15 +75,14 @@ def serve(
     second signal aborts them. Raises ConfigError and ModelError if the server cannot start.
     """
     if engine_config.parallel.node_rank:
+        if config.check:
+            raise ConfigError("--check starts the server, which is on machine 0: leave out --node-rank")
         set_up_logging(config.log_format, config.log_level)
         return node.run_node(engine_config)
     check_limits()
     sys.setswitchinterval(SWITCH_SECONDS)
     garbage.collect_rarely()
     engine_config = for_serving(engine_config)
-    if config.check:
-        print(check(engine_config, config, maker))
-        return 0
     if not banner.wanted(config):
         set_up_logging(config.log_format, config.log_level)
         configure_logging(config)
@@ -97,29 +96,26 @@ def serve(
         return uvloop.run(_serve(engine_config, config, maker, stack))
 
 
-def check(engine_config: EngineConfig, config: ServerConfig, maker: str = MAKER) -> str:
-    """Load everything as `serve` does without listening; returns a summary. Raises the errors of `serve`."""
-    config.keys()
-    check_tls(config)
-    check_adapters(engine_config, config)
-    parts = load_maker(maker)
-    started = parts.start_core(engine_config)
-    _ = parts.start_front(engine_config, started.info).template
-    stats, info = started.core.stats(), started.info
-    tokens = stats.num_blocks * engine_config.cache.block_size
+def _summary(service: Service, engine_config: EngineConfig) -> str:
+    """Describe a server that is ready to listen."""
+    stats, info, size = service.engine.metrics.stats, service.front.info, engine_config.cache.block_size
+    tokens = stats.num_blocks * size
     return (
         f"{info.name}: ready to serve\n"
         f"  longest request   {info.max_model_len} tokens\n"
-        f"  KV cache          {stats.num_blocks} blocks of {engine_config.cache.block_size}, {tokens} tokens\n"
+        f"  KV cache          {stats.num_blocks} blocks of {size}, {tokens} tokens\n"
         f"  longest requests  {tokens / info.max_model_len:.1f} at once\n"
-        f"  served as         {', '.join(config.served_model_name or (info.name,))}"
+        f"  served as         {', '.join(service.config.served_model_name or (info.name,))}"
     )
 
 
 async def _serve(
     engine_config: EngineConfig, config: ServerConfig, maker: str, loading: ExitStack | None = None
 ) -> int:
-    """`loading` is what a person watches meanwhile: it is closed, and the banner printed, once the server listens."""
+    """Start, and listen unless the start is a check.
+
+    `loading` is what a person watches meanwhile: it is closed, and the banner printed, once the server listens.
+    """
     clock = _Clock()
     check_tls(config)
     check_adapters(engine_config, config)
@@ -153,10 +149,16 @@ async def _serve(
         await service.adapters.load_given()
         if loading is not None:
             loading.close()
+        if loading is not None and not config.check:
             shown = banner.lines(_url(config, listener), config, engine_config, info, metrics.stats)
             print(shown, file=sys.stderr)
         server = _Server(service, app, listener, clock)
         try:
+            if config.check:
+                server.config.load()
+                _ = service.front.template
+                print(_summary(service, engine_config))
+                return 0
             return await server.run()
         finally:
             await service.grammars.close()
