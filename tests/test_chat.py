@@ -383,10 +383,12 @@ def test_a_long_prompt_shows_its_progress(
 
 def test_the_key_may_come_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Streams, "keys", [])
+    monkeypatch.setattr(Streams, "announced", False)
+    monkeypatch.setattr(Streams, "ends", ("[DONE]",))
     monkeypatch.setenv("QUIRE_API_KEY", "kept")
-    RemoteAnswerer(url, None, "")
-    RemoteAnswerer(url, "given", "")
-    assert Streams.keys == ["Bearer kept", "Bearer given"]
+    main(["complete", "Once", "--url", url])
+    main(["chat", "-q", "Once", "--url", url, "--api-key", "given"])
+    assert set(Streams.keys) == {"Bearer kept", "Bearer given"}
 
 
 def test_a_local_model_s_reasoning_is_told_apart(tiny_model: Callable[..., str]) -> None:

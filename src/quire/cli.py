@@ -22,17 +22,17 @@ from quire import __version__
 from quire.config import SECTIONS, EngineConfig
 from quire.errors import ConfigError, QuireError
 from quire.flags.arguments import add_options, add_unused, lacks, rewritten
-from quire.flags.config_file import Known, read_files
 from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
 from quire.flags.table import ForeignFlag, Table, engine_flags
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
     from quire import exits, spelling
-    from quire.flags import dialects
+    from quire.flags import config_file, dialects
 else:
     dialects = Lazy("quire.flags.dialects")
     exits, spelling = Lazy("quire.exits"), Lazy("quire.spelling")
+    config_file = Lazy("quire.flags.config_file")
 
 log = logging.getLogger("quire")
 
@@ -299,7 +299,7 @@ def _run(name: str, args: list[str], program: Program) -> None:
     def foreign() -> Mapping[str, ForeignFlag]:
         return {**(engine_flags() if command.uses else {}), **command.foreign()}
 
-    def known() -> Known:
+    def known() -> config_file.Known:
         hints = {
             name: hint
             for part in (EngineConfig, *SECTIONS.values())
@@ -309,7 +309,7 @@ def _run(name: str, args: list[str], program: Program) -> None:
         parts = (*PARTS.values(), command.options)
         replaced = {f.name: f.metadata["replaces"] for part in parts for f in fields(part) if f.metadata}
         everywhere = functools.partial(_all_options, program)
-        return Known(
+        return config_file.Known(
             name, bool(command.uses), types, replaced | {"model_flag": ("model",)}, foreign, everywhere
         )
 
@@ -318,7 +318,7 @@ def _run(name: str, args: list[str], program: Program) -> None:
         parser.unused = ENGINE_OPTIONS - command.uses - own_names - foreign().keys()
         add_unused(parser, PARTS.values(), parser.unused)
     added = dialects.add_dialects(parser, args, foreign) if lacks(parser, args) else []
-    given = read_files(parser, args, known, program.commands)
+    given = config_file.read_files(parser, args, known, program.commands)
     parser.set_defaults(**given.options)
     values = vars(parser.parse_args(args))
     if "config" not in own_names:

@@ -466,9 +466,7 @@ class EngineConfig:
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
         """Sort flat options (`block_size=32, dtype="bfloat16", ...`) into sections; unknown names are errors."""
-        taken: dict[str, Any] = {}
-        if "seed" in options:
-            taken["seed"] = options.pop("seed")
+        taken: dict[str, Any] = {"seed": options.pop("seed", None)}
         for name, section in SECTIONS.items():
             known = {f.name: f.metadata["aliases"] or {} for f in fields(section)}
             given = {k: options.pop(k) for k in list(options) if k in known}

@@ -162,7 +162,7 @@ def test_a_key_is_sent_and_never_printed_or_saved(tmp_path: Path, capsys: pytest
     with fake_server(key="top-secret") as server:
         result = bench(server, tmp_path, api_key_file=str(tmp_path / "key"))
         assert result["completed"] == 12
-        with pytest.raises(EngineError, match="401"):
+        with pytest.raises(EngineError, match="needs a key: give --api-key-file FILE"):
             bench(server, tmp_path)
         shown = capsys.readouterr()
         assert "top-secret" not in shown.out + shown.err + (tmp_path / "r.json").read_text()

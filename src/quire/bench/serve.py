@@ -35,6 +35,7 @@ from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError, EngineError
 from quire.flags.table import vllm_flags
+from quire.serve.keys import client_key, key_advice
 from quire.serve.system_limits import raise_descriptor_limit
 from quire.text.tokenizer import Tokenizer
 from quire.weights.hub import find_model
@@ -59,8 +60,10 @@ class ServeOptions(DatasetOptions):
     endpoint: str | None = option(None, "Path of the endpoint; default is the backend's.")
     model: str | None = option(None, "Name of the model; default is the first that the server lists.")
     served_model_name: str | None = option(None, "Name to request, if --model is a directory.")
-    api_key: str | None = option(None, "API key; a file is safer.")
-    api_key_file: str | None = option(None, "File with the API key.")
+    api_key: str | None = option(
+        None, "Key of the server; a file keeps it out of the process list.", replaces=("api_key_file",)
+    )
+    api_key_file: str | None = option(None, "File with the key of the server.", replaces=("api_key",))
     header: tuple[str, ...] = option((), "Extra header, NAME=VALUE; repeat for several.")
     insecure: bool = option(False, "Do not verify the TLS certificate.")
     request_rate: float = option(float("inf"), "Requests per second; inf sends all at once.")
@@ -117,8 +120,7 @@ class ServeOptions(DatasetOptions):
             raise ConfigError(
                 f"--ramp-up-strategy must be linear or exponential, got {self.ramp_up_strategy!r}"
             )
-        if self.api_key is not None and self.api_key_file is not None:
-            raise ConfigError("pass --api-key or --api-key-file, not both")
+        _ = self.key
         self.summary()
         self.arrivals()
         self.loads()
@@ -127,17 +129,16 @@ class ServeOptions(DatasetOptions):
     def timed(self) -> bool:
         return self.dataset_name == "timed_trace" if self.self_timed is None else self.self_timed
 
+    @property
+    def key(self) -> str | None:
+        """The key to send. ConfigError: it cannot be read or sent."""
+        return client_key(self.api_key, self.api_key_file)
+
     def target(self) -> Target:
         """The server and the headers to send."""
         headers = _pairs(self.header, "header")
-        key = self.api_key
-        if self.api_key_file is not None:
-            try:
-                key = Path(self.api_key_file).read_text().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"--api-key-file {self.api_key_file} cannot be read: {error}") from error
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
+        if self.key:
+            headers.setdefault("Authorization", f"Bearer {self.key}")
         host = f"[{self.host}]" if ":" in self.host else self.host
         return Target.from_url(self.base_url or f"http://{host}:{self.port}", headers, self.insecure)
 
@@ -246,11 +247,11 @@ async def _served(client: Client, options: ServeOptions) -> _Served:
             waiting = True
         await asyncio.sleep(0.25)
     wanted = options.served_model_name or options.model
+    if status == 401:
+        raise EngineError(f"{client.target.url}: {key_advice(options.key)}")
     if status != 200:
         if wanted is None:
-            raise EngineError(
-                f"{client.target.url}/v1/models answered {status}: pass --model NAME, or --api-key"
-            )
+            raise EngineError(f"{client.target.url}/v1/models answered {status}: pass --model NAME")
         return _Served(wanted, None, None)
     try:
         cards = json.loads(body)["data"]

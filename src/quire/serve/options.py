@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from quire.config import EngineConfig, check_options, json_object, option
@@ -13,6 +11,7 @@ from quire.engine.log import LogFormat, LogLevel
 from quire.errors import ConfigError
 from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
 from quire.serve.callers import Keys
+from quire.serve.keys import keys_in, keys_of_environment
 from quire.sockets import is_local
 from quire.text.formats.plugins import load_formats
 from quire.text.formats.registry import reasoning_format, tool_format
@@ -25,7 +24,6 @@ ContentFormat = Literal["auto", "string", "openai"]
 TARGET_STEP_TIME = 100.0
 """Milliseconds that a step of a server may take if nothing else is asked for."""
 
-KEY_VARIABLES = ("QUIRE_API_KEY", "VLLM_API_KEY")
 UvicornLogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 
 
@@ -203,27 +201,13 @@ class ServerConfig:
 
         Raises ConfigError if the file is unreadable or has no key.
         """
-        given = (*self.api_key, *_keys_in("--api-key-file", self.api_key_file))
-        return given or tuple(os.environ[name] for name in KEY_VARIABLES if os.environ.get(name))
+        return (*self.api_key, *keys_in("--api-key-file", self.api_key_file)) or keys_of_environment()
 
     def keys(self) -> Keys:
         """Make the table of users' and operators' keys. Raises ConfigError as `api_keys` does."""
-        operators = (*self.admin_api_key, *_keys_in("--admin-api-key-file", self.admin_api_key_file))
+        operators = (*self.admin_api_key, *keys_in("--admin-api-key-file", self.admin_api_key_file))
         loopback = self.uds is None and is_local(self.host)
         return Keys(self.api_keys(), operators, private=not self.allowed_origins, loopback=loopback)
-
-
-def _keys_in(flag: str, path: str | None) -> tuple[str, ...]:
-    if path is None:
-        return ()
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag} {path!r} cannot be read: {error}") from error
-    keys = tuple(line.strip() for line in lines if line.strip())
-    if not keys:
-        raise ConfigError(f"{flag} {path!r} holds no key")
-    return keys
 
 
 def for_serving(config: EngineConfig) -> EngineConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 from quire.commands.screen import in_words
 from quire.errors import ConfigError, PromptTooLongError, QuireError
 from quire.llm import LLM
-from quire.serve.options import KEY_VARIABLES
+from quire.serve.keys import key_advice
 from quire.text.formats.reasoning.qwen3 import FORMAT as TAGS
 from quire.text.formats.shapes import Place
 from quire.text.output.events import Parsed
@@ -101,7 +100,7 @@ class RemoteAnswerer:
         self._base = url.rstrip("/").removesuffix("/v1")
         if not self._base.startswith(("http://", "https://")):
             raise ConfigError(f"--url {url!r} must begin with http:// or https://")
-        self._key = api_key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
+        self._key = api_key
         try:
             listed = json.load(self._open("/v1/models", None))["data"]
         except (QuireError, ValueError, KeyError, TypeError) as error:
@@ -181,15 +180,14 @@ class RemoteAnswerer:
         return None
 
     def _open(self, path: str, body: dict[str, Any] | None) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._base + path, data, headers)
+        request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"})
+        if self._key:  # not for where a redirection leads
+            request.add_unredirected_header("Authorization", f"Bearer {self._key}")
         try:
             return urllib.request.urlopen(request, timeout=CONNECT_TIMEOUT)
         except urllib.error.HTTPError as error:
-            raise _refusal(error) from error
+            raise QuireError(key_advice(self._key)) if error.code == 401 else _refusal(error) from error
         except OSError as error:
             reason = getattr(error, "reason", error)
             said = in_words(reason) if isinstance(reason, OSError) else reason
@@ -210,8 +208,6 @@ def _refusal(error: urllib.error.HTTPError) -> QuireError:
         message = str(told["message"])
     except (ValueError, KeyError, TypeError):
         return QuireError(f"the server answered {error.code} {error.reason}")
-    if error.code == 401:
-        message += f"; --api-key gives it, or the variable {KEY_VARIABLES[0]}"
     if told.get("code") == "context_length_exceeded":
         return PromptTooLongError(message, 0, 0)
     return QuireError(message)

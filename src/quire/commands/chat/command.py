@@ -18,6 +18,7 @@ from quire.errors import ConfigError
 from quire.flags.uses import CHATS
 from quire.lazy import Lazy
 from quire.llm import LLM
+from quire.serve.keys import client_key
 
 if TYPE_CHECKING:
     from quire.engine import suggested
@@ -35,7 +36,10 @@ class ChatOptions(SamplingOptions):
     url: str | None = option(
         None, "Talk to a running server at this address instead of loading a model.", replaces=("model",)
     )
-    api_key: str | None = option(None, "Key for --url.")
+    api_key: str | None = option(
+        None, "Key for --url; a file keeps it out of the process list.", replaces=("api_key_file",)
+    )
+    api_key_file: str | None = option(None, "File with the key for --url.", replaces=("api_key",))
     context: Literal["drop", "keep"] = option(
         "drop", "A conversation that is too long loses its oldest turns (drop), or is refused (keep)."
     )
@@ -53,7 +57,9 @@ def run(config: EngineConfig, options: ChatOptions) -> None:
     if options.url is None:
         answerer = LocalAnswerer(LLM.from_config(config))
     else:
-        answerer = RemoteAnswerer(options.url, options.api_key, config.model.model)
+        answerer = RemoteAnswerer(
+            options.url, client_key(options.api_key, options.api_key_file), config.model.model
+        )
     if options.think is not None and answerer.switches_thinking() is False:
         raise ConfigError(f"--think: {NO_SWITCH}")
     settings = options.settings() | ({} if options.think is None else {THINK: options.think == "on"})
@@ -74,8 +80,8 @@ def run(config: EngineConfig, options: ChatOptions) -> None:
 
 
 def _idle(options: ChatOptions) -> Collection[str]:
-    """Name what means nothing: the engine's options beside the server at --url, or that server's key without it."""
-    return ("api_key",) if options.url is None else CHATS - {"model"}
+    """Name what means nothing: the engine's options beside the server at --url, or the keys of one without it."""
+    return ("api_key", "api_key_file") if options.url is None else CHATS - {"model"}
 
 
 COMMAND = Command(run, ChatOptions, arguments=("model",), uses=CHATS, idle=_idle)
