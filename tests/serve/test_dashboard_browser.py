@@ -723,6 +723,49 @@ def test_every_control_has_a_name_and_the_tab_key_reaches_it(page: Page) -> None
     assert reached >= {"theme", "tab-chat", "settings-button", "clear", "chat-input", "chat-send"}
 
 
+OUTSIDE = """
+  const seen = (e) => e.offsetParent && getComputedStyle(e).visibility !== 'hidden';
+  const found = [...document.querySelectorAll('.composer, .playhead, .bar, #model, .primary, .card *')].filter(seen);
+  return found.filter((e) => {
+    const card = (e.closest('.card') ?? document.documentElement).getBoundingClientRect();
+    const box = e.getBoundingClientRect();
+    const below = !e.closest('.card') && box.bottom > innerHeight + 1;
+    return below || box.right > card.right + 1 || box.left < card.left - 1;
+  }).map((e) => e.id || e.className || e.textContent);
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(390, 800), (1366, 768), (1366, 625), (1920, 1080), (2560, 1440)]
+)
+def test_nothing_leaves_the_screen_or_its_card(page: Page, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page.world.models = ["made-up", "made-up-tale"]
+        page.world.stats |= {"itl_p99": 0.0123, "itl_prefill_p99": 0.0123}
+        page.open()
+        page.until(lambda: page.texts("#running") == ["3"] and page.texts("#model option"))
+        assert page["model"].is_displayed()
+        for view in ("settings-button", "tab-compare", "tab-engine"):
+            page[view].click()
+            assert page.run(OUTSIDE) == [], view
+            if view == "tab-compare":
+                word = "const [i] = document.querySelectorAll('.side input'); i.value = ''; i.type = 'text';"
+                assert page.run(word + "i.value = i.placeholder; return i.scrollWidth - i.clientWidth") == 0
+        edge = "return innerWidth - document.getElementById('live').getBoundingClientRect().right"
+        assert page.run(edge) <= 1
+        page["tab-chat"].click()
+        assert page.run(edge) <= 1 or not page["live"].is_displayed()
+        page.run("document.querySelector('#model').selectedIndex = 1")
+        page["settings-button"].click()
+        page.say("Hi")
+        page.until(lambda: page.world.requests)
+        assert page.world.requests[-1]["model"] == "made-up-tale"
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_it_fits_a_telephone(page: Page) -> None:
     size = {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
