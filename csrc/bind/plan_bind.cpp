@@ -228,20 +228,30 @@ std::shared_ptr<PackedMatrix> pack_blocks(const std::vector<Codes>& arrays, size
   return std::make_shared<PackedMatrix>(parts, cols, format, gated, columns, values, pool);
 }
 
+using StatesTuple = std::tuple<Ints, Ints, Ints, IntTable>;  // StateInput
+
 void run(Plan& plan, const Ints& tokens, const Ints& positions, const Ints& cu_q, const Ints& kv_len,
          const Ints& slots, const IntTable& block_table, const Ints& logit_rows, bool greedy,
-         const std::optional<FloatTable>& hidden, const std::optional<Ints>& adapters) {
+         const std::optional<FloatTable>& hidden, const std::optional<Ints>& adapters,
+         const std::optional<StatesTuple>& states) {
   const size_t T = tokens.shape(0), B = kv_len.shape(0);
   if (positions.shape(0) != T || cu_q.shape(0) != B + 1 || slots.shape(0) != B)
     throw std::invalid_argument("the arrays of a step disagree on the number of tokens or sequences");
   if (adapters && adapters->shape(0) != B) throw std::invalid_argument("a step needs one adapter slot per sequence");
   if (hidden && hidden->shape(0) != T) throw std::invalid_argument("a step needs one hidden state per token");
-  const StepInput input{tokens.data(),      positions.data(),  cu_q.data(),
+  StepInput input{tokens.data(),      positions.data(),  cu_q.data(),
                         kv_len.data(),      slots.data(),      block_table.data(),
                         logit_rows.data(),  length(T),         length(B),
                         length(block_table.shape(0)), length(block_table.shape(1)), length(logit_rows.shape(0)),
                         greedy, hidden ? hidden->data() : nullptr, hidden ? length(hidden->shape(1)) : 0,
                         adapters ? adapters->data() : nullptr};
+  if (states) {
+    const auto& [rows, open, kept, marks] = *states;
+    if (rows.shape(0) != B || open.shape(0) != B || kept.shape(0) != B || marks.shape(1) != 3)
+      throw std::invalid_argument("the arrays of a step's states disagree on the number of sequences");
+    input.state_rows = rows.data(), input.state_open = open.data(), input.state_kept = kept.data();
+    input.state_marks = marks.data(), input.num_state_marks = length(marks.shape(0));
+  }
   nb::gil_scoped_release release;
   plan.run(input);
 }
@@ -315,13 +325,24 @@ Bytes bytes(nb::handle owner) {
   return Bytes(reinterpret_cast<const uint8_t*>(view.data), {view.nbytes()}, owner);
 }
 
-// (kv heads, head_dim) of each layer.
-using LayerTuples = std::vector<std::pair<int, int>>;
+// (kv heads, head_dim, (elements of a state, of an open row) of each state) of each layer.
+using LayerTuples = std::vector<std::tuple<int, int, std::vector<std::pair<size_t, size_t>>>>;
 
 std::vector<KVLayer> to_layers(const LayerTuples& tuples) {
   std::vector<KVLayer> layers;
-  for (const auto& [heads, dim] : tuples) layers.push_back({heads, dim});
+  for (const auto& [heads, dim, sizes] : tuples) {
+    layers.push_back({heads, dim});
+    for (const auto& [state, row] : sizes) layers.back().states.push_back({state, row});
+  }
   return layers;
+}
+
+void copy_states(KVStore& kv, const IntTable& copies) {
+  std::vector<int32_t> source, destination;
+  for (size_t i = 0; i < copies.shape(0) && copies.shape(1) == 2; ++i)
+    source.push_back(copies.data()[2 * i]), destination.push_back(copies.data()[2 * i + 1]);
+  nb::gil_scoped_release release;
+  kv.copy_states(source.data(), destination.data(), source.size());
 }
 
 void copy_blocks(KVStore& kv, const Ints& source, const Ints& destination) {
@@ -406,14 +427,16 @@ void bind_plan(nb::module_& m) {
   nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
       .def("__init__",
            [](KVStore* self, const LayerTuples& layers, int value_dim, const std::string& type, int num_blocks,
-              int block_size, std::vector<std::vector<float>> scales, std::vector<int> columns, int num_slabs) {
+              int block_size, std::vector<std::vector<float>> scales, std::vector<int> columns, int num_slabs,
+              int num_states, int num_open) {
              new (self) KVStore(to_layers(layers), value_dim, to_kv_type(type), num_blocks, block_size,
-                                std::move(scales), std::move(columns), num_slabs);
+                                std::move(scales), std::move(columns), num_slabs, num_states, num_open);
            },
            "layers"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a,
-           "scales"_a = std::vector<std::vector<float>>{}, "columns"_a = std::vector<int>{}, "num_slabs"_a = 0)
+           "scales"_a = std::vector<std::vector<float>>{}, "columns"_a = std::vector<int>{}, "num_slabs"_a = 0, "num_states"_a = 0, "num_open"_a = 0)
       .def_prop_ro("nbytes", &KVStore::nbytes)
       .def("place_blocks", &place_blocks, "rows"_a.noconvert())
+      .def("copy_states", &copy_states, "copies"_a.noconvert())
       .def("copy_blocks", &copy_blocks, "source"_a.noconvert(), "destination"_a.noconvert());
 
   nb::class_<Plan> plan(m, "Plan", "A recorded forward pass.");
@@ -427,7 +450,8 @@ void bind_plan(nb::module_& m) {
       .def("bind", &Plan::bind, "kv"_a)
       .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "cu_q"_a.noconvert(),
            "kv_len"_a.noconvert(), "slots"_a.noconvert(), "block_table"_a.noconvert(), "logit_rows"_a.noconvert(),
-           "greedy"_a, "hidden"_a.noconvert().none(), "adapters"_a.noconvert().none())
+           "greedy"_a, "hidden"_a.noconvert().none(), "adapters"_a.noconvert().none(),
+           "states"_a.none() = nb::none())
       .def("set_adapter", &set_adapter, "slot"_a, "changes"_a.none())
       .def("head", &head, "start"_a, "stop"_a)
       .def_prop_ro("num_logit_rows", &Plan::num_logit_rows)

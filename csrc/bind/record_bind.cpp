@@ -98,9 +98,31 @@ int apply(Plan& plan, const Record& op) {
                           std::move(parameters));
 }
 
-int norm(Plan& plan, const Record& op) {
-  if (op.number("groups") != 1) throw std::invalid_argument("the native backend norms whole rows");
-  return plan.norm(op.buffer("x"), op.norm("norm"));
+StatePlace state_place(const Record& op) { return {op.number("layer"), op.number("state")}; }
+
+int delta_rule(Plan& plan, const Record& op) {
+  return plan.delta_rule(op.buffer("qkv"), op.buffer("steps"), op.buffer("beta"),
+                         {.rates = op.floats("rates"),
+                          .skip = {},
+                          .key_heads = op.number("key_heads"),
+                          .heads = op.number("value_heads"),
+                          .rows = op.number("key_dim"),
+                          .columns = op.number("value_dim"),
+                          .bound = op.real("bound")},
+                         state_place(op));
+}
+
+int state_space(Plan& plan, const Record& op) {
+  return plan.state_space(op.buffer("xbc"), op.buffer("dt"),
+                          {.rates = op.floats("rates"),
+                           .skip = op.floats("skip"),
+                           .key_heads = op.number("groups"),
+                           .heads = op.number("heads"),
+                           .rows = op.number("state_dim"),
+                           .columns = op.number("head_dim"),
+                           .least = op.real("least"),
+                           .most = op.real("most")},
+                          state_place(op));
 }
 
 int linear(Plan& plan, const Record& op) {
@@ -192,7 +214,7 @@ const std::map<std::string, Encoder>& encoders() {
          return p.mix(op.buffer("x"), op.buffer("factors"), op.number("vectors"), op.buffer("residual"));
        }},
       {"MatchRMS", [](P p, R op) { return p.match_rms(op.buffer("x"), op.buffer("like"), op.real("floor")); }},
-      {"Normalize", norm},
+      {"Normalize", [](P p, R op) { return p.norm(op.buffer("x"), op.norm("norm"), op.number("groups")); }},
       {"Linear", linear},
       {"GatedLinear", gated_linear},
       {"HeadLinear", head_linear},
@@ -221,6 +243,23 @@ const std::map<std::string, Encoder>& encoders() {
                                   op.integers("places"), op.real("scale"));
        }},
       {"Attend", attend},
+      {"Convolve",
+       [](P p, R op) {
+         return p.convolve(op.buffer("x"), op.floats("weight"), op.floats("bias"), op.activation("activation"),
+                           state_place(op));
+       }},
+      {"DeltaRule", delta_rule},
+      {"StateSpace", state_space},
+      {"SelectiveScan",
+       [](P p, R op) {
+         return p.selective_scan(op.buffer("x"), op.buffer("dt"), op.buffer("bc"), op.floats("rates"), op.floats("skip"),
+                                 state_place(op));
+       }},
+      {"GatedRecurrence",
+       [](P p, R op) {
+         return p.gated_recurrence(op.buffer("x"), op.buffer("input_gate"), op.buffer("rate_gate"), op.floats("rates"),
+                                   state_place(op));
+       }},
       {"Route", route},
       {"RunExperts", run_experts},
       {"AllReduce", [](P p, R op) { return p.all_reduce(op.buffer("x"), peers(op)); }},

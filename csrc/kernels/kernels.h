@@ -111,6 +111,7 @@ struct NormArgs {
   float* y;
   size_t y_stride;
   const Norm* row_norms = nullptr;  // as in LinearArgs
+  int groups = 1;  // equal parts of a row with statistics of their own
 };
 
 struct EmbedArgs {
@@ -224,6 +225,63 @@ struct ScreenWeightRow {
   float scale, length, rounding;
 };
 
+// Another row of states that takes the state of a sequence after `count` of its tokens.
+struct StateMark {
+  int count;
+  float* state;
+};
+
+// A sequence's part of a step as an operation with a state sees it: its tokens are rows first .. first + tokens - 1. The
+// state advances by `open` open rows, then by `kept` of its tokens; the others advance a copy of it.
+struct StateSeq {
+  int first, tokens, open, kept;
+  bool fresh;  // it starts from zeros, whatever the state holds
+  float* state;
+  const float* open_rows;
+  const StateMark* marks;  // by count
+  int num_marks;
+};
+
+struct StateStep {
+  const StateSeq* seqs;
+  int num_seqs;
+  size_t row;  // elements of an open row
+};
+
+// The operations of devices/recurrent_ops.py. Open rows are written by the plan.
+struct ConvolveArgs : StateStep {
+  const float* x;  // [T, channels], as y
+  int channels, taps;
+  const float* weight;  // [taps, channels]
+  const float* bias;    // or null
+  Activation activation;
+  float* y;
+};
+
+// DeltaRule and, without `delta`, StateSpace: head h has a state [K, columns] and the keys of head h / (heads / key_heads).
+struct ScanArgs : StateStep {
+  bool delta, by_channel;  // `steps` is [T, heads K] instead of [T, heads]
+  const float *x, *steps, *beta;  // steps may be null for StateSpace; beta is the delta rule's
+  int key_heads, heads, K, columns;
+  const float *rates, *skip;  // [heads]; skip may be null
+  float bound, least, most;
+  float* y;  // [T, heads columns]
+};
+
+struct SelectiveArgs : StateStep {
+  const float *x, *dt, *bc;
+  int channels, N;
+  const float *rates, *skip;  // rates are in panels as the state is
+  float* y;
+};
+
+struct GatedArgs : StateStep {
+  const float *x, *input_gate, *rate_gate;
+  int channels;
+  const float* rates;
+  float* y;
+};
+
 struct AttentionLimits {
   int max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, value_dim, threads;
 };
@@ -258,6 +316,10 @@ struct FloatKernels {
   void (*store_latent)(const StoreLatentArgs&, ThreadPool&);
   void (*add)(const AddArgs&, ThreadPool&);
   void (*scale)(const ScaleArgs&, ThreadPool&);
+  void (*convolve)(const ConvolveArgs&, ThreadPool&);
+  void (*scan)(const ScanArgs&, ThreadPool&);
+  void (*selective_scan)(const SelectiveArgs&, ThreadPool&);
+  void (*gated_recurrence)(const GatedArgs&, ThreadPool&);
   Probe* probe_fp32;
   uint32_t (*probe_read)(const char* data, size_t bytes);
   const SamplerKernels* sampler;

@@ -23,6 +23,10 @@ void store_kv(const StoreKVArgs&, ThreadPool&);
 void store_latent(const StoreLatentArgs&, ThreadPool&);
 void add(const AddArgs&, ThreadPool&);
 void scale(const ScaleArgs&, ThreadPool&);
+void convolve(const ConvolveArgs&, ThreadPool&);
+void scan(const ScanArgs&, ThreadPool&);
+void selective_scan(const SelectiveArgs&, ThreadPool&);
+void gated_recurrence(const GatedArgs&, ThreadPool&);
 void unpack_block_panel(const MatrixView&, int panel, float* const (&rows)[16]);
 extern const SamplerKernels sampler_kernels;
 

@@ -10,7 +10,8 @@
 namespace quire {
 
 KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int num_blocks, int block_size,
-                 std::vector<std::vector<float>> scales, std::vector<int> columns, int num_slabs)
+                 std::vector<std::vector<float>> scales, std::vector<int> columns, int num_slabs,
+                 int num_states, int num_open)
     : layers_(std::move(layers)), scales_(std::move(scales)) {
   if (layers_.empty() || num_blocks < 1 || block_size < 1)
     throw std::invalid_argument("every size of a KV cache must be at least 1");
@@ -52,7 +53,8 @@ KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int nu
     if (!own.empty()) views_[i].scales = own.data();
   }
   const size_t slab_bytes = *std::max_element(column_bytes.begin(), column_bytes.end());
-  if (slab_bytes == 0) throw std::invalid_argument("a KV cache needs a layer that keeps something");
+  place_states(num_states, num_open);
+  if (slab_bytes == 0 && row_floats_ == 0) throw std::invalid_argument("a KV cache needs a layer that keeps something");
   if (last > 0) slabs_.assign(size_t(last) + 1, std::vector<int32_t>(size_t(num_blocks)));
   num_slabs_ = last > 0 ? num_slabs : num_blocks;
   memory_ = HugeBuffer(slab_bytes * size_t(num_slabs_));
@@ -70,6 +72,7 @@ void KVStore::copy_blocks(const int32_t* source, const int32_t* destination, siz
       if (block < 0 || block >= first.num_blocks)
         throw std::out_of_range("block " + std::to_string(block) + " is outside the cache's " +
                                 std::to_string(first.num_blocks) + " blocks");
+  if (first.slab_bytes == 0) return;
   char* memory = static_cast<char*>(memory_.data());
   auto copy = [&](int32_t from, int32_t to) {
     std::memmove(memory + size_t(to) * first.slab_bytes, memory + size_t(from) * first.slab_bytes, first.slab_bytes);
@@ -78,6 +81,32 @@ void KVStore::copy_blocks(const int32_t* source, const int32_t* destination, siz
     if (slabs_.empty()) copy(source[i], destination[i]);
     for (const auto& column : slabs_) copy(column[size_t(source[i])], column[size_t(destination[i])]);
   }
+}
+
+void KVStore::place_states(int num_states, int num_open) {
+  if (num_states < 0 || num_open < 0) throw std::invalid_argument("a cache cannot have fewer than no states");
+  num_states_ = num_states, num_open_ = num_open;
+  for (const KVLayer& layer : layers_) {
+    state_at_.emplace_back();
+    for (const StateSize& size : layer.states) {
+      state_at_.back().push_back(row_floats_);
+      row_floats_ += aligned(size.state) + aligned(size.row * size_t(num_open));
+    }
+  }
+  states_ = HugeBuffer(row_floats_ * sizeof(float) * size_t(num_states));
+}
+
+void KVStore::copy_states(const int32_t* source, const int32_t* destination, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    for (const int32_t row : {source[i], destination[i]})
+      if (row < 0 || row >= num_states_)
+        throw std::out_of_range("row " + std::to_string(row) + " is outside the cache's " + std::to_string(num_states_) +
+                                " rows of states");
+  float* rows = static_cast<float*>(states_.data());
+  for (size_t i = 0; i < count; ++i)
+    if (source[i] != destination[i])
+      std::memcpy(rows + size_t(destination[i]) * row_floats_, rows + size_t(source[i]) * row_floats_,
+                  row_floats_ * sizeof(float));
 }
 
 void KVStore::place_blocks(const int32_t* rows, size_t count) {

@@ -11,12 +11,20 @@
 
 namespace quire {
 
-// Heads of one layer; layers may differ. 0 heads: the layer keeps nothing.
+// The state of one operation for a sequence, and its open rows (StateSpec in devices/kv.py): numbers of floats.
+struct StateSize {
+  size_t state, row;
+
+  bool operator==(const StateSize& other) const { return state == other.state && row == other.row; }
+};
+
+// Heads of one layer; layers may differ. 0 heads: the layer keeps nothing per token.
 struct KVLayer {
   int num_kv_heads, head_dim;
+  std::vector<StateSize> states{};
 
   bool operator==(const KVLayer& other) const {
-    return num_kv_heads == other.num_kv_heads && head_dim == other.head_dim;
+    return num_kv_heads == other.num_kv_heads && head_dim == other.head_dim && states == other.states;
   }
 };
 
@@ -27,7 +35,8 @@ class KVStore {
   // With several `columns`, which each layer has one of, blocks are placed in `num_slabs` slabs before they are used.
   // Throws std::invalid_argument if a size is not positive, std::bad_alloc if address space is short.
   KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int num_blocks, int block_size,
-          std::vector<std::vector<float>> scales = {}, std::vector<int> columns = {}, int num_slabs = 0);
+          std::vector<std::vector<float>> scales = {}, std::vector<int> columns = {}, int num_slabs = 0, int num_states = 0,
+          int num_open = 0);
 
   const KVView& layer(int i) const { return views_[size_t(i)]; }
   const std::vector<KVLayer>& layers() const { return layers_; }
@@ -43,7 +52,26 @@ class KVStore {
   // Copies whole blocks of every layer; throws std::out_of_range before anything is copied.
   void copy_blocks(const int32_t* source, const int32_t* destination, size_t count);
 
+  // Rows of states: each has the states of all layers, with `num_open` open rows of each. Nothing clears them.
+  int num_states() const { return num_states_; }
+  int num_open() const { return num_open_; }
+  float* state(int layer, int i, int row) const {
+    return static_cast<float*>(states_.data()) + size_t(row) * row_floats_ + state_at_[size_t(layer)][size_t(i)];
+  }
+  float* open_rows(int layer, int i, int row) const {
+    return state(layer, i, row) + aligned(layers_[size_t(layer)].states[size_t(i)].state);
+  }
+  // Copies whole rows of states, in order; throws std::out_of_range before anything is copied.
+  void copy_states(const int32_t* source, const int32_t* destination, size_t count);
+
  private:
+  static size_t aligned(size_t floats) { return (floats + 15) / 16 * 16; }
+  void place_states(int num_states, int num_open);
+
+  int num_states_ = 0, num_open_ = 0;
+  size_t row_floats_ = 0;
+  std::vector<std::vector<size_t>> state_at_;  // by layer and state: where it is in a row
+  HugeBuffer states_;
   std::vector<KVLayer> layers_;
   std::vector<std::vector<float>> scales_;
   std::vector<KVView> views_;

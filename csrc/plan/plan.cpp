@@ -48,8 +48,9 @@ Plan::Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, std::vector
     : kernels_(kernels), pool_(std::move(pool)), layers_(std::move(layers)), value_dim_(value_dim), limits_(limits),
       adapters_(limits.max_adapters) {
   bool fits = !layers_.empty() && value_dim >= 0;
-  for (const auto& [heads, dim] : layers_)
-    fits = fits && heads >= 0 && dim > 0 && value_dim <= dim && int64_t(heads) * dim <= kMaxWidth;
+  for (const KVLayer& layer : layers_)
+    fits = fits && layer.num_kv_heads >= 0 && layer.head_dim > 0 && value_dim <= layer.head_dim &&
+           int64_t(layer.num_kv_heads) * layer.head_dim <= kMaxWidth;
   require(fits, "a plan needs layers, key/value heads and a head size of at least 1, and of sizes that fit");
   require(limits.max_tokens > 0 && limits.max_seqs > 0 && limits.max_logit_rows > 0,
           "limits of a plan must be at least 1 token, 1 sequence and 1 row of logits");
@@ -115,10 +116,12 @@ int Plan::scale(int x, float scale, float cap) {
   return add_op(std::move(op), in.width, in.rows);
 }
 
-int Plan::norm(int x, NormParams params) {
+int Plan::norm(int x, NormParams params, int groups) {
   const Buffer in = checked(x, "the input of norm");
   params.check(in.width);
+  require(groups > 0 && in.width % groups == 0, "norm: a row is not of that many equal groups");
   Op op{.kind = OpKind::norm, .in = x};
+  op.groups = groups;
   op.norm = std::move(params);
   op.norm_place = int(buffers_.size());
   return add_op(std::move(op), in.width, in.rows);
@@ -285,7 +288,7 @@ void Plan::keep_tails() {
     const OpKind kind = op->kind;
     if (kind == OpKind::embed || kind == OpKind::embed_positions || kind == OpKind::rope || kind == OpKind::store_kv ||
         kind == OpKind::store_latent || kind == OpKind::receive || kind == OpKind::relative_scores ||
-        reads_positions(*op))
+        kind >= OpKind::convolve || reads_positions(*op))
       // These read the arrays of the whole step.
       whole[size_t(op->out)] = true;
     if (!whole[size_t(op->out)]) continue;
@@ -326,7 +329,7 @@ void Plan::fuse_norms() {
     Op& op = ops_[i];
     // The rows of a tile must fit in scratch memory beside their rounded form.
     const bool fits = size_t(width(op.out)) * 16 * 4 <= ThreadPool::kScratchBytes / 2;
-    if (op.kind == OpKind::norm && op.out != hidden_ && readers[size_t(op.out)] == 1 && fits)
+    if (op.kind == OpKind::norm && op.out != hidden_ && readers[size_t(op.out)] == 1 && fits && op.groups == 1)
       norms[size_t(op.out)] = int(i);
     if (op.kind != OpKind::linear || norms[size_t(op.in)] < 0) continue;
     Op& norm = ops_[size_t(norms[size_t(op.in)])];

@@ -40,6 +40,9 @@ struct StepInput {
   const float* hidden;  // [num_tokens, hidden_width]: the input of `receive`, or null
   int hidden_width;
   const int32_t* adapters = nullptr;  // [num_seqs]: the slot of a sequence's adapter, -1: none; or null: none at all
+  // StateInput: [num_seqs] each, and marks [num_marks, 3]; null if the model has no states.
+  const int32_t *state_rows = nullptr, *state_open = nullptr, *state_kept = nullptr, *state_marks = nullptr;
+  int num_state_marks = 0;
 };
 
 // Rows of a buffer: one per token, per token of the step's tails, per logit row, or per row of one head call.
@@ -85,6 +88,19 @@ struct RoutingParams {
   int chosen() const { return top_k + (shared ? 1 : 0); }
 };
 
+// Which state of a layer an operation carries.
+struct StatePlace {
+  int layer, state;
+};
+
+// Heads with a matrix for a state (ScanArgs).
+struct ScanParams {
+  std::vector<float> rates, skip;
+  int key_heads = 0, heads = 0, rows = 0, columns = 0;
+  float bound = 0, least = 0, most = 0;
+  bool delta = false, by_channel = false;
+};
+
 // gate and up [2 I, D], or one matrix [I, D], and down [D, I]; biases in packed order, or empty.
 struct ExpertWeights {
   std::shared_ptr<PackedMatrix> up, down;
@@ -104,7 +120,7 @@ class Plan {
   int embed(std::shared_ptr<PackedMatrix> table, float scale);
   // Rows of the table at each token's position + offset.
   int embed_positions(std::shared_ptr<PackedMatrix> table, int offset);
-  int norm(int x, NormParams params);
+  int norm(int x, NormParams params, int groups = 1);
   int add(int x, int other, float scale);
   int scale(int x, float scale, float cap);
   // Each element of `factors` multiplies a run of neighbours in x, all runs being equally long.
@@ -131,6 +147,12 @@ class Plan {
   int attention(int q, int layer, int num_heads, AttentionParams params, int scores);
   // What the distances in whole sequences add to scores: scale * (by_query + by_key) at the place of each distance.
   int relative_scores(int by_query, int by_key, int num_heads, std::vector<int32_t> places, float scale);
+  // The operations of devices/recurrent_ops.py; -1: no such operand.
+  int convolve(int x, const std::vector<float>& weight, std::vector<float> bias, Activation activation, StatePlace place);
+  int delta_rule(int qkv, int steps, int beta, ScanParams params, StatePlace place);
+  int state_space(int xbc, int dt, ScanParams params, StatePlace place);
+  int selective_scan(int x, int dt, int bc, const std::vector<float>& rates, std::vector<float> skip, StatePlace place);
+  int gated_recurrence(int x, int input_gate, int rate_gate, std::vector<float> rates, StatePlace place);
   // Head n of x times weights[n]: [T, N K] -> [T, N O].
   int head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights);
   int route(int scores, RoutingParams params);
@@ -181,7 +203,8 @@ class Plan {
  private:
   enum class OpKind : int {
     embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
-    head_linear, route, experts, receive, multiply, elementwise, mix, match_rms, relative_scores, all_reduce, all_gather
+    head_linear, route, experts, receive, multiply, elementwise, mix, match_rms, relative_scores, all_reduce, all_gather,
+    convolve, scan, selective_scan, gated_recurrence
   };
 
   struct Op {
@@ -192,7 +215,9 @@ class Plan {
     Activation activation = Activation::none;
     NormParams norm{}, k_norm{}, v_norm{};
     float scale = 1, cap = 0, limit = 0;
-    int layer = 0, num_heads = 0, offset = 0, function = 0, vectors = 0;
+    StatePlace place{};
+    ScanParams scan{};
+    int layer = 0, num_heads = 0, groups = 1, offset = 0, function = 0, vectors = 0;
     bool weigh_inputs = false;
     int norm_place = -1;  // of its norm: the buffer that the norm made when it was recorded
     AttentionParams attention{};
@@ -279,6 +304,11 @@ class Plan {
   void execute_relative_scores(const Op& op);
   bool reads_positions(const Op& op) const;  // of the tokens of the whole step
   void execute_exchange(const Op& op);
+  int add_recurrent(Op op, size_t row, size_t state, int64_t width);
+  void check_states(const StepInput& input) const;
+  void execute_recurrent(const Op& op);
+  StateStep place_states(const Op& op);
+  void keep_open_rows(const Op& op);
   void execute_route(const Op& op);
   void execute_experts(const Op& op);
   struct ExpertMemory {  // rows of a mixture in the workspace (plan_moe.cpp), then the workspaces of its products
@@ -317,6 +347,8 @@ class Plan {
   Tails tails_;
   Adapters adapters_;
   std::vector<Norm> row_norms_;
+  std::vector<StateSeq> state_seqs_;
+  std::vector<StateMark> state_marks_;
   std::vector<float> raw_, low_;  // of products with adapters: before the activation, and between their two products
   std::vector<LinearArgs> products_;
   std::vector<ProductTask> tasks_;

@@ -51,7 +51,7 @@ int Plan::store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_n
                    NormParams v_norm) {
   const Buffer in = checked(qkv, "the input of store_kv");
   require(in.rows == RowKind::tokens, "store_kv needs one row per token");
-  const auto [kv_heads, head_dim] = cached(layer, num_heads, "store_kv");
+  const auto [kv_heads, head_dim, states] = cached(layer, num_heads, "store_kv");
   require(in.width == (num_heads + 2 * int64_t(kv_heads)) * head_dim, "store_kv: the input is not [T, (N + 2 G) H]");
   // The keys of 16 tokens, again those of one head, and the normed values of one token.
   const size_t kept = size_t(kv_heads + 1) * 16 + (v_norm.present() ? size_t(kv_heads) : 0);
@@ -115,7 +115,7 @@ int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, 
   const Buffer rotated = checked(q_rope, "the queries to rotate"), a = checked(angles, "the angles of store_latent");
   require(value_dim_ > 0, "store_latent: the cache is not for latent attention");
   const int num_heads = latent.width / value_dim_;
-  const auto [kv_heads, head_dim] = cached(layer, num_heads, "store_latent");
+  const auto [kv_heads, head_dim, states] = cached(layer, num_heads, "store_latent");
   const int rope_dim = head_dim - value_dim_;
   for (const Buffer& b : {in, latent, rotated, a})
     require(b.rows == RowKind::tokens, "store_latent needs one row per token");
@@ -133,7 +133,7 @@ int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, 
 }
 
 size_t Plan::attention_workspace(const Op& op) const {
-  const auto [kv_heads, head_dim] = layers_[size_t(op.layer)];
+  const auto& [kv_heads, head_dim, states] = layers_[size_t(op.layer)];
   return kernels_.attention_workspace({limits_.max_tokens, limits_.max_seqs, op.num_heads, kv_heads, head_dim,
                                        value_dim_ > 0 ? value_dim_ : head_dim, pool_->threads()});
 }

@@ -49,6 +49,7 @@ void Plan::check(const StepInput& in) const {
   check_range(in.logit_rows, in.num_logit_rows, in.num_tokens, "logit row");
   check_range(in.slots, in.num_seqs, in.num_slots, "slot");
   for (int b = 0; b < in.num_seqs; ++b) check_sequence(in, b);
+  check_states(in);
 }
 
 void Plan::check_sequence(const StepInput& in, int b) const {
@@ -162,7 +163,7 @@ void Plan::execute_op(const Op& op) {
       return;
     case OpKind::norm: {
       const Norm* own = adapters_.active() ? row_norms(op, rows, buffers_[size_t(op.out)].rows) : nullptr;
-      return kernels_.norm({data(op.in), width, rows, int(width), op.norm.view(), out, width, own}, *pool_);
+      return kernels_.norm({data(op.in), width, rows, int(width), op.norm.view(), out, width, own, op.groups}, *pool_);
     }
     case OpKind::embed_positions:
       for (int t = 0; t < rows; ++t) table_rows_[size_t(t)] = step_.positions[t] + op.offset;
@@ -204,6 +205,11 @@ void Plan::execute_op(const Op& op) {
       return execute_tails(op);
     case OpKind::select_rows:
       return execute_select_rows(op);
+    case OpKind::convolve:
+    case OpKind::scan:
+    case OpKind::selective_scan:
+    case OpKind::gated_recurrence:
+      return execute_recurrent(op);
     case OpKind::receive:
       std::memcpy(out, step_.hidden, size_t(rows) * width * sizeof(float));
       return;

@@ -11,18 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
-from quire.devices.graph import record
 from quire.devices.inputs import check_states
-from quire.devices.ops import Embed, Linear, SelectRows
-from quire.devices.protocol import Backend, KVLayer, KVSpec, Limits, StateInput, StateSpec
+from quire.devices.ops import Linear, Normalize
+from quire.devices.protocol import Backend, KVLayer, KVSpec, Norm, StateInput, StateSpec
 from quire.devices.recurrent_ops import Convolve
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.torch.backend import TorchBackend
 from quire.errors import EngineError
-from tests.devices.native_cases import rows_step
-from tests.devices.recurrent_cases import KINDS, Machine, Part, drawn
+from tests.devices.native_cases import ISAS, apply_rows, native, normal, rows_step
+from tests.devices.recurrent_cases import (
+    KINDS,
+    Machine,
+    Part,
+    convolution,
+    delta,
+    drawn,
+    gated,
+    mamba1,
+    mamba2,
+)
 
-BACKENDS: dict[str, Backend] = {"reference": ReferenceBackend(), "torch": TorchBackend(1)}
+BACKENDS: dict[str, Backend] = {
+    "reference": ReferenceBackend(),
+    "torch": TorchBackend(1),
+    **{isa: native(isa) for isa in ISAS},
+}
 ROWS, OPEN = 8, 4
 
 
@@ -188,20 +201,75 @@ def test_bytes_of_a_row_count_states_and_open_rows() -> None:
     assert spec.bytes_per_state(3) == 4 * (24 + 32 + 3 * 28)
 
 
-def test_a_backend_says_which_operation_it_lacks() -> None:
-    backend = ReferenceBackend()
-    table = backend.matrix([np.ones((4, 4), np.float32)], "float32")
-
+def test_a_backend_says_which_operation_it_lacks(backend: Backend) -> None:
     class Unknown(Convolve[Any], frozen=True, eq=False):
         pass
 
-    graph = record(
-        lambda g: g(SelectRows(g(Unknown(g(Embed(table)), np.ones((4, 2), np.float32), 0, 0)))),
-        lambda g, h: g(Linear(h, table)),
-        4,
-        4,
+    weight = np.ones((4, 2), np.float32)
+    with pytest.raises(EngineError, match="Unknown"):
+        apply_rows(backend, np.ones((4, 4), np.float32), lambda g, t: g(Unknown(t, weight, 0, 0)), 4)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_and_columns_do_not_change_a_bit(isa: str, kind: str) -> None:
+    """Wide shapes, whose columns are divided among threads when a step has few sequences."""
+    wide = {
+        "delta": lambda rng: delta(rng, 1, 2, 33, 150),
+        "delta by channel": lambda rng: delta(rng, 2, 2, 40, 130, True),
+        "mamba2": lambda rng: mamba2(rng, 2, 150, 1, 19),
+        "mamba1": lambda rng: mamba1(rng, 300, 16),
+        "gated": lambda rng: gated(rng, 700),
+        "convolution": lambda rng: convolution(rng, 700),
+    }
+    if kind not in wide:
+        return
+    rng = np.random.default_rng(5)
+    case = wide[kind](rng)
+    x = drawn(case, rng, 30)
+    tokens = rng.integers(0, 30, 40)
+    wanted = Machine(native(isa, 1), case, x).whole(tokens)
+    np.testing.assert_allclose(wanted, case.plain(x[tokens].astype(np.float64)), rtol=2e-5, atol=5e-5)
+    several = Machine(native(isa, 3), case, x)
+    assert several.whole(tokens).tobytes() == wanted.tobytes()
+    parts = [Part(i, 0, n, n - i, row=i) for i, n in enumerate((40, 17, 18, 5))]
+    for part, rows in zip(parts, several.run(parts, dict.fromkeys(range(4), tokens)), strict=True):
+        assert rows.tobytes() == wanted[: part.stop].tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_norms_of_groups_equal_the_reference(isa: str) -> None:
+    x, weight, bias = (
+        normal(np.random.default_rng(i), *shape) for i, shape in enumerate(((7, 60), (60,), (60,)))
     )
-    for one in BACKENDS.values():
-        kv = one.kv_cache(KVSpec(1, 1, 4, "float32"), 4, 4)
-        with pytest.raises(EngineError, match="Unknown"):
-            one.compile(graph, kv, Limits(4, 1, 4))
+    weights = np.eye(60, dtype=np.float32)
+    for norm in (Norm("rms", weight, None, 1e-5), Norm("layer", weight, bias, 1e-5)):
+
+        def body(backend: Backend, norm: Norm = norm) -> Any:
+            matrix = backend.matrix([weights], "float32")  # a product takes norms of whole rows into itself
+            return lambda g, t: g(Linear(g(Normalize(t, norm, groups=5)), matrix))
+
+        got, want = (apply_rows(one, x, body(one), 60) for one in (native(isa), BACKENDS["reference"]))
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    with pytest.raises(EngineError, match="equal groups"):
+        apply_rows(native(isa), x, lambda g, t: g(Normalize(t, norm, groups=7)), 60)
+
+
+def test_the_native_cache_takes_layers_that_keep_states_alone_and_refuses_rows_that_it_lacks() -> None:
+    spec = KVSpec(1, 0, 4, "float32", layers=(KVLayer(0, 4, states=(StateSpec((3, 5), row=5),)),))
+    kv = native().kv_cache(spec, 2, 4, 3, 1)
+    kv.copy_blocks([(0, 1)])
+    kv.copy_states([])
+    kv.copy_states([(2, 0), (1, 1)])
+    for copies in ([(0, 3)], [(-1, 0)]):
+        with pytest.raises(EngineError, match="outside the cache's 3 rows"):
+            kv.copy_states(copies)
+
+
+def test_recurrences_that_do_not_fit_their_state_are_refused() -> None:
+    x = np.ones((4, 6), np.float32)
+    for weight, layer, state in ((np.ones((6, 3)), 1, 1), (np.ones((6, 2)), 0, 0), (np.ones((6, 2)), 1, 2)):
+        case = convolution(np.random.default_rng(0), 6, 2)
+        case.op = lambda t, *place, w=weight, at=(layer, state): Convolve(t, w.astype(np.float32), *at)  # type: ignore[misc]
+        with pytest.raises(EngineError, match="recurrence"):
+            Machine(native(), case, x)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,10 +17,14 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from msgspec.structs import astuple
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.devices.protocol import StateInput
 from quire.errors import ConfigError, EngineError, ModelError, QuireError
-from quire.ranks.commands import RunStep, packed_step, unpacked_step
+from quire.ranks.commands import RunStep, decode_command, encode, packed_step, unpacked_step
+from quire.ranks.executable import EarlierStages, RankedKVCache
+from quire.ranks.worker import Worker
 from tests.adapter_files import write_adapter
 from tests.model.test_stages import steps
 from tests.serve.running import start
@@ -166,6 +171,12 @@ def test_steps_reach_other_ranks_whole() -> None:
         adapted = unpacked_step(packed_step(msgspec.structs.replace(step, adapters_B=slots), block_size=4))
         assert adapted.adapters_B is not None
         assert adapted.adapters_B.tolist() == slots.tolist()
+        assert other.states is None
+        states = StateInput(slots + 1, slots * 0, slots * 0 + 1, np.array([[0, 1, 7], [0, 1, 9]], np.int32))
+        own = unpacked_step(packed_step(msgspec.structs.replace(step, states=states), block_size=4)).states
+        assert own is not None
+        for sent, found in zip(astuple(states), astuple(own), strict=True):
+            np.testing.assert_array_equal(found, sent)
 
 
 def test_damaged_steps_are_refused() -> None:
@@ -175,6 +186,30 @@ def test_damaged_steps_are_refused() -> None:
         unpacked_step(RunStep((tokens[:-1], *others)))  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="a step that is damaged"):
         unpacked_step(RunStep(step.arrays, adapters=b"abc"))
+    with pytest.raises(EngineError, match="a step that is damaged"):
+        unpacked_step(RunStep(step.arrays, states=(tokens[:-4], b"", b"", b"")))
+
+
+def test_states_are_copied_on_all_ranks() -> None:
+    """A rank's worker and the engine's own cache get the same copies."""
+    copied: list[Any] = []
+
+    class Cache:
+        spec, num_blocks, block_size = None, 1, 1
+
+        def copy_states(self, copies: Any) -> None:
+            copied.append(copies)
+
+    worker = Worker(None, None)
+    worker.load(Cache(), Cache())  # type: ignore[arg-type]
+
+    class Others:
+        def send(self, command: Any) -> None:
+            worker.obey(decode_command(encode(command)))
+
+    RankedKVCache(Cache(), Others()).copy_states([(1, 2)])  # type: ignore[arg-type]
+    EarlierStages(SimpleNamespace(send_ahead=Others().send), 1).copy_states([(3, 4)])  # type: ignore[arg-type]
+    assert copied == [[(1, 2)], [(1, 2)], [(3, 4)]]
 
 
 def test_what_cannot_be_divided_is_refused(model: Path, tmp_path: Path) -> None:

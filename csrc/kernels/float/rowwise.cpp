@@ -29,9 +29,15 @@ inline void for_row_ranges(ThreadPool& pool, int rows, int width, F&& f) {
 
 void norm(const NormArgs& a, ThreadPool& pool) {
   for_row_ranges(pool, a.rows, a.width, [&](int first, int last, int) {
-    for (int r = first; r < last; ++r)
-      norm_row(a.x + size_t(r) * a.x_stride, a.width, a.row_norms ? a.row_norms[r] : a.norm,
-               a.y + size_t(r) * a.y_stride);
+    const int width = a.width / a.groups;
+    for (int r = first; r < last; ++r) {
+      Norm own = a.row_norms ? a.row_norms[r] : a.norm;
+      for (int begin = 0; begin < a.width; begin += width) {
+        norm_row(a.x + size_t(r) * a.x_stride + begin, width, own, a.y + size_t(r) * a.y_stride + begin);
+        own.weight += width;
+        if (own.bias) own.bias += width;
+      }
+    }
   });
 }
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
-from quire.devices.protocol import Limits, ModelInput
+from quire.devices.protocol import Limits, ModelInput, StateInput
 from quire.errors import EngineError
 from quire.ranks.connections import Address
 
@@ -17,12 +18,12 @@ MOST_REPORT = 1 << 16
 class RankLaunch(msgspec.Struct, frozen=True, array_like=True):
     """The task of a rank, and where it reaches the others: `addresses` by rank.
 
+    `cache` has the sizes of the KV cache, as Backend.kv_cache takes them.
     All ranks of a stage tap the same layers, because what is tapped is computed for all tokens.
     """
 
     limits: Limits
-    num_blocks: int
-    block_size: int
+    cache: tuple[int, ...]
     taps: tuple[int, ...]
     addresses: list[Address]
 
@@ -30,12 +31,13 @@ class RankLaunch(msgspec.Struct, frozen=True, array_like=True):
 class RunStep(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`Executable.run`: the arrays of a ModelInput, with the block tables of the step's sequences alone.
 
-    `arrays` are tokens, positions, cu_q, kv_len, block table and logit rows; `adapters` is empty if there are
-    none.
+    `arrays` are tokens, positions, cu_q, kv_len, block table and logit rows; `adapters` and `states`, the arrays of a
+    StateInput, are empty if there are none.
     """
 
     arrays: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
     adapters: bytes = b""
+    states: tuple[bytes, ...] = ()
 
 
 class RunHead(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -47,6 +49,12 @@ class RunHead(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class CopyBlocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`KVCache.copy_blocks`."""
+
+    copies: list[tuple[int, int]]
+
+
+class CopyStates(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`KVCache.copy_states`."""
 
     copies: list[tuple[int, int]]
 
@@ -77,7 +85,7 @@ class Restore(msgspec.Struct, frozen=True, array_like=True, tag=True):
     parts: tuple[str, ...]
 
 
-Command = RunStep | RunHead | CopyBlocks | PlaceAdapter | DropAdapter | Release | Restore
+Command = RunStep | RunHead | CopyBlocks | CopyStates | PlaceAdapter | DropAdapter | Release | Restore
 
 
 class RankReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -127,7 +135,8 @@ def packed_step(inputs: ModelInput, block_size: int) -> RunStep:
     arrays = inputs.tokens_T, inputs.positions_T, inputs.cu_q_B1, inputs.kv_len_B, table, inputs.logit_rows_L
     tokens, positions, cu_q, kv_len, blocks, rows = (array.tobytes() for array in arrays)
     adapters = b"" if inputs.adapters_B is None else inputs.adapters_B.tobytes()
-    return RunStep((tokens, positions, cu_q, kv_len, blocks, rows), adapters)
+    states = () if inputs.states is None else tuple(array.tobytes() for array in astuple(inputs.states))
+    return RunStep((tokens, positions, cu_q, kv_len, blocks, rows), adapters, states)
 
 
 def unpacked_step(step: RunStep) -> ModelInput:
@@ -138,6 +147,13 @@ def unpacked_step(step: RunStep) -> ModelInput:
         slots, table = np.arange(count, dtype=np.int32), table.reshape(count, -1)
         adapters = np.frombuffer(step.adapters, np.int32) if step.adapters else None
         arrays = tokens, positions, cu_q, kv_len, slots, table, rows
-        return ModelInput(*arrays, adapters_B=adapters)
+        return ModelInput(*arrays, adapters_B=adapters, states=_states(step.states, count))
     except ValueError as error:
         raise EngineError(f"a step that is damaged: {error}") from error
+
+
+def _states(data: tuple[bytes, ...], count: int) -> StateInput | None:
+    if not data:
+        return None
+    rows, opened, kept, marks = (np.frombuffer(each, np.int32) for each in data)
+    return StateInput(rows.reshape(count), opened.reshape(count), kept.reshape(count), marks.reshape(-1, 3))

@@ -71,7 +71,7 @@ class Ranks:
         """The engine's connection to the ranks of its own stage; None if there are none."""
         return self._group.peers
 
-    def start(self, limits: Limits, num_blocks: int, block_size: int, taps: tuple[int, ...]) -> None:
+    def start(self, limits: Limits, cache: tuple[int, ...], taps: tuple[int, ...]) -> None:
         """Start the ranks of this machine, or of a Ray cluster. All load while the engine does: see `wait_ready`."""
         own = [member for member in self._members if member.rank in self._parallel.own_ranks]
         joins = [
@@ -86,9 +86,7 @@ class Ranks:
             hosts = [RankProcess(join, member.end) for join, member in zip(joins, own, strict=True)]
         for member, host in zip(own, hosts, strict=True):
             member.process = host
-        threading.Thread(
-            target=self._gather, args=(limits, num_blocks, block_size, taps), daemon=True
-        ).start()
+        threading.Thread(target=self._gather, args=(limits, cache, taps), daemon=True).start()
 
     def wait_ready(self) -> None:
         """Wait until all have loaded. EngineError names the rank that could not, with its last log lines."""
@@ -156,7 +154,7 @@ class Ranks:
             )
         return Links(parallel.master_addr, parallel.master_port, parallel.secret), parallel.secret
 
-    def _gather(self, limits: Limits, num_blocks: int, block_size: int, taps: tuple[int, ...]) -> None:
+    def _gather(self, limits: Limits, cache: tuple[int, ...], taps: tuple[int, ...]) -> None:
         """Wait until all ranks have found the engine, and tell each what to compute."""
         try:
             for member in self._members:
@@ -164,7 +162,7 @@ class Ranks:
                 member.join(connection, hello)
                 self._check(hello)
             addresses = [self._links.address, *(member.address for member in self._members)]
-            frame = encode(RankLaunch(limits, num_blocks, block_size, taps, addresses))
+            frame = encode(RankLaunch(limits, cache, taps, addresses))
             for member in self._members:
                 member.send(frame)
         except EngineError as error:

@@ -15,6 +15,7 @@ from quire.errors import EngineError, QuireError
 from quire.ranks.commands import (
     Command,
     CopyBlocks,
+    CopyStates,
     DropAdapter,
     PlaceAdapter,
     Release,
@@ -86,6 +87,10 @@ class RankedKVCache:
         self._ranks.send(CopyBlocks(list(copies)))
         self.own.copy_blocks(copies)
 
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._ranks.send(CopyStates(list(copies)))
+        self.own.copy_states(copies)
+
 
 class RankedMemoryRelease(MemoryRelease[M]):
     """The engine's memory, and the other ranks'."""
@@ -121,3 +126,6 @@ class EarlierStages:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self._ranks.send_ahead(CopyBlocks(list(copies)))
+
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._ranks.send_ahead(CopyStates(list(copies)))

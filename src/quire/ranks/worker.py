@@ -35,6 +35,7 @@ from quire.ranks.commands import (
     MOST_COMMAND,
     Beat,
     CopyBlocks,
+    CopyStates,
     DropAdapter,
     PlaceAdapter,
     RankAnswer,
@@ -114,13 +115,15 @@ class Worker:
             raise EngineError("the rank sleeps")
         self._held[0].adapt(slot, adapter)
 
-    def obey(self, command: RunStep | RunHead | CopyBlocks | DropAdapter) -> None:
+    def obey(self, command: RunStep | RunHead | CopyBlocks | CopyStates | DropAdapter) -> None:
         """Obey a command. RuntimeError, OSError: another rank has gone. EngineError: the step breaks a promise."""
         if self._held is None:
             raise EngineError("the rank sleeps")
         executable, cache = self._held
         if isinstance(command, CopyBlocks):
             cache.copy_blocks(command.copies)
+        elif isinstance(command, CopyStates):
+            cache.copy_states(command.copies)
         elif isinstance(command, DropAdapter):
             executable.adapt(command.slot, None)
         elif isinstance(command, RunHead):
@@ -220,7 +223,7 @@ def _load(
         return model
 
     def make_cache() -> KVCache:
-        return backend.kv_cache(kv_spec, launch.num_blocks, launch.block_size)
+        return backend.kv_cache(kv_spec, *launch.cache)
 
     def compile(model: ServedModel, cache: KVCache) -> Executable:
         return backend.compile(tapped(model, launch.taps), cache, launch.limits)

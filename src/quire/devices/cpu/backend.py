@@ -113,9 +113,7 @@ class NativeBackend:
     def kv_cache(
         self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
     ) -> NativeKVCache:
-        if num_states:
-            raise EngineError("the native backend keeps no states")
-        return NativeKVCache(spec, num_blocks, block_size)
+        return NativeKVCache(spec, num_blocks, block_size, num_states, num_open)
 
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> NativeExecutable:
         if not isinstance(kv, NativeKVCache):

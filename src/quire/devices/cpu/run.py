@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import astuple
 
 from quire import _native
 from quire.devices.cpu.errors import NATIVE, engine_error, native_errors
 from quire.devices.cpu.record import Recording
 from quire.devices.host import HostLogits
 from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelInput
-from quire.errors import EngineError
 
 if TYPE_CHECKING:
     from quire.devices.adapters import Adapter
     from quire.devices.cpu.adapters import AdapterPacker
 
 
-def layer_tuples(spec: KVSpec) -> list[tuple[int, int]]:
-    """(kv heads, head_dim) of each layer."""
-    layers = map(spec.layer, range(spec.num_layers))
-    return [(layer.num_kv_heads, layer.head_dim) for layer in layers]
+def layer_tuples(spec: KVSpec) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """(kv heads, head_dim, sizes of states and their open rows) of each layer."""
+    layers = list(map(spec.layer, range(spec.num_layers)))
+    sizes = [[(prod(state.shape), state.row) for state in layer.states] for layer in layers]
+    return [(layer.num_kv_heads, layer.head_dim, own) for layer, own in zip(layers, sizes, strict=True)]
 
 
 def scale_lists(spec: KVSpec) -> list[list[float]]:
@@ -34,7 +36,9 @@ def scale_lists(spec: KVSpec) -> list[list[float]]:
 class NativeKVCache:
     """Paged keys and values in native memory (csrc/plan/kv_cache.h); pages are allocated when first written."""
 
-    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
+    ) -> None:
         shape = spec.block_shape
         num_slabs = num_blocks * (shape.full + shape.windowed)
         self.spec, self.num_blocks, self.block_size = spec, num_slabs // shape.full, block_size
@@ -48,6 +52,8 @@ class NativeKVCache:
                 scale_lists(spec),
                 spec.columns,
                 num_slabs,
+                num_states,
+                num_open,
             )
 
     def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
@@ -61,7 +67,9 @@ class NativeKVCache:
                 self.store.copy_blocks(pairs[:, 0].copy(), pairs[:, 1].copy())
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
-        raise EngineError("the native backend keeps no states")
+        if copies:
+            with native_errors:
+                self.store.copy_states(np.array(copies, np.int32))
 
 
 class NativeExecutable:
@@ -104,6 +112,7 @@ class NativeExecutable:
                 inputs.greedy,
                 inputs.hidden_TD,
                 inputs.adapters_B,
+                None if inputs.states is None else astuple(inputs.states),
             )
         except NATIVE as error:
             raise engine_error(error) from error
