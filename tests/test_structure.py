@@ -70,6 +70,7 @@ DEVICE_NEUTRAL = {
     "host",
     "processed",
     "shared",
+    "vectors",
 }
 ISAS = set(get_args(Isa)) - {"auto"}
 # Optional extras and name-on-demand imports, in one place each.

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.devices.host import activate, normalize
 from quire.devices.protocol import Activation, Norm
+from quire.devices.vectors import activate, normalize
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.families.classifiers import ClassifierNames

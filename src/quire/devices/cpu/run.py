@@ -36,9 +36,7 @@ def scale_lists(spec: KVSpec) -> list[list[float]]:
 class NativeKVCache:
     """Paged keys and values in native memory (csrc/plan/kv_cache.h); pages are allocated when first written."""
 
-    def __init__(
-        self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
-    ) -> None:
+    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int, *states: int) -> None:
         shape = spec.block_shape
         num_slabs = num_blocks * (shape.full + shape.windowed)
         self.spec, self.num_blocks, self.block_size = spec, num_slabs // shape.full, block_size
@@ -52,8 +50,7 @@ class NativeKVCache:
                 scale_lists(spec),
                 spec.columns,
                 num_slabs,
-                num_states,
-                num_open,
+                *states,
             )
 
     def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:

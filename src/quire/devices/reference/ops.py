@@ -15,11 +15,12 @@ import numpy as np
 
 from quire.devices import formulas
 from quire.devices.adapters import StepAdapters
-from quire.devices.host import Float64Array, activate
+from quire.devices.host import Float64Array
 from quire.devices.ops import Attend
 from quire.devices.protocol import Activation, Array, Attention, FloatArray, KVSpec, Matrix, ModelInput
 from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.weights import own_matrix
+from quire.devices.vectors import activate
 
 
 @dataclass(frozen=True, slots=True)
