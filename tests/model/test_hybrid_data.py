@@ -12,7 +12,14 @@ from quire.devices.reference.backend import ReferenceBackend
 from tests.model.tiny_models import Session
 from tests.models import load_model
 
-MODELS = {"lfm2": 1e-4}
+# The limits are what float32 of transformers itself is away from float64.
+MODELS = {"lfm2": 1e-4, "qwen3-next": 5e-4, "qwen3.5-dense": 6e-4}
+
+
+def shares(logits: Any) -> Any:
+    """Log-probabilities."""
+    logits = logits.astype(np.float64)
+    return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
 
 
 @pytest.mark.parametrize(("name", "near"), MODELS.items())
@@ -25,4 +32,4 @@ def test_logits_equal_the_recorded_ones(name: str, near: float, data: Path) -> N
         session, rows = Session(loaded, backend), len(expected[f"logits_{letter}"])
         parts = [session.feed(prompt[i : i + 60]) for i in range(0, len(prompt), 60)]
         got = np.concatenate(parts)[-rows:]
-        assert np.abs(got - expected[f"logits_{letter}"]).max() < near
+        assert np.abs(shares(got) - shares(expected[f"logits_{letter}"])).max() < near

@@ -29,6 +29,11 @@ ROUTERS = (  # kept in float32
     "router.proj.weight",
     "gate.wg.weight",
     "router.classifier.weight",
+    "in_proj_a.weight",
+    "in_proj_b.weight",
+    "in_proj_ba.weight",
+    "linear_attn.a_proj.weight",
+    "b_proj.weight",
     "modality_router.weight",
     "prediction_coefs.weight",
     "correction_coefs.weight",
@@ -55,7 +60,9 @@ def test_logits_and_greedy_tokens_equal_transformers(saved: tuple[Any, Path], ba
     assert loaded.dtype == "float32"
     expected = torch_logits(model, PROMPT)
     assert expected.std() > 0.5  # otherwise nearness would say little
-    assert_near(Session(loaded, backend).feed(PROMPT), expected)
+    session = Session(loaded, backend)
+    # transformers computes recurrences in chunks, in float32
+    assert_near(session.feed(PROMPT), expected, slack=4 if session.has_states else 1)
     tokens = list(PROMPT)
     for _ in range(20):
         tokens.append(int(torch_logits(model, tokens)[-1].argmax()))
@@ -173,7 +180,11 @@ def test_sizes_are_known_from_headers_alone(saved: tuple[Any, Path]) -> None:
     matrices = {
         name: p.numel()
         for name, p in named.items()
-        if p.dim() >= 2 and "norm" not in name and "conv.conv" not in name and not name.endswith("bias")
+        if p.dim() >= 2
+        and "norm" not in name
+        and "conv.conv" not in name
+        and "conv1d" not in name
+        and not name.endswith("bias")
     }
     rounded = sum(
         size for name, size in matrices.items() if not name.endswith(ROUTERS) or "per_layer" in name

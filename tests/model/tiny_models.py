@@ -55,6 +55,16 @@ LFM = {
     "pad_token_id": 0,
     "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
 }
+DELTA = {
+    **RMS,
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 14,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}
 # Families: what their classes are called, and the options that all variants have.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", RMS),
@@ -275,6 +285,39 @@ GEMMA3N = {
 }
 FAMILIES |= {
     "gemma3n": ("Gemma3nText", GEMMA3N),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **DELTA,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_5": ("Qwen3_5Text", DELTA),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeText",
+        {
+            **{key: value for key, value in DELTA.items() if key != "intermediate_size"},
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "olmo_hybrid": (  # queries, keys and values are as wide as each other: transformers saves thirds of their taps
+        "OlmoHybrid",
+        {
+            **DELTA,
+            "num_key_value_heads": 4,
+            "pad_token_id": 0,
+            "linear_num_key_heads": 3,
+            "linear_key_head_dim": 14,
+            "linear_value_head_dim": 7,
+        },
+    ),
     "lfm2": ("Lfm2", {**LFM, "intermediate_size": 150, "block_multiple_of": 16}),
     "lfm2_moe": (
         "Lfm2Moe",
@@ -553,6 +596,27 @@ VARIANTS |= {
     "xglm-unscaled": ("xglm", {"scale_embedding": False}),
     "persimmon-no-norm": ("persimmon", {"qk_layernorm": False}),
     "gemma3n": ("gemma3n", {}),
+    "qwen3_next-dense-1": ("qwen3_next", {}),
+    "qwen3_5": ("qwen3_5", {}),
+    "qwen3_5-half": (
+        "qwen3_5",
+        {
+            "layer_types": None,
+            "partial_rotary_factor": 0.5,
+            "tie_word_embeddings": True,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe", {}),
+    "olmo_hybrid": ("olmo_hybrid", {}),
+    "olmo_hybrid-plain": (
+        "olmo_hybrid",
+        {
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+    ),
     "lfm2": ("lfm2", {}),
     "lfm2-bias": (
         "lfm2",

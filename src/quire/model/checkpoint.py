@@ -15,7 +15,6 @@ from quire.devices.protocol import Backend
 from quire.errors import ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
 from quire.model.families import DECODERS, MODEL_TYPES, read_model, text_config
-from quire.model.families.composite import disagrees_on_head
 from quire.model.families.names import TensorNames
 from quire.model.info import NOTHING, UNLIMITED, Asked, EngineLimits, ModelInfo
 from quire.model.kv_scales import kv_scales
@@ -38,10 +37,11 @@ from quire.weights.tensor import FloatDtype
 
 if TYPE_CHECKING:
     from quire.model import dummy, packed_experts, pooling, sentences, split_matrices
+    from quire.model.families import composite
     from quire.weights.readers import packed_modules as readers
 else:
     dummy, pooling = Lazy("quire.model.dummy"), Lazy("quire.model.pooling")
-    sentences = Lazy("quire.model.sentences")
+    sentences, composite = Lazy("quire.model.sentences"), Lazy("quire.model.families.composite")
     packed_experts = Lazy("quire.model.packed_experts")
     split_matrices = Lazy("quire.model.split_matrices")
     readers = Lazy("quire.weights.readers.packed_modules")
@@ -134,7 +134,11 @@ def _open(path: Path, asked: Asked) -> OpenModel:
         names = names.fitted(checkpoint.names())
     else:
         checkpoint, names = _opened(source, spec, names)
-    if spec.head is not None and disagrees_on_head(source.config):
+    if (
+        spec.head is not None
+        and "text_config" in source.config
+        and composite.disagrees_on_head(source.config)
+    ):
         tied = f"{names['head']}.weight" not in set(checkpoint.names())
         spec = msgspec.structs.replace(spec, head=msgspec.structs.replace(spec.head, tied=tied))
     wanted = check_tensors(spec, names, checkpoint, path)

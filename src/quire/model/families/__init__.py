@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from quire.errors import ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
-from quire.model.families.composite import text_names, text_part
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family
 from quire.model.families.names import TensorNames
@@ -19,8 +18,9 @@ from quire.weights.readers import KEYS, find_quantization
 
 if TYPE_CHECKING:
     from quire import spelling
+    from quire.model.families import composite
 else:
-    spelling = Lazy("quire.spelling")
+    spelling, composite = Lazy("quire.spelling"), Lazy("quire.model.families.composite")
 
 # By module, the classes of its families and their model_type. A module is imported when one of its families is asked
 # for.
@@ -36,6 +36,8 @@ _DECODERS = {
     "gemma": "GemmaForCausalLM:gemma Gemma2ForCausalLM:gemma2 Gemma3ForCausalLM:gemma3_text "
     "VaultGemmaForCausalLM:vaultgemma",
     "gemma3n": "Gemma3nForCausalLM:gemma3n_text",
+    "gated_delta": "Qwen3NextForCausalLM:qwen3_next Qwen3_5ForCausalLM:qwen3_5_text "
+    "Qwen3_5MoeForCausalLM:qwen3_5_moe_text OlmoHybridForCausalLM:olmo_hybrid",
     "lfm": "Lfm2ForCausalLM:lfm2 Lfm2MoeForCausalLM:lfm2_moe Lfm3ForCausalLM:lfm3",
     "phi": "PhiForCausalLM:phi Phi3ForCausalLM:phi3 Starcoder2ForCausalLM:starcoder2",
     "olmo": "OlmoForCausalLM:olmo Olmo2ForCausalLM:olmo2 Olmo3ForCausalLM:olmo3 OlmoeForCausalLM:olmoe "
@@ -79,6 +81,9 @@ _ALIASES = {
     "Step3p7FlashForCausalLM": "Step3p5ForCausalLM",
     "Gemma3TextModel": "Gemma3Model",
     "Gemma3TextForSequenceClassification": "Gemma3ForSequenceClassification",
+    "Qwen3_5TextModel": "Qwen3_5Model",
+    "Qwen3_5MoeTextModel": "Qwen3_5MoeModel",
+    "Qwen3_5TextForSequenceClassification": "Qwen3_5ForSequenceClassification",
     "LlamaForCausalLM exaone": "ExaoneForCausalLM",
     "Glm4MoeForCausalLM sarvam_moe": "SarvamMoEForCausalLM",
     "DeepseekV3ForCausalLM sarvam_mla": "SarvamMLAForCausalLM",
@@ -162,7 +167,7 @@ def read_model(
     config.skip(family.unused)
     spec = family.read(config)
     names = family.tensor_names(spec, config)
-    names = names if text is None else text_names(names)
+    names = names if text is None else composite.text_names(names)
     if decoder != architecture:
         spec = replace(spec, architecture=architecture, head=None)
         names = names.changed({"ignored": (*names.ignored, *HEADS)})
@@ -174,7 +179,9 @@ def read_model(
 
 def text_config(values: Mapping[str, Any], where: str = "config.json") -> dict[str, Any] | None:
     """Find the config of the language model in a model of several parts; None if it is not one. ModelError."""
-    return text_part(values, MODEL_TYPES, where)
+    if "ForConditionalGeneration" not in str(values.get("architectures")):
+        return None
+    return composite.text_part(values, MODEL_TYPES, where)
 
 
 def _named(architecture: str) -> str:

@@ -23,6 +23,8 @@ CLASSES = frozenset(
         "Llava",
         "Mistral3",
         "Qwen3VL",
+        "Qwen3_5",
+        "Qwen3_5Moe",
         "Qwen3VLMoe",
         "Step3p7",
     )

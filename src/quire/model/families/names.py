@@ -18,6 +18,9 @@ class TensorNames(msgspec.Struct, frozen=True):
     lacks it. attention.qkv is a fused projection: stacked (q, k, v), grouped (for each kv head its queries, its key,
     its value), or in four blocks of q, v and k (CodeGen); mlp.gate_up a fused gate and up. `transposed`: matrices of
     layers are stored [K, O]. `interleaved`: rotary pairs are neighbours. `norm_offset` is added to norms' weights.
+    `rates` of recurrent states are stored as logarithms or as negative numbers, with `rates_axes` as [1, 1, H, 1];
+    the taps of a convolution as [C, `taps_axes`, K].
+    `tiled`: value heads of the delta rule lie by their number within the group of a key head.
     `norm_by_head`: norms of queries and keys are q_norm.{n} with n a head. `correction_row`: it is stored as [1, E].
 
     mixture.experts is the prefix of expert {e}; if `expert_stack` is given, of tensors [E, ...] that hold all experts,
@@ -25,9 +28,9 @@ class TensorNames(msgspec.Struct, frozen=True):
     two tensors if mixture.expert.gate_apart names the gate's. altup and laurel are prefixes; {s} is the number of a
     stream less one.
 
-    `ignored` are patterns of whole names that hold nothing to load (buffers that are computed from the config). `base`
-    begins the names of all but the head; a checkpoint of the base model alone leaves it out, and one of several parts
-    may begin with one of `prefixes` instead.
+    `spellings` are other names of modules, by path, which some files have. `ignored` are patterns of whole names that
+    hold nothing to load (buffers that are computed from the config). `base` begins the names of all but the head; a
+    checkpoint of the base model alone leaves it out, and one of several parts may begin with one of `prefixes` instead.
     """
 
     modules: Mapping[str, str]
@@ -44,6 +47,11 @@ class TensorNames(msgspec.Struct, frozen=True):
     transposed: bool = False
     interleaved: bool = False
     norm_offset: float = 0.0
+    rates: Literal["logarithms", "negative"] = "logarithms"
+    rates_axes: bool = False
+    taps_axes: tuple[int, ...] = (1,)
+    tiled: bool = False
+    spellings: Mapping[str, str] = {}
     ignored: tuple[str, ...] = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def __getitem__(self, path: str) -> str:
@@ -68,6 +76,9 @@ class TensorNames(msgspec.Struct, frozen=True):
             plain = {path: LLAMA_NAMES[path] for path in EXPERT_MODULES}
             plain |= {"mixture.experts": f"{experts}{{e}}.", "mixture.shared.gate_up": fused if whole else ""}
             names = names.changed({**plain, "expert_stack": "", "expert_halves": False})
+        for path, other in self.spellings.items():
+            if any(f".{other}." in name for name in present):
+                names = names.changed({path: other})
         for prefix in (*self.prefixes, self.base):
             if any(name.startswith(prefix) for name in present):
                 return names._rebased(prefix)

@@ -37,6 +37,7 @@ SIZES = {
     "nope_dim": (1, MAX_LATENT),
     "rope_dim": (1, MAX_LATENT),
     "taps": (2, 64),
+    "rank": (0, MAX_LATENT),
     "key_heads": (1, MAX_HEADS),
     "value_heads": (1, MAX_HEADS),
     "key_dim": (1, MAX_LATENT),

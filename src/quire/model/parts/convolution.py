@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from quire.devices.graph import Recorder
 from quire.devices.ops import Multiply, Value
-from quire.devices.protocol import Activation, FloatArray, KVLayer, StateSpec
-from quire.devices.recurrent_ops import Convolve
+from quire.devices.protocol import Activation, FloatArray, KVLayer
+from quire.devices.recurrent_ops import Convolve, convolution_state
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.part import Mixer
 from quire.model.parts.recording import Recording
@@ -26,7 +28,7 @@ class ConvolutionConfig(Mixer, msgspec.Struct, frozen=True, tag="convolution"):
         return [self.hidden_size]
 
     def cache(self, shard: Shard) -> KVLayer:
-        return KVLayer(0, 1, states=(tail(len(shard.columns(self.hidden_size)), self.taps),))
+        return KVLayer(0, 1, states=(convolution_state(len(shard.columns(self.hidden_size)), self.taps),))
 
     def messages(self, shard: Shard) -> list[int]:
         return output_messages(shard, self.hidden_size, [len(shard.columns(self.hidden_size))])
@@ -49,7 +51,9 @@ class GatedConvolution:
             Linear(source, f"{path}.{name}", [matrix_of(f"{path}.{name}", d, d, rows)], config.bias)
             for name in ("b", "c", "x")
         )
-        self._convolution = Convolution(source, f"{path}.taps", [(d, own)], config.taps, config.bias)
+        self._convolution = Convolution(
+            source, f"{path}.taps", {f"{path}.taps": (d, own)}, config.taps, config.bias
+        )
         self.out = Output(source, f"{path}.out", (d, d), own, config.bias, shard)
 
     def __call__(self, r: Recording, x: Value) -> Value:
@@ -61,24 +65,23 @@ class GatedConvolution:
 
 
 class Convolution:
-    """A causal convolution by channel, made of `pieces`: their channels, and which of them a rank has."""
+    """A causal convolution by channel, made of `pieces` by path: their channels, and which of them a rank has."""
 
     def __init__(
         self,
         source: WeightSource,
         path: str,
-        pieces: list[tuple[int, range]],
+        pieces: Mapping[str, tuple[int, range]],
         taps: int,
         bias: bool = False,
         activation: Activation | None = None,
     ) -> None:
         def read(kind: str, each: int) -> FloatArray:
-            paths = [path] if len(pieces) == 1 else [f"{path}.{number}" for number in range(len(pieces))]
             return source.vector(
                 f"{path}.{kind}",
                 [
                     Piece(f"{one}.{kind}", (size * each,), range(own.start * each, own.stop * each))
-                    for one, (size, own) in zip(paths, pieces, strict=True)
+                    for one, (size, own) in pieces.items()
                 ],
             )
 
@@ -88,8 +91,3 @@ class Convolution:
 
     def __call__(self, g: Recorder, x: Value, layer: int, state: int = 0) -> Value:
         return g(Convolve(x, self._weight, layer, state, self._bias, self._activation))
-
-
-def tail(channels: int, taps: int) -> StateSpec:
-    """What a convolution keeps: its input of the last tokens."""
-    return StateSpec((taps - 1, channels), row=channels)

@@ -30,6 +30,7 @@ PARTS = {
     "attention": "attention:AttentionConfig",
     "latent": "latent:LatentConfig",
     "convolution": "convolution:ConvolutionConfig",
+    "delta": "delta:DeltaConfig",
     "relative": "relative:RelativeConfig",
     "mlp": "mlp:MLPConfig",
     "mixture": "mixture:MixtureConfig",

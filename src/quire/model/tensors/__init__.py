@@ -37,6 +37,7 @@ FINDERS = {
     "attention": "attention",
     "latent": "latent",
     "convolution": "convolution",
+    "delta": "delta",
     "mixture": "mixture",
     "input": "gemma3n",
     "laurel": "gemma3n",
@@ -48,7 +49,7 @@ MATRICES = ("attention.gate", "mlp.down", "input.gate", "input.out")
 PLAIN = ("attention.q_down", "mixture.router", "mixture.shared_gate")
 VECTORS = ("attention.sinks", "scale", "mixture.router_scale", "mixture.expert_scales")
 # Norms that are found in a way of their own.
-OTHER_NORMS = ("attention.q_norm", "attention.k_norm", "input.norm")
+OTHER_NORMS = ("attention.q_norm", "attention.k_norm", "input.norm", "delta.norm")
 
 
 def filled(piece: Piece) -> Part:
@@ -144,9 +145,13 @@ class LayerTensors:
             return part(stored, shape)
         if module.endswith("norm") and module in names.modules and module not in OTHER_NORMS:
             return norm(names, stored, kind, shape)
-        if module in MATRICES and kind == "weight":
+        if (
+            module in MATRICES
+            and kind == "weight"
+            and not (module == "attention.gate" and names[module] == names["attention.q"])
+        ):
             return linear(names, stored, shape)
-        if module in MATRICES or module in PLAIN:
+        if (module in MATRICES and kind != "weight") or module in PLAIN:
             return part(f"{stored}.{kind}", shape)
         group, _, name = module.partition(".")
         if group == "mlp":

@@ -25,7 +25,7 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     name, _, number = name.partition(".")
     if name == "out":
         return _out(layer, config, shape)
-    if name in ("q", "k", "v"):
+    if name in ("q", "k", "v", "gate"):
         return _qkv(layer, config, name, kind)
     if name in ("q_norm", "k_norm"):
         return _head_norm(layer, config, name, kind, number, shape)
@@ -84,6 +84,9 @@ def _place(layer: LayerTensors, config: AttentionConfig, name: str) -> tuple[str
     turn = None if name == "v" else _turn(layer, config)
     if not names["attention.qkv"]:
         field = names[f"attention.{name}"]
+        if config.gate is not None and field == names["attention.gate"]:  # beside the queries of each head
+            first, turn = (0, turn) if name == "q" else (h, None)
+            return layer.prefix + field, 2 * n * h, chain(rows_of_groups(n, first, first + h), turn)
         if name == "v" and config.keys_as_values:
             field = names["attention.k"]
         if name == "v" and config.value_dim is not None:

@@ -19,13 +19,9 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     if name == "out":
         return fused(names, layer.prefix + names["convolution.out"], kind, shape, None)
     if name == "taps":
-        return taps(f"{layer.prefix}{names['convolution.taps']}.{kind}", d, kind, config.taps)
+        module = f"{layer.prefix}{names['convolution.taps']}.{kind}"
+        if kind == "bias":
+            return part(module, (d,))
+        return part(module, (d, *names.taps_axes, config.taps), lambda array: array.reshape(-1))
     first = ("b", "c", "x").index(name) * d
     return fused(names, stored, kind, (3 * d, d), row_range(first, first + d))
-
-
-def taps(stored: str, channels: int, kind: str, count: int) -> Part:
-    """Find the weights [C, 1, K] of a convolution, one after the other, or its biases."""
-    if kind == "bias":
-        return part(stored, (channels,))
-    return part(stored, (channels, 1, count), lambda array: array.reshape(-1))

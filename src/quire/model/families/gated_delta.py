@@ -1,0 +1,243 @@
+"""Qwen3-Next, Qwen3.5 and its successors, OLMo-hybrid: the gated delta rule, and attention in some layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.model.families.config import ConfigReader
+from quire.model.families.family import (
+    FULL,
+    Family,
+    biases,
+    head_size,
+    layer_kinds,
+    num_layers,
+    read_decoder,
+    read_moe,
+)
+from quire.model.families.names import LLAMA_NAMES
+from quire.model.families.qwen import sparse_layers
+from quire.model.families.rope import rotary_dim
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.norm import NormConfig
+
+LINEAR, DELTA = "linear_attention", "delta"
+GATES = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
+NAMES = LLAMA_NAMES.changed(
+    {
+        "attention.gate": "self_attn.q_proj",
+        "delta.qkv": "linear_attn.in_proj_qkv",
+        "delta.gate": "linear_attn.in_proj_z",
+        "delta.beta": "linear_attn.in_proj_b",
+        "delta.steps": "linear_attn.in_proj_a",
+        "delta.steps.bias": "linear_attn.dt_bias",
+        "delta.rates": "linear_attn.A_log",
+        "delta.taps": "linear_attn.conv1d",
+        "delta.norm": "linear_attn.norm",
+        "delta.out": "linear_attn.out_proj",
+        "norm_offset": 1.0,
+        "ignored": (*LLAMA_NAMES.ignored, r"mtp\..*"),
+    }
+)
+STACKED = {
+    "expert_stack": "rows",
+    "expert_halves": True,
+    "mixture.experts": "mlp.experts.",
+    "mixture.expert.up": "gate_up_proj",
+    "mixture.expert.down": "down_proj",
+}
+
+
+def delta_kinds(config: ConfigReader, layers: list[str]) -> list[str]:
+    """Name the mixers of layers by their kinds."""
+    return [DELTA if kind == LINEAR else "attention" for kind in layers]
+
+
+def read_delta(config: ConfigReader, eps: float, **fields: Any) -> dict[str, Any]:
+    """Read the fields of the delta rule by Qwen's keys."""
+    keys, values = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
+    if values % keys:
+        raise config.wrong("linear_num_value_heads", values, f"a multiple of linear_num_key_heads ({keys})")
+    return {
+        "key_heads": keys,
+        "value_heads": values,
+        "key_dim": config.integer("linear_key_head_dim"),
+        "value_dim": config.integer("linear_value_head_dim"),
+        "taps": config.integer("linear_conv_kernel_dim", low=2, high=64),
+        "norm": NormConfig("rms", eps),
+        **fields,
+    }
+
+
+def _kinds(config: ConfigReader) -> list[str]:
+    """Read the kinds of layers; by default each one whose number divides by full_attention_interval is attention."""
+    every = config.integer("full_attention_interval")
+    default = [LINEAR if (i + 1) % every else FULL for i in range(num_layers(config))]
+    return layer_kinds(config, default, (FULL, LINEAR))
+
+
+def read_qwen(config: ConfigReader, **fields: Any) -> DecoderConfig:
+    """Queries and keys are normed, and partly rotated; heads are gated by element."""
+    kinds, eps = _kinds(config), config.number("rms_norm_eps")
+    for key, value in (
+        ("attn_output_gate", True),
+        ("use_sliding_window", False),
+        ("mamba_ssm_dtype", "float32"),
+    ):
+        config.expect(key, value, None)
+    config.skip("mtp_num_hidden_layers mtp_use_dedicated_embeddings")
+    gate = config.get("output_gate_type") or "silu"
+    if not isinstance(gate, str) or gate not in GATES:
+        raise config.wrong("output_gate_type", gate, f"one of {', '.join(GATES)}")
+    return read_decoder(
+        config,
+        rotated=rotary_dim(config, head_size(config), 0.25),
+        **biases(config),
+        qk_norm="head",
+        attention_gate="elements",
+        kinds=delta_kinds(config, kinds),
+        mixers={DELTA: read_delta(config, eps, gate_activation=GATES[gate])},
+        **fields,
+    )
+
+
+def _moe(config: ConfigReader, layers: list[bool] | None) -> dict[str, Any]:
+    return read_moe(
+        config,
+        layers=layers,
+        shared=config.integer("shared_expert_intermediate_size"),
+        renormalize=config.boolean("norm_topk_prob"),
+        shared_gate=True,
+    )
+
+
+def read_qwen3_next(config: ConfigReader) -> DecoderConfig:
+    return read_qwen(config, moe=_moe(config, sparse_layers(config)))
+
+
+def read_qwen3_5(config: ConfigReader) -> DecoderConfig:
+    _skip_positions(config)
+    config.expect("mlp_only_layers", [], None)
+    return read_qwen(config)
+
+
+def read_qwen3_5_moe(config: ConfigReader) -> DecoderConfig:
+    _skip_positions(config)
+    config.expect("mlp_only_layers", [], None)
+    return read_qwen(config, moe=_moe(config, None))
+
+
+def _skip_positions(config: ConfigReader) -> None:
+    """Pass over what divides a rope among the axes of pictures: a text's positions are the same on all."""
+    rope = config.section("rope_parameters")
+    if rope is not None:
+        rope.skip("mrope_section mrope_interleaved")
+
+
+def read_olmo_hybrid(config: ConfigReader) -> DecoderConfig:
+    """Layers of the delta rule norm what they read, layers of attention what they add; a null rope_theta is no rope."""
+    layers, heads = num_layers(config), config.integer("num_attention_heads")
+    default = [FULL if i % 4 == 3 else LINEAR for i in range(layers)]
+    kinds = layer_kinds(config, default if FULL in default else [*default[:-1], FULL], (FULL, LINEAR))
+    given: dict[str, Any] = {
+        key: config.optional_integer(key) or heads
+        for key in ("linear_num_key_heads", "linear_num_value_heads")
+    }
+    width = max(1, int(0.75 * config.integer("hidden_size") / given["linear_num_key_heads"]))
+    width = config.optional_integer("linear_key_head_dim") or width
+    given["linear_key_head_dim"] = width
+    given["linear_value_head_dim"] = config.optional_integer("linear_value_head_dim") or 2 * width
+    negative = config.boolean("linear_allow_neg_eigval")
+    ropes = [config, config.section("rope_parameters")]
+    unturned = [
+        one for one in ropes if one is not None and one.given("rope_theta") and one.get("rope_theta") is None
+    ]
+    for one in unturned:
+        one.skip("rope_type rope_scaling rope_parameters")
+    return read_decoder(
+        config,
+        rotated=0 if unturned else None,
+        **biases(config),
+        qk_norm="all_heads",
+        placement=["pre" if kind == LINEAR else "post" for kind in kinds],
+        kinds=delta_kinds(config, kinds),
+        mixers={DELTA: read_delta(config.derived(given), 1e-5, beta_scale=2.0 if negative else 1.0)},
+    )
+
+
+NEXT = {
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+MOE = {
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+    "norm_topk_prob": True,
+}
+FAMILIES = {
+    "Qwen3NextForCausalLM": Family(
+        "qwen3_next",
+        "Qwen3-Next-80B-A3B",
+        read_qwen3_next,
+        {
+            **NAMES.modules,
+            "norm_offset": 1.0,
+            "ignored": NAMES.ignored,
+            "delta.qkvz": "linear_attn.in_proj_qkvz",
+            "delta.ba": "linear_attn.in_proj_ba",
+        },
+        {**NEXT, **MOE, "decoder_sparse_step": 1},
+    ),
+    "Qwen3_5ForCausalLM": Family(
+        "qwen3_5_text",
+        "Qwen3.5, 3.6, 3.8 (dense, text)",
+        read_qwen3_5,
+        NAMES,
+        {**NEXT, "num_key_value_heads": 4},
+    ),
+    "Qwen3_5MoeForCausalLM": Family(
+        "qwen3_5_moe_text",
+        "Qwen3.5, 3.6 (mixtures, text)",
+        read_qwen3_5_moe,
+        NAMES.changed(STACKED),
+        {**NEXT, **MOE, "num_experts_per_tok": 8, "num_experts": 256},
+    ),
+    "OlmoHybridForCausalLM": Family(
+        "olmo_hybrid",
+        "OLMo-hybrid 7B",
+        read_olmo_hybrid,
+        {
+            "attention_norm": "attention_layer_norm",
+            "mlp_norm": "feedforward_layer_norm",
+            "attention_post_norm": "feedforward_layer_norm",
+            "mlp_post_norm": "post_feedforward_layernorm",
+            "spellings": {"attention_post_norm": "post_attention_layernorm"},
+            **{f"delta.{name}": f"linear_attn.{name}_proj" for name in ("q", "k", "v")},
+            **{f"delta.{name}_taps": f"linear_attn.{name}_conv1d" for name in ("q", "k", "v")},
+            "delta.gate": "linear_attn.g_proj",
+            "delta.beta": "linear_attn.b_proj",
+            "delta.steps": "linear_attn.a_proj",
+            "delta.steps.bias": "linear_attn.dt_bias",
+            "delta.rates": "linear_attn.A_log",
+            "delta.norm": "linear_attn.o_norm",
+            "delta.out": "linear_attn.o_proj",
+        },
+        {
+            "max_position_embeddings": 65536,
+            "rms_norm_eps": 1e-6,
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+        },
+        unused="linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor",
+    ),
+}
