@@ -7,10 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quire.cli import COMMANDS
+from quire.cli import COMMANDS, main
 
 
 def quire(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -79,6 +80,8 @@ def test_plan_needs_only_a_config(tiny_model: Callable[..., str], tmp_path: Path
     refused = quire("plan", "--config", str(tmp_path / "config.json"))
     assert refused.returncode == 1
     assert "attn_logit_softcapping = 30.0 is not understood" in refused.stderr
+    idle = quire("plan", "--config", str(model / "config.json"), "--revision", "x")
+    assert (idle.returncode, "--revision means nothing here" in idle.stderr) == (2, True)
     both = quire("plan", str(model), "--config", str(tmp_path / "config.json"))
     assert "takes the place of a model" in both.stderr
 
@@ -134,3 +137,40 @@ def test_mistakes_are_one_clear_line(args: tuple[str, ...], status: int, message
     assert result.returncode == status
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "differs"),
+    [
+        (["-tp", "2"], "weight_bytes"),
+        (["-pp", "3"], "stages"),
+        (["--price-per-hour", "12"], "cost_per_month"),
+        (["--batch-size", "16"], "batch_size"),
+        (["--input-len", "9"], "input_len"),
+        (["--output-len", "9"], "sequence_len"),
+        (["--max-num-seqs", "4", "--max-num-batched-tokens", "64"], "workspace_bytes"),
+        (["--kv-cache-dtype", "int8"], "kv_bytes_per_token"),
+        (["--quantization", "int8"], "weight_bytes"),
+        (["--max-model-len", "32"], "sequence_bytes"),
+        (["--enable-lora"], "workspace_bytes"),
+    ],
+)
+def test_options_mean_something_to_a_plan_of_a_config(
+    options: list[str], differs: str, tiny_model: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def figures(*more: str) -> dict[str, Any]:
+        main(["plan", "--config", str(Path(tiny_model()) / "config.json"), "--json", *more])
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    plain, given = figures(), figures(*options)
+    assert plain.get(differs) != given[differs]
+    assert "available_bytes" not in given
+
+
+def test_a_plan_that_does_not_fit_shows_its_table_first(tiny_model: Callable[..., str]) -> None:
+    result = quire("plan", tiny_model(), "--max-num-batched-tokens", "1e9")
+    assert result.returncode == 1
+    assert "workspace" in result.stdout
+    assert result.stderr.count("\n") == 1
+    assert "--quantization int8 or int4" in result.stderr

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,28 @@ from rich.table import Table
 
 from quire.bench.price import cost_per_million, cost_per_month
 from quire.cli import Command
-from quire.config import DeviceConfig, EngineConfig, check_options, option
+from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
-from quire.engine.plan import EnginePlan, make_backend, plan_engine
+from quire.engine.plan import EnginePlan, make_backend, plan_engine, plan_files
 from quire.engine.rates import step_rates
 from quire.engine.source import quantized_weights
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ResourceError
 from quire.flags.uses import PLANNING
-from quire.model.outline import outline_config
+from quire.model.outline import ConfigFiles
 from quire.runtime.memory import GIB
 from quire.sched.times import StepTimes, StepWork
 from quire.serve.options import TARGET_STEP_TIME
 from quire.weights.schemes import weights_name
+
+BOUNDLESS = 1 << 60  # bytes
+ROOM = ("kv_cache_bytes", "total_bytes", "available_bytes", "kv_tokens", "max_sequences")
+"""ROOM names the figures that depend on the free memory."""
+WITHOUT_FILES = frozenset(
+    {
+        "download_dir", "gpu_memory_utilization", "hf_overrides", "hf_token", "kv_cache_memory_bytes", "load_format",
+        "model_impl", "nnodes", "num_gpu_blocks_override", "revision", "rope_scaling", "rope_theta",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +68,25 @@ class PlanOptions:
 
 
 def run(config: EngineConfig, options: PlanOptions) -> None:
+    shortage: ResourceError | None = None
     if options.config:
-        figures = describe_config(config, Path(options.config))
-        tables = _config_tables(figures, options.config)
+        plan = plan_config(config, Path(options.config))
     else:
-        plan = plan_engine(config, fetch=False)
-        figures = describe(plan, plan.backend.measure_limits(plan.arithmetic), options)
-        tables = _tables(figures, plan)
-    if options.json:
+        try:
+            plan = plan_engine(config, fetch=False)
+        except ResourceError as error:
+            plan, shortage = plan_engine(config, fetch=False, free=BOUNDLESS), error
+    figures = describe(plan, plan.backend.measure_limits(plan.arithmetic), options)
+    bounded = not options.config and shortage is None
+    if not bounded:
+        figures = _without_room(figures)
+    _show(figures, _tables(figures, plan, bounded), options.json)
+    if shortage is not None:
+        raise shortage
+
+
+def _show(figures: dict[str, Any], tables: dict[str, list[tuple[str, str]]], as_json: bool) -> None:
+    if as_json:
         print(json.dumps(figures, indent=1))
         return
     console = Console()
@@ -75,44 +97,24 @@ def run(config: EngineConfig, options: PlanOptions) -> None:
         console.print(table)
 
 
-def describe_config(config: EngineConfig, path: Path) -> dict[str, Any]:
-    """Compute sizes in bytes, and positions, from a config.json. ModelError names a field that is not understood."""
+def plan_config(config: EngineConfig, path: Path) -> EnginePlan:
+    """Plan a config.json as if memory had no bound. ModelError names a field that is not understood."""
     if config.model.model:
         raise ConfigError(f"--config takes the place of a model; leave out {config.model.model}")
-    outline = make_backend(DeviceConfig(threads=1)).outline()
-    named, quantized = config.model.architecture, quantized_weights(config.model, path)
-    model = outline_config(path, outline, config.model.dtype, quantized, named)
-    kv_dtype = config.cache.kv_cache_dtype
-    kv_spec = model.info.kv_spec(model.dtype if kv_dtype == "auto" else kv_dtype)
-    longest = config.model.max_model_len or model.spec.max_position
-    return {
-        "architecture": model.spec.architecture,
-        "parameters": model.info.num_parameters,
-        "dtype": model.dtype,
-        "kv_dtype": kv_spec.dtype,
-        "weight_bytes": model.weight_bytes,
-        "kv_bytes_per_token": kv_spec.bytes_per_token,
-        "max_model_len": longest,
-        "sequence_bytes": longest * kv_spec.bytes_per_token,
-    }
+    model, outline = config.model, make_backend(config.device).outline()
+    files = ConfigFiles(path, outline, model.dtype, quantized_weights(model, path), model.architecture)
+    return replace(plan_files(config, files, BOUNDLESS), name=str(path))
+
+
+def _without_room(figures: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the figures that depend on the free memory."""
+    stages = [{k: v for k, v in stage.items() if k not in ROOM} for stage in figures["stages"]]
+    found = {k: v for k, v in figures.items() if k not in ROOM}
+    return {**found, "stages": stages, "sequence_bytes": found["max_model_len"] * found["kv_bytes_per_token"]}
 
 
 def _bits(figures: dict[str, Any]) -> str:
     return f"{8 * figures['weight_bytes'] / figures['parameters']:.1f} bits each"
-
-
-def _config_tables(figures: dict[str, Any], title: str) -> dict[str, list[tuple[str, str]]]:
-    return {
-        f"{title}: {figures['architecture']}": [
-            ("parameters", f"{figures['parameters']:,}"),
-            ("weights", f"{figures['weight_bytes'] / GIB:.3f} GiB ({figures['dtype']}, {_bits(figures)})"),
-            ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes ({figures['kv_dtype']})"),
-            (
-                f"KV of {figures['max_model_len']:,} tokens",
-                f"{figures['sequence_bytes'] / GIB:.3f} GiB",
-            ),
-        ]
-    }
 
 
 def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> dict[str, Any]:
@@ -267,7 +269,9 @@ def _step_name(figures: dict[str, Any]) -> str:
     )
 
 
-def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[str, str]]]:
+def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[str, list[tuple[str, str]]]:
+    """Lay out the figures; those of the room that the free memory leaves only if it is `bounded`."""
+
     def gib(name: str) -> str:
         return f"{figures[name] / GIB:.3f} GiB"
 
@@ -280,8 +284,12 @@ def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[s
     by_stage = [
         (
             f"layers {stage['layers'][0]} to {stage['layers'][1] - 1}",
-            f"{stage['weight_bytes'] / GIB:.3f} GiB of weights, {stage['kv_cache_bytes'] / GIB:.3f} GiB of KV cache, "
-            f"{stage['total_bytes'] / GIB:.3f} GiB in all",
+            f"{stage['weight_bytes'] / GIB:.3f} GiB of weights"
+            + (
+                f", {stage['kv_cache_bytes'] / GIB:.3f} GiB of KV cache, {stage['total_bytes'] / GIB:.3f} GiB in all"
+                if bounded
+                else f", {stage['kv_bytes_per_token']:,} bytes of KV per token"
+            ),
         )
         for stage in stages
     ]
@@ -291,6 +299,24 @@ def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[s
         ("messages, per step", f"{figures['messages_per_step']:,}"),
         ("link", f"{figures['link_gbit']:g} Gbit/s, {figures['link_us']:g} µs (--link-gbit, --link-us)"),
     ]
+    room = needed = fitting = list[tuple[str, str]]()
+    if bounded:
+        room = [
+            ("KV cache", f"{gib('kv_cache_bytes')}, {figures['kv_tokens']:,} tokens"),
+            ("total", f"{gib('total_bytes')} of {gib('available_bytes')} free"),
+        ]
+        fitting = [
+            (f"of {length:,} tokens", f"{count:,}") for length, count in figures["max_sequences"].items()
+        ]
+    else:
+        batch = figures["batch_size"] * figures["sequence_len"] * figures["kv_bytes_per_token"]
+        needed = [
+            (f"KV of {figures['max_model_len']:,} tokens", gib("sequence_bytes")),
+            (
+                f"KV of {figures['batch_size']} sequences of {figures['sequence_len']:,} tokens",
+                f"{batch / GIB:.3f} GiB",
+            ),
+        ]
     return {
         **({"each rank, stage by stage": by_stage} if len(stages) > 1 else {}),
         **({"what the ranks send each other": link} if ranks > 1 else {}),
@@ -298,13 +324,10 @@ def _tables(figures: dict[str, Any], plan: EnginePlan) -> dict[str, list[tuple[s
             ("parameters", f"{figures['parameters']:,}{' in all ranks' if ranks > 1 else ''}"),
             ("weights", f"{gib('weight_bytes')} ({figures['weights']}{bits})"),
             ("workspace", gib("workspace_bytes")),
-            ("KV cache", f"{gib('kv_cache_bytes')} ({figures['kv_dtype']}), {figures['kv_tokens']:,} tokens"),
-            ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes"),
-            ("total", f"{gib('total_bytes')} of {gib('available_bytes')} free"),
+            ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes ({figures['kv_dtype']})"),
+            *(room if bounded else needed),
         ],
-        "sequences that fit at once": [
-            (f"of {length:,} tokens", f"{count:,}") for length, count in figures["max_sequences"].items()
-        ],
+        **({"sequences that fit at once": fitting} if bounded else {}),
         "upper bounds, by limits measured now": [
             ("memory read", f"{figures['read_gb_s']:.1f} GB/s"),
             ("arithmetic", f"{figures['peak_gflop_s']:.0f} GFLOP/s"),
@@ -334,4 +357,9 @@ def _cost_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-COMMAND = Command(run, PlanOptions, arguments=("model",), uses=PLANNING)
+def _idle(options: PlanOptions) -> Collection[str]:
+    """Name what means nothing beside --config: where files are, and how much of the free memory to take."""
+    return WITHOUT_FILES if options.config else ()
+
+
+COMMAND = Command(run, PlanOptions, arguments=("model",), uses=PLANNING, idle=_idle)

@@ -149,24 +149,26 @@ class EnginePlan:
         return self.backend.arithmetic(self.model.dtype if linear is None else linear)
 
 
-def plan_engine(config: EngineConfig, fetch: bool = True) -> EnginePlan:
+def plan_engine(config: EngineConfig, fetch: bool = True, free: int | None = None) -> EnginePlan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError if the model cannot fit.
 
-    Weights of the hub are fetched once the model is known to fit, and not at all without `fetch`.
+    Weights of the hub are fetched once the model is known to fit, and not at all without `fetch`. `free` are the bytes
+    that each machine has for it, by default those that this one has.
     """
     model = config.model
     if model.model and local(model.model) is None:
         with preview.unfetched(model) as seen:
             if seen is not model:
-                plan = _plan(replace(config, model=seen))
+                plan = plan_files(replace(config, model=seen), None, free)
                 if not fetch:
                     return replace(plan, name=model.model, config=replace(plan.config, model=model))
         own_path(model)
-    return _plan(config)
+    return plan_files(config, None, free)
 
 
-def _plan(config: EngineConfig) -> EnginePlan:
-    files = find_files(config.model, config.lora.spare_tokens)
+def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None = None) -> EnginePlan:
+    """Plan as `plan_engine` does, for `files` in place of the configured ones."""
+    files = files or find_files(config.model, config.lora.spare_tokens)
     model = files.info
     longest = _max_model_len(config.model, model)
     config = _for_whole_prompts(config, longest) if model.spec.bidirectional else config
@@ -176,7 +178,7 @@ def _plan(config: EngineConfig) -> EnginePlan:
     stages, shard = parallel.pipeline_parallel_size, share_of(parallel, 0, model)
     backend = make_backend(device_of(config, 0), model)
     outline = backend.outline()
-    available = backend.free_memory() // parallel.ranks_per_node
+    available = (free or backend.free_memory()) // parallel.ranks_per_node
     max_num_seqs = min(
         config.scheduler.max_num_seqs,
         config.scheduler.max_num_batched_tokens,

@@ -15,6 +15,7 @@ from quire.model.families import read_model, text_config
 from quire.model.loaded import LoadedModel
 from quire.model.packed_experts import experts_apart
 from quire.model.packing import WeightTypes, outline_weights, own_quantization, wanted_tensors
+from quire.model.shard import WHOLE, Shard
 from quire.weights.readers import find_quantization
 from quire.weights.readers.planned import PlannedCheckpoint
 from quire.weights.schemes import Quantization
@@ -27,6 +28,7 @@ def outline_config(
     dtype: str = "auto",
     quantized: Quantization | None = None,
     architecture: str | None = None,
+    shard: Shard = WHOLE,
 ) -> LoadedModel:
     """Outline a model from its config.json.
 
@@ -57,8 +59,34 @@ def outline_config(
     info = model_info(
         path.parent, spec, wanted, kept, quantized, eos_ids({}, config, str(path), spec.vocab_size), {}
     )
-    decoder = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned)
-    return LoadedModel(info, decoder)
+    spec.check_share(shard)
+    decoder = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned, shard)
+    return LoadedModel(info, decoder, names=names, shard=shard)
+
+
+class ConfigFiles:
+    """A config.json in the place of a model's files (`ModelFiles`): it is outlined, and never loaded."""
+
+    ranks = 1
+
+    def __init__(
+        self,
+        path: Path,
+        backend: Backend,
+        dtype: str,
+        quantized: Quantization | None,
+        architecture: str | None,
+    ) -> None:
+        self._asked = dtype, quantized, architecture
+        self._path = path
+        self._whole = outline_config(path, backend, *self._asked)
+        self.info = self._whole.info
+
+    def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
+        return self._whole if shard.alone else outline_config(self._path, backend, *self._asked, shard)
+
+    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
+        raise ModelError(f"{self._path} alone has no weights: give the model")
 
 
 def _dtype(config: dict[str, Any]) -> Any:
