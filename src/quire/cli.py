@@ -65,6 +65,7 @@ COMMANDS: dict[str, Entry] = {
     "models": Entry("quire.commands.models", "List the models on this machine."),
     "models where": Entry("quire.commands.models", "Print where a model is.", "WHERE"),
     "models rm": Entry("quire.commands.models", "Remove a model from the cache.", "REMOVE"),
+    "ps": Entry("quire.commands.ps", "List the servers of this user."),
     "bench latency": Entry("quire.bench.latency", "Time one batch of requests from start to end."),
     "bench throughput": Entry("quire.bench.throughput", "Time many requests at once, offline."),
     "bench quality": Entry("quire.bench.quality", "Compare a quantized model with itself in float32."),

@@ -36,9 +36,8 @@ def option(
 ) -> Any:
     """A dataclass field with its help text, numeric range (inclusive), one-letter flag, and other names of values.
 
-    `--help` shows only common fields. If a command marks none of its own as common, it shows all of its own. The
-    command line tries a path that a command `writes` before its work begins. On the command line an option takes the
-    place of those that it `replaces` in a file.
+    `--help` shows only common fields, or all of a command that has none. A path that it `writes` is tried before its
+    work begins. On the command line an option takes the place of those that it `replaces` in a file.
     """
     metadata = {"help": help, "low": low, "high": high, "short": short, "common": common, "aliases": aliases}
     return field(default=default, metadata={**metadata, "writes": writes, "replaces": replaces})
@@ -53,10 +52,9 @@ def check_options(config: object) -> None:
         if choices and value not in choices:
             raise ConfigError(f"--{flag} must be one of {', '.join(map(str, choices))}, got {value!r}")
         kinds = {hints[f.name], *get_args(hints[f.name])}
-        wanted = Integral if int in kinds else Real
+        wanted, what = (Integral, "an integer") if int in kinds else (Real, "a number")
         if kinds & {int, float} and str not in kinds and value is not None:
             if not isinstance(value, wanted) or isinstance(value, bool):
-                what = "an integer" if wanted is Integral else "a number"
                 raise ConfigError(f"--{flag} must be {what}, got {value!r}")
         elif bool in kinds and str not in kinds and value not in (True, False, None):
             raise ConfigError(f"--{flag} must be True or False, got {value!r}")

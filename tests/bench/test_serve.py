@@ -344,7 +344,7 @@ def test_the_servers_counters_are_read_before_and_after(tmp_path: Path) -> None:
 
 
 def test_the_command_needs_no_engine() -> None:
-    assert not COMMAND.engine
+    assert not COMMAND.uses
 
 
 class Late:

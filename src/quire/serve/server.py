@@ -47,8 +47,10 @@ if TYPE_CHECKING:
 
     from quire.engine import suggested
     from quire.ranks import node
+    from quire.serve import records
 else:
     node = Lazy("quire.ranks.node")
+    records = Lazy("quire.serve.records")
     suggested = Lazy("quire.engine.suggested")
 
 log = logging.getLogger("quire.serve")
@@ -159,7 +161,8 @@ async def _serve(
                 _ = service.front.template
                 print(_summary(service, engine_config))
                 return 0
-            return await server.run()
+            with records.recorded(service.names, _url(config, listener), config.metrics_prefix):
+                return await server.run()
         finally:
             await service.grammars.close()
     finally:
