@@ -39,6 +39,7 @@ OTHERS = (
 # Compared with another class of transformers, or with its weights under other names.
 KIN = {
     "DeciLMForCausalLM": "Llama",
+    "MiMoForCausalLM": "Qwen2",
     "BailingMoeForCausalLM": "AriaText",
     "BailingMoeV2ForCausalLM": "Glm4Moe",
     "Step3p5ForCausalLM": "Step3p7",

@@ -64,6 +64,34 @@ def check(directory: Path, config: dict[str, Any], state: dict[str, Any], expect
     assert_near(Session(loaded, backend).feed(PROMPT), expected)
 
 
+def test_mimo_is_qwen2_without_the_layers_that_predict_further_tokens(tmp_path: Path) -> None:
+    model = make_model("qwen2")
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    further = {
+        name.replace("layers.0.", "mtp_layers.0."): tensor.clone()
+        for name, tensor in state.items()
+        if ".layers.0." in name
+    }
+    theirs = model.config.to_dict()
+    kept = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act "
+        "max_position_embeddings rms_norm_eps tie_word_embeddings"
+    )
+    config = {key: theirs[key] for key in kept.split()} | {
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "mimo",
+        "attention_bias": True,
+        "num_nextn_predict_layers": 1,
+        "rope_theta": theirs["rope_parameters"]["rope_theta"],
+        "sliding_window": 32768,
+        "max_window_layers": 32,
+        "use_sliding_window": False,
+        "use_mrope": False,
+    }
+    further["model.mtp_layers.0.input_proj.weight"] = torch.ones(64, 128)
+    check(tmp_path, config, state | further, torch_logits(model, PROMPT))
+
+
 def test_ling_2_is_glm4_moe_with_fused_projections(tmp_path: Path) -> None:
     turned = {"rope_type": "default", "rope_theta": 600.0, "partial_rotary_factor": 0.5}
     model = make_model("glm4_moe", use_qk_norm=True, norm_topk_prob=True, rope_parameters=turned)

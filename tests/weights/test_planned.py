@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
+from quire.model.cost import matrices
 from quire.model.load import open_files
 from quire.model.outline import outline_config
 from quire.weights.layouts import Blocks
@@ -100,3 +102,38 @@ def test_parents_and_modules_of_a_mixture_are_found() -> None:
     assert planned.layout("m.0.experts.3.up_proj.weight") == Blocks("nvfp4")
     assert planned.layout("m.0.q_proj.weight") == Blocks("e4m3")
     assert planned.layout("m.0.norm_proj.weight") is None
+
+
+def test_hundreds_of_experts_are_outlined_once_and_those_in_other_layouts_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan takes the same time however many experts a layer has."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    skipped = [f"model.layers.1.block_sparse_moe.experts.{e}" for e in (3, 11)]
+    config = {
+        **sizes,
+        **heads,
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 300,
+        "num_experts_per_tok": 2,
+        "quantization_config": {"quant_method": "fp8", "ignored_layers": skipped},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    backend, made = NativeBackend(threads=1).outline(), []
+    whole = type(backend).gated_matrix
+
+    def counted(self: Any, *args: Any) -> Any:
+        made.append(args)
+        return whole(self, *args)
+
+    monkeypatch.setattr(type(backend), "gated_matrix", counted)
+    planned = outline_config(tmp_path / "config.json", backend)
+    assert len(made) == 3
+    path = "layers.{}.mixture.experts.{}.gate_up"
+    first, second = (
+        [matrices(planned.decoder.weights)[path.format(i, e)].nbytes for e in range(300)] for i in (0, 1)
+    )
+    assert len(set(first)) == 1
+    assert [e for e, size in enumerate(second) if size != first[0]] == [3, 11]

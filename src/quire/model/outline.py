@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 
-from quire.devices.protocol import Backend
+from quire.devices.protocol import Backend, FloatArray, Matrix
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.checkpoint import eos_ids, model_info
 from quire.model.families import read_model, text_config
 from quire.model.loaded import LoadedModel
 from quire.model.packed_experts import experts_apart
-from quire.model.packing import WeightTypes, outline_weights, own_quantization, wanted_tensors
+from quire.model.packing import Packer, WeightTypes, own_quantization, wanted_tensors
+from quire.model.parts.decoder import Decoder
+from quire.model.parts.source import Piece, Use
 from quire.model.shard import WHOLE, Shard
+from quire.model.tensors import Tensors
+from quire.weights.parts import Part
 from quire.weights.readers import find_quantization
 from quire.weights.readers.planned import PlannedCheckpoint
 from quire.weights.schemes import Quantization
 from quire.weights.tensor import FloatDtype
+
+
+@dataclass(frozen=True, slots=True)
+class Outlined:
+    """A `WeightSource` that outlines. Experts of a layer whose tensors are in the same layouts share one outline."""
+
+    tensors: Tensors
+    packer: Packer
+    made: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
+        found: Matrix = self._once(path, pieces, lambda parts: self.packer.matrix(parts, use))
+        return found
+
+    def gated(self, path: str, gate: Piece, up: Piece) -> Matrix:
+        found: Matrix = self._once(path, (gate, up), lambda parts: self.packer.gated(*parts))
+        return found
+
+    def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
+        found: FloatArray = self._once(path, pieces, self.packer.vector)
+        return found
+
+    def _once(self, path: str, pieces: Sequence[Piece], make: Callable[[list[Part]], Any]) -> Any:
+        parts = [self.tensors.part(piece) for piece in pieces]
+        layer, found, expert = path.partition(".experts.")
+        if not found:
+            return make(parts)
+        key: tuple[Any, ...] = (layer, expert.partition(".")[2])
+        if (checkpoint := self.packer.checkpoint) is not None:
+            names = [name for part in parts for name, _ in part.tensors]
+            key += tuple((checkpoint.layout(name), checkpoint.rounding(name)) for name in names)
+        if key not in self.made:
+            self.made[key] = make(parts)
+        return self.made[key]
 
 
 def outline_config(
@@ -60,7 +100,8 @@ def outline_config(
         path.parent, spec, wanted, kept, quantized, eos_ids({}, config, str(path), spec.vocab_size), {}
     )
     spec.check_share(shard)
-    decoder = outline_weights(spec, names, backend, WeightTypes.of(kept, quantized), planned, shard)
+    packer = Packer(planned, backend, WeightTypes.of(kept, quantized), outline=True)
+    decoder = Decoder(spec, Outlined(Tensors(spec, names), packer), shard)
     return LoadedModel(info, decoder, names=names, shard=shard)
 
 

@@ -31,7 +31,7 @@ _DECODERS = {
     "llama4": "Llama4ForCausalLM:llama4_text",
     "mistral": "MistralForCausalLM:mistral MinistralForCausalLM:ministral Ministral3ForCausalLM:ministral3 "
     "MixtralForCausalLM:mixtral",
-    "qwen": "Qwen2ForCausalLM:qwen2 Qwen2MoeForCausalLM:qwen2_moe Qwen3ForCausalLM:qwen3 "
+    "qwen": "Qwen2ForCausalLM:qwen2 MiMoForCausalLM:mimo Qwen2MoeForCausalLM:qwen2_moe Qwen3ForCausalLM:qwen3 "
     "Qwen3MoeForCausalLM:qwen3_moe",
     "gemma": "GemmaForCausalLM:gemma Gemma2ForCausalLM:gemma2 Gemma3ForCausalLM:gemma3_text "
     "VaultGemmaForCausalLM:vaultgemma",

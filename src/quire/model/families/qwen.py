@@ -13,11 +13,24 @@ from quire.model.families.family import (
     read_decoder,
     read_moe,
 )
+from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.parts.decoder import DecoderConfig
 
 
 def read_qwen2(config: ConfigReader) -> DecoderConfig:
     return read_decoder(config, attention_qkv_bias=True, scores_window=layer_windows(config))
+
+
+def read_mimo(config: ConfigReader) -> DecoderConfig:
+    """Qwen2 with layers that predict further tokens: `mtp_names` leaves these out."""
+    config.expect("attention_bias", True)
+    config.expect("use_mrope", False, None)
+    config.count("num_nextn_predict_layers", 0)
+    return read_qwen2(config)
+
+
+def mtp_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
+    return LLAMA_NAMES.changed({"ignored": (*LLAMA_NAMES.ignored, r"model\.mtp_layers\..*")})
 
 
 def read_qwen3(config: ConfigReader) -> DecoderConfig:
@@ -89,6 +102,13 @@ QWEN = {
 MOE = {"decoder_sparse_step": 1, "norm_topk_prob": False}
 FAMILIES = {
     "Qwen2ForCausalLM": Family("qwen2", "Qwen2, Qwen2.5", read_qwen2, defaults=QWEN),
+    "MiMoForCausalLM": Family(
+        "mimo",
+        "MiMo-7B",
+        read_mimo,
+        mtp_names,
+        defaults={**QWEN, "attention_bias": True, "num_nextn_predict_layers": 0},
+    ),
     "Qwen2MoeForCausalLM": Family(
         "qwen2_moe",
         "Qwen1.5-MoE, Qwen2-57B-A14B",
