@@ -318,6 +318,20 @@ FAMILIES |= {
             "linear_value_head_dim": 7,
         },
     ),
+    "kimi_linear": (
+        "KimiLinear",
+        {
+            **{key: value for key, value in DEEPSEEK.items() if "experts" not in key and "q_lora" not in key},
+            "num_hidden_layers": 4,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "pad_token_id": 0,
+            "linear_head_dim": 14,
+            "linear_num_heads": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        },
+    ),
     "lfm2": ("Lfm2", {**LFM, "intermediate_size": 150, "block_multiple_of": 16}),
     "lfm2_moe": (
         "Lfm2Moe",
@@ -615,6 +629,17 @@ VARIANTS |= {
         {
             "linear_allow_neg_eigval": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+    ),
+    "kimi_linear": ("kimi_linear", {}),
+    "kimi_linear-groups": (
+        "kimi_linear",
+        {
+            "n_group": 4,
+            "topk_group": 2,
+            "q_lora_rank": 20,
+            "linear_conv_kernel_dim": 3,
+            "norm_topk_prob": False,
         },
     ),
     "lfm2": ("lfm2", {}),

@@ -38,6 +38,7 @@ _DECODERS = {
     "gemma3n": "Gemma3nForCausalLM:gemma3n_text",
     "gated_delta": "Qwen3NextForCausalLM:qwen3_next Qwen3_5ForCausalLM:qwen3_5_text "
     "Qwen3_5MoeForCausalLM:qwen3_5_moe_text OlmoHybridForCausalLM:olmo_hybrid",
+    "kimi_linear": "KimiLinearForCausalLM:kimi_linear",
     "lfm": "Lfm2ForCausalLM:lfm2 Lfm2MoeForCausalLM:lfm2_moe Lfm3ForCausalLM:lfm3",
     "phi": "PhiForCausalLM:phi Phi3ForCausalLM:phi3 Starcoder2ForCausalLM:starcoder2",
     "olmo": "OlmoForCausalLM:olmo Olmo2ForCausalLM:olmo2 Olmo3ForCausalLM:olmo3 OlmoeForCausalLM:olmoe "

@@ -25,8 +25,8 @@ class TensorNames(msgspec.Struct, frozen=True):
 
     mixture.experts is the prefix of expert {e}; if `expert_stack` is given, of tensors [E, ...] that hold all experts,
     with outputs as their rows or as their columns. Gate and up then alternate, are halves with `expert_halves`, or are
-    two tensors if mixture.expert.gate_apart names the gate's. altup and laurel are prefixes; {s} is the number of a
-    stream less one.
+    two tensors if mixture.expert.gate_apart names the gate's. `plain_shared`: a shared expert has
+    Llama's names. altup and laurel are prefixes; {s} is the number of a stream less one.
 
     `spellings` are other names of modules, by path, which some files have. `ignored` are patterns of whole names that
     hold nothing to load (buffers that are computed from the config). `base` begins the names of all but the head; a
@@ -47,6 +47,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     transposed: bool = False
     interleaved: bool = False
     norm_offset: float = 0.0
+    plain_shared: bool = False
     rates: Literal["logarithms", "negative"] = "logarithms"
     rates_axes: bool = False
     taps_axes: tuple[int, ...] = (1,)

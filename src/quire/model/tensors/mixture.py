@@ -36,7 +36,7 @@ def _shared(layer: LayerTensors, config: MixtureConfig, matrix: str, shape: Shap
     names, inner = layer.names, config.shared_intermediate_size
     prefix = layer.prefix + names["mixture.shared"]
     if not names["mixture.shared.gate_up"]:
-        modules = LLAMA_NAMES if names.expert_stack else names
+        modules = LLAMA_NAMES if names.expert_stack or names.plain_shared else names
         return part(f"{prefix}{modules[f'mixture.expert.{matrix}']}.weight", shape)
     if matrix == "down":
         return part(f"{prefix}{names['mixture.shared.down']}.weight", shape)

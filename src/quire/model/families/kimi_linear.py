@@ -1,0 +1,141 @@
+"""Kimi-Linear (Moonshot AI 2025, arXiv:2510.26692): Kimi Delta Attention, and latent attention without positions."""
+
+from __future__ import annotations
+
+from quire.model.families.config import ConfigReader
+from quire.model.families.family import FULL, Family, layer_kinds, num_layers, read_decoder, sparse_after
+from quire.model.families.gated_delta import LINEAR
+from quire.model.families.mixtures import mtp_ignored, v3_moe
+from quire.model.families.names import LLAMA_NAMES, TensorNames
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.norm import NormConfig
+from quire.model.parts.rope import RopeSpec
+
+NAMES = LLAMA_NAMES.changed(
+    {
+        **{f"delta.{name}": f"self_attn.{name}_proj" for name in ("q", "k", "v")},
+        **{f"delta.{name}_taps": f"self_attn.{name}_conv1d" for name in ("q", "k", "v")},
+        "delta.steps_down": "self_attn.f_a_proj",
+        "delta.steps": "self_attn.f_b_proj",
+        "delta.steps.bias": "self_attn.dt_bias",
+        "delta.beta": "self_attn.b_proj",
+        "delta.gate_down": "self_attn.g_a_proj",
+        "delta.gate": "self_attn.g_b_proj",
+        "delta.rates": "self_attn.A_log",
+        "delta.norm": "self_attn.o_norm",
+        "delta.out": "self_attn.o_proj",
+        "rates_axes": True,
+        "mixture.router": "block_sparse_moe.gate",
+        "mixture.correction": "block_sparse_moe.gate.e_score_correction_bias",
+        "mixture.experts": "block_sparse_moe.experts.{e}.",
+        "mixture.expert.gate": "w1",
+        "mixture.expert.up": "w3",
+        "mixture.expert.down": "w2",
+        "mixture.shared": "block_sparse_moe.shared_experts.",
+        "plain_shared": True,
+        "spellings": {f"mlp.{name}": f"block_sparse_moe.{name}_proj" for name in ("gate", "up", "down")},
+    }
+)
+
+
+def kimi_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
+    return NAMES.changed({"ignored": mtp_ignored(spec)})
+
+
+def read_kimi_linear(config: ConfigReader) -> DecoderConfig:
+    """Elements of a key that would be rotated are as they are, and shared by all heads."""
+    for key, value in {
+        "mla_use_nope": True,
+        "moe_router_activation_func": "sigmoid",
+        "use_grouped_topk": True,
+        "moe_layer_freq": 1,
+        "attention_bias": False,
+    }.items():
+        config.expect(key, value)
+    config.skip("head_dim rope_theta rope_scaling rope_parameters num_nextn_predict_layers qk_head_dim")
+    inner = config.section("linear_attn_config") or ConfigReader({}, config.where)
+    kinds, eps = _kinds(config, inner), config.number("rms_norm_eps")
+    heads, size = config.integer("num_attention_heads"), config.optional_integer("linear_head_dim")
+    config.expect("num_key_value_heads", heads, None)
+    size = inner.integer("head_dim", size or 128)
+    count = inner.integer("num_heads", config.optional_integer("linear_num_heads") or 32)
+    nope, shared = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+    still = RopeSpec("proportional", 10000.0, shared)
+    latent = {
+        "q_rank": config.optional_integer("q_lora_rank"),
+        "kv_rank": config.integer("kv_lora_rank"),
+        "nope_dim": nope,
+        "rope_dim": shared,
+        "value_dim": config.integer("v_head_dim"),
+        "norm": NormConfig("rms", 1e-6),
+    }
+    delta = {
+        "key_heads": count,
+        "value_heads": count,
+        "key_dim": size,
+        "value_dim": size,
+        "taps": inner.integer(
+            "short_conv_kernel_size", config.optional_integer("linear_conv_kernel_dim") or 4, low=2, high=64
+        ),
+        "norm": NormConfig("rms", eps),
+        "gate_activation": "sigmoid",
+        "by_channel": True,
+        "rank": size,
+    }
+    return read_decoder(
+        config,
+        num_kv_heads=heads,
+        head_dim=nope + shared,
+        rotated=0,
+        layer_ropes=still,
+        kinds=["delta" if kind == LINEAR else "latent" for kind in kinds],
+        mixers={"delta": delta, "latent": latent},
+        moe=v3_moe(config, sparse_after(config)),
+    )
+
+
+def _kinds(config: ConfigReader, inner: ConfigReader) -> list[str]:
+    """Read the kinds of layers from lists of layers, counted from 1, or from layer_types."""
+    layers = num_layers(config)
+    lists = {kind: inner.get(key) for kind, key in ((LINEAR, "kda_layers"), (FULL, "full_attn_layers"))}
+    default = [FULL if i and i % 4 == 0 else LINEAR for i in range(layers)]
+    if None in lists.values():
+        return layer_kinds(config, default, (FULL, LINEAR))
+    found: dict[object, str] = {}
+    for kind, given in lists.items():
+        found |= dict.fromkeys(given if isinstance(given, list) else [given], kind)
+    listed = sum(len(given) if isinstance(given, list) else 1 for given in lists.values())
+    if listed != layers or any(type(i) is not int for i in found) or set(found) != set(range(1, layers + 1)):
+        raise inner.wrong(
+            "kda_layers", lists[LINEAR], f"with full_attn_layers each layer from 1 to {layers} once"
+        )
+    return layer_kinds(config, [found[i + 1] for i in range(layers)], (FULL, LINEAR))
+
+
+FAMILIES = {
+    "KimiLinearForCausalLM": Family(
+        "kimi_linear",
+        "Kimi-Linear-48B-A3B",
+        read_kimi_linear,
+        kimi_names,
+        {
+            "max_position_embeddings": 1048576,
+            "rms_norm_eps": 1e-5,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.446,
+        },
+        {
+            "max_position_embeddings": "max_position_embeddings model_max_length",
+            "norm_topk_prob": "norm_topk_prob moe_renormalize",
+            "n_group": "n_group num_expert_group",
+            "n_routed_experts": "num_experts num_local_experts",
+            "num_experts_per_tok": "num_experts_per_tok num_experts_per_token",
+            "n_shared_experts": "n_shared_experts num_shared_experts",
+        },
+    ),
+}
