@@ -177,13 +177,14 @@ def test_serve_logs_when_nobody_watches(tmp_path: Path) -> None:
     lines = []
     for line in process.stderr:
         lines.append(line)
-        if "serving" in line and " at http" in line:
+        if "the page is at http" in line:
             break
     process.send_signal(signal.SIGTERM)
     lines += process.stderr.read().splitlines()
     process.stderr.close()
     assert process.wait(30) == 0
     assert any("memory:" in line for line in lines)
+    assert any("serving" in line and " at http" in line for line in lines)
     assert sum("quire-stories is a toy" in line for line in lines) == 1
     assert not any("Ctrl-C stops" in line for line in lines)
 

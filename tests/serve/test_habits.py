@@ -442,3 +442,15 @@ def test_times_of_a_request(thinking: Server, path: str) -> None:
         single = client.post(path, json={**body, "max_tokens": 1}).json()["metrics"]
         assert single["tokens_per_second"] > 0
         assert "mean_itl_ms" not in single
+
+
+def test_a_wrong_path_or_method_says_what_is_meant(http: httpx.Client) -> None:
+    told = {
+        path: http.post(path, json={}).json()["error"]["message"]
+        for path in ("/chat/completions", "/tokenise")
+    }
+    assert told["/chat/completions"] == "Not Found; did you mean /v1/chat/completions?"
+    assert told["/tokenise"] == "Not Found; did you mean /tokenize?"
+    asked = http.get("/v1/chat/completions")
+    assert asked.status_code == 405
+    assert asked.json()["error"]["message"] == "Method Not Allowed: use POST"

@@ -152,9 +152,8 @@ class Front:
         if template is not None:
             return template.render_prompt(messages, **options)
         if self.template is None:
-            raise RequestError(
-                f"{self.info.name} has no chat template: pass --chat-template, or use completions", "messages"
-            )
+            other = "pass --chat-template, or use completions" if self.info.generates else "it makes vectors"
+            raise RequestError(f"{self.info.name} has no chat template: {other}", "messages")
         template = self.template if chat_template is None else self.template.of_request(chat_template)
         return template.render_prompt(messages, **options)
 

@@ -18,11 +18,11 @@ from quire import __version__
 from quire.errors import QuireError
 from quire.hooks import ENDPOINTS as ENTRY_POINTS
 from quire.hooks import load_hooks
+from quire.serve import elsewhere
 from quire.serve.admission import VERSION, Admission, HeadLimits, is_anthropic, route_path
 from quire.serve.anthropic import count_tokens, messages
 from quire.serve.anthropic import models as anthropic_models
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
-from quire.serve.elsewhere import ELSEWHERE
 from quire.serve.endpoints import Dialect, Endpoint, Generating, Plain
 from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.extensions import add_middleware
@@ -204,8 +204,12 @@ async def _handle(http: HttpRequest, error: Exception) -> Response:
     if isinstance(error, Disconnected):
         return Response(status_code=499)
     if isinstance(error, HTTPException):  # the router's own: 404, 405
-        hint = ELSEWHERE.get(route_path(http.scope)) if error.status_code == 404 else None
-        said = error.detail if hint is None else f"{error.detail}: {hint}"
+        said = error.detail
+        if error.status_code == 404:
+            served = [getattr(route, "path", "") for route in http.app.routes]
+            said += elsewhere.hint(route_path(http.scope), served)
+        elif allowed := (error.headers or {}).get("Allow"):
+            said += f": use {allowed}"
         info = ErrorInfo(said, "invalid_request_error", None, None)
         error = HttpError(error.status_code, info, dict(error.headers or {}))
     return _error_response(http.scope, as_http(error))

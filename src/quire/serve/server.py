@@ -8,6 +8,7 @@ import functools
 import importlib
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -34,6 +35,7 @@ from quire.serve import banner
 from quire.serve.access import AccessLog
 from quire.serve.adapters import check_adapters
 from quire.serve.connection import Connection, Room
+from quire.serve.example import example_call
 from quire.serve.extensions import configure_logging
 from quire.serve.options import ServerConfig, for_serving
 from quire.serve.service import Service
@@ -289,6 +291,8 @@ class _Server(uvicorn.Server):
         self._clock.mark("listening")
         self._clock.log()
         log.info("serving %s at %s", self._service.name, _url(self._service.config, self._listener))
+        if self._service.config.uds is None:
+            log.info("the page is at %s/", _url(self._service.config, self._listener))
         if who := banner.reach(self._service.config):
             log.log(logging.WARNING if who == banner.OPEN_TO_ALL else logging.INFO, who)
         log.info("try: %s", _curl(self._service, self._listener))
@@ -388,13 +392,5 @@ def _curl(service: Service, listener: socket.socket) -> str:
     url = _url(config, listener)
     where = f"--unix-socket {config.uds} http://localhost" if config.uds is not None else url
     key = " -H 'Authorization: Bearer KEY'" if config.api_keys() else ""
-    path, field = "v1/chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
-    if not service.front.info.generates:
-        path, field = (
-            "classify" if service.front.info.scores else "v1/embeddings",
-            '"input": "Once upon a time"',
-        )
-    elif service.front.template is None:
-        path, field = "v1/completions", '"prompt": "Once upon a time"'
-    body = f'{{"model": "{service.name}", {field}}}'
-    return f"curl {where}/{path}{key} -H 'Content-Type: application/json' -d '{body}'"
+    path, body = example_call(service)
+    return f"curl {where}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"

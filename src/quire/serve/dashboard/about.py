@@ -8,6 +8,7 @@ from quire import __version__
 from quire.engine.directory import SHIPPED_MODEL
 from quire.lazy import Lazy
 from quire.params import SamplingParams
+from quire.serve.example import example_call
 from quire.serve.service import Service
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def about_model(service: Service) -> dict[str, Any]:
         "thinking": front.template is not None and front.template.switches_thinking,
         "efforts": list(EFFORTS) if "reasoning_effort" in template else [],
     }
+    if not info.generates:
+        found["call"] = "Over HTTP: POST {} {}".format(*example_call(service))
     if info.name == SHIPPED_MODEL:
         found |= {"greeting": GREETING, "ideas": list(IDEAS), "advice": suggested.advice("quire serve")}
     return found

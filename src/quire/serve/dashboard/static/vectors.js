@@ -34,6 +34,7 @@ export function startVectors(page) {
   const classes = page.about.labels?.length > 1 && page.about.scores;
   $("vectors-query").parentElement.hidden = Boolean(classes);
   $("vectors-title").textContent = classes ? "Classes" : page.about.scores ? "Rank documents" : "Similarity";
+  $("vectors-call").textContent = page.about.call ?? "";
   $("vectors-form").onsubmit = async (event) => {
     event.preventDefault();
     const texts = lines($("vectors-texts").value);
