@@ -200,6 +200,12 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = option(None, "KV cache size in bytes; overrides the share.", low=1)
     num_gpu_blocks_override: int | None = option(None, "KV cache size in blocks; overrides both.", low=1)
     enable_prefix_caching: bool = option(True, "Keep and reuse the KV of shared prefixes.")
+    state_cache_fraction: float = option(
+        0.25,
+        "Share of the KV cache's memory for snapshots of recurrent states, from which prefixes go on; 0: none.",
+        low=0.0,
+        high=0.9,
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

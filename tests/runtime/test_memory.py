@@ -75,3 +75,55 @@ def test_one_block_must_fit_even_if_no_length_was_asked_for() -> None:
     need = replace(NEED, max_model_len_is_given=False)
     with pytest.raises(ConfigError, match="lower --max-model-len"):
         plan_memory(CacheConfig(kv_cache_memory_bytes=100), need, 100_000)
+
+
+STATES = replace(NEED, kv_bytes_per_token=10, state_bytes=700, num_open=4, max_num_seqs=4)
+
+
+@given(st.integers(1, 100_000), st.integers(1, 3000), st.floats(0, 0.9), st.booleans(), st.integers(0, 10))
+def test_states_snapshots_and_blocks_never_take_more_than_is_free(
+    available: int, row: int, share: float, given_len: bool, per_token: int
+) -> None:
+    need = replace(STATES, state_bytes=row, max_model_len_is_given=given_len, kv_bytes_per_token=per_token)
+    cache = CacheConfig(state_cache_fraction=share, gpu_memory_utilization=1.0)
+    try:
+        plan = plan_memory(cache, need, available)
+    except ConfigError:
+        return
+    assert plan.total <= available
+    assert 1 <= plan.num_running <= need.max_num_seqs
+    assert plan.num_snapshots * row <= share * available
+    assert plan.num_tokens >= plan.max_model_len
+    assert plan.sequences(plan.max_model_len) >= 1
+    assert plan.rows is not None
+    assert plan.rows.snapshots == (plan.num_snapshots > 0)
+
+
+def test_snapshots_take_their_share_and_none_without_prefix_caching() -> None:
+    plan = plan_memory(CacheConfig(kv_cache_memory_bytes=40_000), STATES, 1_000_000)
+    assert plan.num_snapshots == 4  # 64 tokens each
+    assert plan_memory(CacheConfig(state_cache_fraction=0.0), STATES, 1_000_000).num_snapshots == 0
+    plan = plan_memory(CacheConfig(enable_prefix_caching=False), STATES, 1_000_000)
+    assert (plan.num_snapshots, plan.num_running) == (0, 4)
+
+
+def test_a_state_that_does_not_fit_is_refused_with_its_size_and_the_option() -> None:
+    with pytest.raises(
+        ConfigError, match=r"state of one sequence takes 700 bytes.*--kv-cache-memory-bytes 600"
+    ):
+        plan_memory(CacheConfig(kv_cache_memory_bytes=600), STATES, 1_000_000)
+    with pytest.raises(ConfigError, match="--state-cache-fraction"):
+        plan_memory(CacheConfig(kv_cache_memory_bytes=900), STATES, 1_000_000)
+
+
+def test_blocks_that_take_no_memory_are_as_many_as_the_rows_can_use() -> None:
+    plan = plan_memory(CacheConfig(), replace(STATES, kv_bytes_per_token=0), 1_000_000)
+    assert plan.num_blocks >= 4 * 4
+    assert plan.total == 1200 + plan.num_states * 700
+
+
+def test_small_states_are_kept_in_each_block() -> None:
+    assert not plan_memory(CacheConfig(), STATES, 1_000_000).in_each_block
+    small = plan_memory(CacheConfig(), replace(STATES, state_bytes=600), 1_000_000)
+    assert small.in_each_block
+    assert small.num_snapshots == small.num_blocks

@@ -26,7 +26,7 @@ from quire.engine.source import quantized_weights
 from quire.errors import ConfigError, ResourceError
 from quire.flags.uses import PLANNING
 from quire.model.outline import ConfigFiles
-from quire.runtime.memory import GIB
+from quire.runtime.memory import GIB, MemoryPlan
 from quire.sched.times import StepTimes, StepWork
 from quire.serve.options import TARGET_STEP_TIME
 from quire.weights.schemes import weights_name
@@ -142,7 +142,8 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
         "kv_tokens": memory.num_tokens,
         "max_model_len": memory.max_model_len,
         "sequence_len": length,
-        "max_sequences": {n: memory.num_tokens // n for n in _lengths(length, memory.max_model_len)},
+        **_state_figures(memory),
+        "max_sequences": {n: memory.sequences(n) for n in _lengths(length, memory)},
         "read_gb_s": limits.read_gbs,
         "peak_gflop_s": limits.peak_gflops,
         "input_len": options.input_len,
@@ -156,6 +157,28 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
         "chunk_tok_s_bound": rate,
         **_costs(options.price_per_hour, batch_rate),
     }
+
+
+def _state_figures(memory: MemoryPlan) -> dict[str, int]:
+    """Compute what recurrent states take, if the model has such."""
+    if not memory.num_states:
+        return {}
+    return {
+        "state_bytes_per_sequence": memory.state_bytes,
+        "running_sequences": memory.num_running,
+        "snapshots": memory.num_snapshots,
+    }
+
+
+def _state_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    if "snapshots" not in figures:
+        return []
+    row, kv = figures["state_bytes_per_sequence"], figures["kv_bytes_per_token"]
+    same = f", as much as the KV of {row // kv:,} tokens" if kv else ""
+    return [
+        ("recurrent state", f"{row:,} bytes per sequence; {figures['running_sequences']:,} run at once"),
+        ("snapshots", f"{figures['snapshots']:,} (--state-cache-fraction), each {row:,} bytes{same}"),
+    ]
 
 
 def _costs(price: float | None, rate: float) -> dict[str, float]:
@@ -256,10 +279,11 @@ def _prompt_seconds(plan: EnginePlan, limits: MachineLimits, options: PlanOption
     return sum(seconds) + _link_seconds(plan, options, length)
 
 
-def _lengths(wanted: int, longest: int) -> list[int]:
+def _lengths(wanted: int, memory: MemoryPlan) -> list[int]:
     """Choose sequence lengths to show: powers of four up to the model's length, and the one asked for."""
-    powers = [4**k for k in range(4, 12) if 4**k < longest]
-    return sorted({*powers, min(wanted, longest), longest})
+    longest = memory.max_model_len
+    powers = [*(4**k for k in range(4, 12)), *((8192, 32768) if memory.num_states else ())]
+    return sorted({*(n for n in powers if n < longest), min(wanted, longest), longest})
 
 
 def _step_name(figures: dict[str, Any]) -> str:
@@ -325,6 +349,7 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
             ("weights", f"{gib('weight_bytes')} ({figures['weights']}{bits})"),
             ("workspace", gib("workspace_bytes")),
             ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes ({figures['kv_dtype']})"),
+            *_state_rows(figures),
             *(room if bounded else needed),
         ],
         **({"sequences that fit at once": fitting} if bounded else {}),

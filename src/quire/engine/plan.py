@@ -32,7 +32,7 @@ from quire.model.info import ModelInfo
 from quire.model.load import ModelFiles
 from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
-from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
+from quire.runtime.memory import MemoryNeed, MemoryPlan, open_rows, plan_memory
 from quire.weights.hub import local
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Need:
     """The bytes that a feature needs on a rank.
 
     `taps` are the layers whose output it reads. With `recomputes_last` the last token of a cached prefix is computed
-    again.
+    again. It drafts at most `most_draft` tokens.
     """
 
     weights: int = 0
@@ -82,6 +82,7 @@ class Need:
     kv_per_token: int = 0
     taps: tuple[int, ...] = ()
     recomputes_last: bool = False
+    most_draft: int = 0
 
     def __add__(self, other: Need) -> Need:
         return Need(
@@ -90,6 +91,7 @@ class Need:
             self.kv_per_token + other.kv_per_token,
             self.taps + other.taps,
             self.recomputes_last or other.recomputes_last,
+            max(self.most_draft, other.most_draft),
         )
 
 
@@ -135,7 +137,9 @@ class EnginePlan:
 
     def kv_cache(self) -> KVCache:
         """Make room for all sequences."""
-        return self.backend.kv_cache(self.kv_spec, self.memory.num_blocks, self.memory.block_size)
+        memory = self.memory
+        sizes = memory.num_blocks, memory.block_size, memory.num_states, memory.num_open
+        return self.backend.kv_cache(self.kv_spec, *sizes)
 
     def executable(self, model: ServedModel, kv: KVCache) -> Executable:
         """Compile the model for the largest step."""
@@ -199,19 +203,20 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
         share, kv_spec = files.outline(outline, own), model.kv_spec(dtype, own)
         planning = Planning(config, model, outline, share, limits, own)
         need = sum((feature.need(planning) for feature in features.values()), Need())
+        num_open = open_rows(need.most_draft)
         if backend.places_blocks and shard.alone and not model.spec.bidirectional and not need.kv_per_token:
             kv_spec = kv_spec.divided()
         memory_need = MemoryNeed(
             weights=share.weight_bytes + need.weights,
-            workspace=outline.workspace_bytes(tapped(share, need.taps), kv_spec, limits)
-            + need.workspace
-            + max_num_seqs * kv_spec.bytes_per_state(0),
+            workspace=outline.workspace_bytes(tapped(share, need.taps), kv_spec, limits) + need.workspace,
             kv_bytes_per_token=kv_spec.bytes_per_token + need.kv_per_token,
             max_model_len=longest,
             max_model_len_is_given=config.model.max_model_len is not None,
             max_num_seqs=max_num_seqs,
             shape=kv_spec.block_shape,
             budget=config.scheduler.max_num_batched_tokens,
+            state_bytes=kv_spec.bytes_per_state(num_open),
+            num_open=num_open,
         )
         memory = plan_memory(config.cache, memory_need, available)
         planned.append(StagePlan(own, kv_spec, memory, share.cost))

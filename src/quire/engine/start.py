@@ -156,6 +156,7 @@ def _make_scheduler(plan: EnginePlan) -> Scheduler:
         max_adapters=config.lora.most_at_once if config.lora.enable_lora else None,
         stages=config.parallel.pipeline_parallel_size,
         shape=plan.kv_spec.block_shape,
+        rows=memory.rows,
         rates=step_rates(plan.cost, plan.kv_spec, ASSUMED_READ_GBS, ASSUMED_GFLOPS * threads),
     )
 

@@ -33,6 +33,8 @@ class Earlier(Protocol):
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None: ...
 
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None: ...
+
 
 class Runner:
     """Holds the state between steps: the KV cache, the block tables, and each part's state by slot.
@@ -125,6 +127,8 @@ class Runner:
             self._inputs.set(new)
         if batch.copies:
             earlier.copy_blocks(batch.copies)
+        if batch.state_copies:
+            earlier.copy_states(batch.state_copies)
         if not batch.seqs:
             return None
         step = self._inputs.lay_out(batch, {}, ())  # no sequence has a token in flight (Planner)
@@ -150,6 +154,9 @@ class Runner:
         if batch.copies:
             for cache in self.caches:
                 cache.copy_blocks(batch.copies)
+        if batch.state_copies:
+            for cache in self.caches:
+                cache.copy_states(batch.state_copies)
         output = StepOutput(batch.step, {})
         if batch.seqs:
             self._compute(batch, output, begun)

@@ -21,13 +21,15 @@ class Speculation:
     def need(self, planning: Planning) -> Need:
         """Return what the drafter takes on the last stage. ConfigError if it does not fit the target."""
         drafter = self._drafter
-        if drafter is None or not planning.shard.ends:
+        if drafter is None:
             return Need()
         if planning.shard.stages > 1 and drafter.runs_model:
             raise ConfigError(
                 "--pipeline-parallel-size: a model that drafts needs all layers of the target; leave out the draft "
                 "model, or draft with --spec-method ngram or suffix"
             )
+        if not planning.shard.ends:
+            return Need(most_draft=drafter.limit(None))
         return plan_draft(drafter, planning)
 
     def join(self, engine: Joined) -> None:

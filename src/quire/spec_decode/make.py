@@ -175,7 +175,7 @@ def detect(path: Path) -> str:
 def plan_draft(drafter: Drafter, planning: Planning) -> Need:
     """Return what a drafter takes. The backend of `planning` is one that only plans."""
     if not drafter.runs_model:
-        return Need()
+        return Need(most_draft=drafter.limit(None))
     backend, limits, block_size = planning.backend, planning.limits, planning.config.cache.block_size
     target = drafting_target(planning.share, backend, True)
     head = drafter.head(backend, target, outline=True)
@@ -187,7 +187,11 @@ def plan_draft(drafter: Drafter, planning: Planning) -> Need:
     # A head's KV at a position depends on the token after it too.
     reads_pairs = head.kv_spec is not None and not head.stages and head.again is not None
     weights = head.weight_bytes + own_head_bytes(target, planning.share)
-    return Need(weights, workspace, per_token, head.taps, reads_pairs)
+    if spec.bytes_per_state(1):
+        raise ConfigError(
+            "--speculative-config: a model with recurrent states cannot draft; choose another one"
+        )
+    return Need(weights, workspace, per_token, head.taps, reads_pairs, drafter.limit(head))
 
 
 def make_proposer(drafter: Drafter, engine: Joined) -> tuple[Proposer, int, KVCache | None]:
