@@ -24,7 +24,7 @@ FEATURES = {"lora", "grammar", "spec_decode", "pooling", "processors", "program"
 # Each part may import parts of lower levels, and itself.
 LEVELS = [
     {"errors", "lazy"},
-    {"files", "fields", "hooks", "shapes", "shares", "sockets", "spelling"},
+    {"files", "fields", "hooks", "shapes", "shares", "sockets", "spelling", "state_rows"},
     {"pretrained"},
     {"params", "steps", "types", "radix", "logits_processor"},
     {"weights.types"},

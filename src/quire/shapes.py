@@ -1,4 +1,4 @@
-"""Shapes of KV blocks and of rows of recurrent state, on which scheduler and devices agree. Knows numbers only."""
+"""The shape of KV blocks, on which scheduler and devices agree. Knows numbers only."""
 
 from __future__ import annotations
 
@@ -45,36 +45,3 @@ class BlockShape(msgspec.Struct, frozen=True):
 
 WHOLE_BLOCK = BlockShape()
 """A block without windowed layers."""
-
-
-class StateRows(msgspec.Struct, frozen=True):
-    """The device's rows for the recurrent state of sequences: of these, at most `num_running` run at a time.
-
-    The others are for snapshots; without others none are taken. A row has `num_open` open rows: see `StateUse`.
-    Snapshots are taken in each block, or on a grid of `grid` tokens and every `stride` tokens of prompts.
-    """
-
-    num_rows: int
-    num_running: int
-    num_open: int = 1
-    in_each_block: bool = False
-    grid: int = 64
-    stride: int = 1024
-
-    @property
-    def snapshots(self) -> bool:
-        return self.num_rows > self.num_running
-
-
-class StateUse(msgspec.Struct, frozen=True, array_like=True):
-    """What a step does with the state row of a sequence.
-
-    It replays the first `open` open rows, whose tokens turned out to stay, then takes in the first `kept` tokens of the
-    step; the others become open rows. The state after `count` tokens of the step is also written to another `row`, for
-    each of `marks` (count, row).
-    """
-
-    row: int
-    open: int
-    kept: int
-    marks: tuple[tuple[int, int], ...] = ()

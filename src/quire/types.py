@@ -13,7 +13,7 @@ from quire.params import SamplingParams
 from quire.steps import Event, Program
 
 if TYPE_CHECKING:
-    from quire.shapes import StateUse
+    from quire.state_rows import StateUse
 
 SEED_MASK = (1 << 64) - 1
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from quire.config import CacheConfig
 from quire.errors import ConfigError
-from quire.runtime.memory import MemoryNeed, plan_memory
+from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
+from quire.runtime.states import count_sequences
+from quire.state_rows import StateRows
 
 NEED = MemoryNeed(
     weights=1000,
@@ -77,34 +79,49 @@ def test_one_block_must_fit_even_if_no_length_was_asked_for() -> None:
         plan_memory(CacheConfig(kv_cache_memory_bytes=100), need, 100_000)
 
 
-STATES = replace(NEED, kv_bytes_per_token=10, state_bytes=700, num_open=4, max_num_seqs=4)
+STATES = replace(NEED, kv_bytes_per_token=10, bytes_per_state=lambda num_open: 700, max_num_seqs=4)
+
+
+def running(plan: MemoryPlan) -> int:
+    assert plan.rows is not None
+    return plan.rows.num_running
+
+
+def snapshots(plan: MemoryPlan) -> int:
+    assert plan.rows is not None
+    return plan.rows.num_rows - plan.rows.num_running
 
 
 @given(st.integers(1, 100_000), st.integers(1, 3000), st.floats(0, 0.9), st.booleans(), st.integers(0, 10))
 def test_states_snapshots_and_blocks_never_take_more_than_is_free(
     available: int, row: int, share: float, given_len: bool, per_token: int
 ) -> None:
-    need = replace(STATES, state_bytes=row, max_model_len_is_given=given_len, kv_bytes_per_token=per_token)
+    need = replace(
+        STATES,
+        bytes_per_state=lambda num_open: row,
+        max_model_len_is_given=given_len,
+        kv_bytes_per_token=per_token,
+    )
     cache = CacheConfig(state_cache_fraction=share, gpu_memory_utilization=1.0)
     try:
         plan = plan_memory(cache, need, available)
     except ConfigError:
         return
     assert plan.total <= available
-    assert 1 <= plan.num_running <= need.max_num_seqs
-    assert plan.num_snapshots * row <= share * available
+    assert 1 <= running(plan) <= need.max_num_seqs
+    assert snapshots(plan) * row <= share * available
     assert plan.num_tokens >= plan.max_model_len
-    assert plan.sequences(plan.max_model_len) >= 1
+    assert count_sequences(plan, plan.max_model_len) >= 1
     assert plan.rows is not None
-    assert plan.rows.snapshots == (plan.num_snapshots > 0)
+    assert plan.rows.snapshots == (snapshots(plan) > 0)
 
 
 def test_snapshots_take_their_share_and_none_without_prefix_caching() -> None:
     plan = plan_memory(CacheConfig(kv_cache_memory_bytes=40_000), STATES, 1_000_000)
-    assert plan.num_snapshots == 4  # 64 tokens each
-    assert plan_memory(CacheConfig(state_cache_fraction=0.0), STATES, 1_000_000).num_snapshots == 0
+    assert snapshots(plan) == 4  # 64 tokens each
+    assert plan_memory(CacheConfig(state_cache_fraction=0.0), STATES, 1_000_000).rows == StateRows(4, 4, 4)
     plan = plan_memory(CacheConfig(enable_prefix_caching=False), STATES, 1_000_000)
-    assert (plan.num_snapshots, plan.num_running) == (0, 4)
+    assert (snapshots(plan), running(plan)) == (0, 4)
 
 
 def test_a_state_that_does_not_fit_is_refused_with_its_size_and_the_option() -> None:
@@ -119,11 +136,15 @@ def test_a_state_that_does_not_fit_is_refused_with_its_size_and_the_option() -> 
 def test_blocks_that_take_no_memory_are_as_many_as_the_rows_can_use() -> None:
     plan = plan_memory(CacheConfig(), replace(STATES, kv_bytes_per_token=0), 1_000_000)
     assert plan.num_blocks >= 4 * 4
-    assert plan.total == 1200 + plan.num_states * 700
+    assert plan.rows is not None
+    assert plan.total == 1200 + plan.rows.num_rows * 700
 
 
 def test_small_states_are_kept_in_each_block() -> None:
-    assert not plan_memory(CacheConfig(), STATES, 1_000_000).in_each_block
-    small = plan_memory(CacheConfig(), replace(STATES, state_bytes=600), 1_000_000)
-    assert small.in_each_block
-    assert small.num_snapshots == small.num_blocks
+    large = plan_memory(CacheConfig(), STATES, 1_000_000).rows
+    assert large is not None
+    assert not large.in_each_block
+    small = plan_memory(CacheConfig(), replace(STATES, bytes_per_state=lambda num_open: 600), 1_000_000)
+    assert small.rows is not None
+    assert small.rows.in_each_block
+    assert snapshots(small) == small.num_blocks

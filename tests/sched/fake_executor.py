@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from quire.params import SamplingParams
 from quire.sched import Scheduler
 from quire.sched.states import StatePool
-from quire.shapes import WHOLE_BLOCK, BlockShape, StateRows
+from quire.shapes import WHOLE_BLOCK, BlockShape
+from quire.state_rows import StateRows
 from quire.types import (
     UNSEEN,
     Delta,

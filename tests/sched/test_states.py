@@ -10,7 +10,7 @@ from fake_executor import FakeExecutor, Journal, Loop, alone, drain, request
 
 from quire.config import SchedulerConfig
 from quire.sched import Scheduler
-from quire.shapes import StateRows
+from quire.state_rows import StateRows
 from quire.types import FinishReason
 
 SIZE, GRID, STRIDE = 4, 16, 64

@@ -13,7 +13,8 @@ from quire.config import SchedulerConfig
 from quire.params import OutputKind
 from quire.sched import Scheduler
 from quire.sched.tables import BlockTables
-from quire.shapes import WHOLE_BLOCK, BlockShape, StateRows
+from quire.shapes import WHOLE_BLOCK, BlockShape
+from quire.state_rows import StateRows
 from quire.types import FinishReason, Request
 
 

@@ -27,6 +27,7 @@ from quire.errors import ConfigError, ResourceError
 from quire.flags.uses import PLANNING
 from quire.model.outline import ConfigFiles
 from quire.runtime.memory import GIB, MemoryPlan
+from quire.runtime.states import count_sequences
 from quire.sched.times import StepTimes, StepWork
 from quire.serve.options import TARGET_STEP_TIME
 from quire.weights.schemes import weights_name
@@ -143,7 +144,7 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
         "max_model_len": memory.max_model_len,
         "sequence_len": length,
         **_state_figures(memory),
-        "max_sequences": {n: memory.sequences(n) for n in _lengths(length, memory)},
+        "max_sequences": {n: count_sequences(memory, n) for n in _lengths(length, memory)},
         "read_gb_s": limits.read_gbs,
         "peak_gflop_s": limits.peak_gflops,
         "input_len": options.input_len,
@@ -161,12 +162,13 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
 
 def _state_figures(memory: MemoryPlan) -> dict[str, int]:
     """Compute what recurrent states take, if the model has such."""
-    if not memory.num_states:
+    rows = memory.rows
+    if rows is None:
         return {}
     return {
         "state_bytes_per_sequence": memory.state_bytes,
-        "running_sequences": memory.num_running,
-        "snapshots": memory.num_snapshots,
+        "running_sequences": rows.num_running,
+        "snapshots": rows.num_rows - rows.num_running,
     }
 
 
@@ -282,7 +284,7 @@ def _prompt_seconds(plan: EnginePlan, limits: MachineLimits, options: PlanOption
 def _lengths(wanted: int, memory: MemoryPlan) -> list[int]:
     """Choose sequence lengths to show: powers of four up to the model's length, and the one asked for."""
     longest = memory.max_model_len
-    powers = [*(4**k for k in range(4, 12)), *((8192, 32768) if memory.num_states else ())]
+    powers = [*(4**k for k in range(4, 12)), *((8192, 32768) if memory.rows else ())]
     return sorted({*(n for n in powers if n < longest), min(wanted, longest), longest})
 
 

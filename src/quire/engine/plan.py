@@ -32,7 +32,7 @@ from quire.model.info import ModelInfo
 from quire.model.load import ModelFiles
 from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
-from quire.runtime.memory import MemoryNeed, MemoryPlan, open_rows, plan_memory
+from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
 from quire.weights.hub import local
 
 if TYPE_CHECKING:
@@ -137,9 +137,7 @@ class EnginePlan:
 
     def kv_cache(self) -> KVCache:
         """Make room for all sequences."""
-        memory = self.memory
-        sizes = memory.num_blocks, memory.block_size, memory.num_states, memory.num_open
-        return self.backend.kv_cache(self.kv_spec, *sizes)
+        return self.backend.kv_cache(self.kv_spec, *self.memory.cache_sizes)
 
     def executable(self, model: ServedModel, kv: KVCache) -> Executable:
         """Compile the model for the largest step."""
@@ -203,7 +201,6 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
         share, kv_spec = files.outline(outline, own), model.kv_spec(dtype, own)
         planning = Planning(config, model, outline, share, limits, own)
         need = sum((feature.need(planning) for feature in features.values()), Need())
-        num_open = open_rows(need.most_draft)
         if backend.places_blocks and shard.alone and not model.spec.bidirectional and not need.kv_per_token:
             kv_spec = kv_spec.divided()
         memory_need = MemoryNeed(
@@ -215,8 +212,8 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
             max_num_seqs=max_num_seqs,
             shape=kv_spec.block_shape,
             budget=config.scheduler.max_num_batched_tokens,
-            state_bytes=kv_spec.bytes_per_state(num_open),
-            num_open=num_open,
+            bytes_per_state=kv_spec.bytes_per_state if kv_spec.bytes_per_state(0) else None,
+            most_draft=need.most_draft,
         )
         memory = plan_memory(config.cache, memory_need, available)
         planned.append(StagePlan(own, kv_spec, memory, share.cost))

@@ -46,11 +46,7 @@ class StartReport:
             memory.weights / GIB, memory.workspace / GIB, memory.kv_cache / GIB, memory.num_blocks,
             memory.num_tokens, memory.available / GIB,
         )  # fmt: skip
-        if memory.num_states:
-            logger.info(
-                "recurrent states: %d bytes a sequence, %d run at once; %d snapshots fit%s",
-                memory.state_bytes, memory.num_running, memory.num_snapshots,
-                "" if memory.num_snapshots else ": no prefix is reused (--state-cache-fraction)",
-            )  # fmt: skip
+        if memory.rows is not None:
+            logger.info("recurrent states: %s", memory.rows.described(memory.state_bytes))
         parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.phases.items())
         logger.info("started in %.2f s: %s", sum(self.phases.values()), parts)

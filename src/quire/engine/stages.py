@@ -49,21 +49,9 @@ def with_same_blocks(stages: Sequence[StagePlan]) -> list[StagePlan]:
     """Give all stages the blocks and rows of states that each has room for: these hold the same tokens in all."""
     blocks = min(stage.memory.num_blocks for stage in stages)
     longest = min(stage.memory.max_model_len for stage in stages)
-    least = [stage.memory for stage in stages if stage.memory.state_bytes] or [stages[0].memory]
-    running = min(memory.num_running for memory in least)
-    snapshots = min(memory.num_snapshots for memory in least)
-    each = all(memory.in_each_block for memory in least)
+    found = [stage.memory.rows for stage in stages if stage.memory.rows is not None]
+    rows = found[0].common(found) if found else None
     return [
-        replace(
-            stage,
-            memory=replace(
-                stage.memory,
-                num_blocks=blocks,
-                max_model_len=longest,
-                num_running=running,
-                num_snapshots=snapshots,
-                in_each_block=each,
-            ),
-        )
+        replace(stage, memory=replace(stage.memory, num_blocks=blocks, max_model_len=longest, rows=rows))
         for stage in stages
     ]

@@ -26,7 +26,7 @@ class Division:
         agreed = agreement(config, plan.model, plan.backend.fingerprint)
         self._plan, self._size = plan, memory.block_size
         self._ranks = ranks = Ranks(config, spec.stream_width, plan.limits, agreed)
-        ranks.start(plan.limits, (memory.num_blocks, memory.block_size), plan.need.taps)
+        ranks.start(plan.limits, memory.cache_sizes, plan.need.taps)
         bind_rank(
             device_of(config, 0), 0, config.parallel.ranks_per_node
         )  # after their start: they would inherit it

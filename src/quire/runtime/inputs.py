@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from quire.devices.protocol import IntArray, ModelInput, StateInput
+from quire.devices.protocol import IntArray, ModelInput
 from quire.errors import EngineError
+from quire.lazy import Lazy
 from quire.types import UNSEEN, NewSeq, ScheduledBatch, ScheduledSeq
+
+if TYPE_CHECKING:
+    from quire.runtime import states
+else:
+    states = Lazy("quire.runtime.states")
 
 
 class StepLayout(msgspec.Struct):
@@ -108,7 +115,7 @@ class InputBuilder:
             greedy,
             None,
             adapters_B if adapters_B is not None and adapters_B.max() >= 0 else None,
-            None if layout.seqs[0].state is None else _states(layout.seqs),
+            None if layout.seqs[0].state is None else states.lay_out(layout.seqs),
         )
 
     def snapshot(self, layout: StepLayout) -> ModelInput:
@@ -130,18 +137,6 @@ class InputBuilder:
         end = used + len(seq.new_blocks)
         self._table_SM[seq.slot, used:end] = seq.new_blocks
         self._num_blocks[seq.slot] = end
-
-
-def _states(seqs: list[ScheduledSeq]) -> StateInput:
-    """Lay out the state rows of a step's sequences."""
-    uses = [seq.state for seq in seqs if seq.state is not None]
-    if len(uses) != len(seqs):
-        raise EngineError("a sequence of a model with recurrent states has no row for its own")
-    rows_3B = np.array(
-        [[use.row for use in uses], [use.open for use in uses], [use.kept for use in uses]], np.int32
-    )
-    marks = [(place, *mark) for place, use in enumerate(uses) for mark in use.marks]
-    return StateInput(rows_3B[0], rows_3B[1], rows_3B[2], np.array(marks, np.int32).reshape(-1, 3))
 
 
 def _seen(seq: ScheduledSeq, sampled: Mapping[int, Sequence[int]], failed: Container[int]) -> list[int]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quire.config import CacheConfig
 from quire.errors import ResourceError
-from quire.shapes import WHOLE_BLOCK, BlockShape, StateRows
+from quire.lazy import Lazy
+from quire.shapes import WHOLE_BLOCK, BlockShape
+
+if TYPE_CHECKING:
+    from quire.runtime import states
+    from quire.state_rows import StateRows
+else:
+    states = Lazy("quire.runtime.states")
 
 GIB = 1 << 30
-USUAL_LENGTH = 2048
-"""Rows of recurrent states are made for as many sequences as fit at USUAL_LENGTH tokens each."""
-SMALL = 4
-"""A snapshot is taken in each block if it takes no more than SMALL blocks."""
-GRID = 64
-PREDICTED = 3  # tokens of a request's own prediction that a step verifies if nothing else drafts
-MOST_DRAFT = 15
-MOST_FREE_BLOCKS = 1 << 18  # of a model whose blocks take no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +32,18 @@ class MemoryPlan:
     block_size: int
     max_model_len: int
     state_bytes: int = 0  # of a row of recurrent states
-    num_running: int = 0  # rows for sequences
-    num_snapshots: int = 0  # and others
-    num_open: int = 0
-    in_each_block: bool = False  # snapshots are taken
+    rows: StateRows | None = None
 
     @property
-    def num_states(self) -> int:
-        return self.num_running + self.num_snapshots
-
-    @property
-    def rows(self) -> StateRows | None:
-        """The rows of states; None if the model has none."""
-        if not self.num_states:
-            return None
-        return StateRows(self.num_states, self.num_running, self.num_open, self.in_each_block)
+    def cache_sizes(self) -> tuple[int, ...]:
+        """Blocks, tokens of each, and, if there are states, rows and open rows of each."""
+        rows = self.rows
+        return (self.num_blocks, self.block_size, *((rows.num_rows, rows.num_open) if rows else ()))
 
     @property
     def kv_cache(self) -> int:
-        return self.num_blocks * self.block_bytes + self.num_states * self.state_bytes
-
-    def sequences(self, length: int) -> int:
-        """Count the sequences of `length` tokens that fit at once, beside the snapshots."""
-        if not self.num_states:
-            return self.num_tokens // length
-        memory = self.kv_cache - self.num_snapshots * self.state_bytes
-        each = self.state_bytes + length * self.block_bytes // self.block_size
-        return memory // each if each else self.num_running
+        states = 0 if self.rows is None else self.rows.num_rows * self.state_bytes
+        return self.num_blocks * self.block_bytes + states
 
     @property
     def total(self) -> int:
@@ -80,24 +66,19 @@ class MemoryNeed:
     max_num_seqs: int
     shape: BlockShape = WHOLE_BLOCK
     budget: int = 0  # tokens of a step
-    state_bytes: int = 0  # of a row of recurrent states with `num_open` open rows
-    num_open: int = 0
-
-
-def open_rows(most_draft: int) -> int:
-    """Count the open rows for drafts of at most `most_draft` tokens, of which at most MOST_DRAFT are verified."""
-    return 1 + min(max(most_draft, PREDICTED), MOST_DRAFT)
+    bytes_per_state: Callable[[int], int] | None = None  # of a row of recurrent states with as many open rows
+    most_draft: int = 0
 
 
 def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryPlan:
     """Size the KV cache. Raises ResourceError if the model, or one sequence of max_model_len, cannot fit."""
-    if need.state_bytes:
-        return _with_states(cache, need, available)
+    if need.bytes_per_state is not None:
+        return states.plan_memory(cache, need, available)
     block_bytes = need.kv_bytes_per_token * cache.block_size
     shape, size, budget = need.shape, cache.block_size, need.budget
     longest = shape.cost(-(-need.max_model_len // size), shape.most_in_sight(size, budget))
     useful = need.max_num_seqs * -(-longest // shape.slabs)
-    rest = _rest(need, available)
+    rest = bytes_left(need, available)
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
         asked = f"--num-gpu-blocks-override {num_blocks}"
@@ -128,7 +109,7 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
     )
 
 
-def _rest(need: MemoryNeed, available: int) -> int:
+def bytes_left(need: MemoryNeed, available: int) -> int:
     """Bytes that are left for the KV cache. ResourceError if there are none."""
     rest = available - need.weights - need.workspace
     if rest <= 0:
@@ -138,67 +119,3 @@ def _rest(need: MemoryNeed, available: int) -> int:
             "--max-num-batched-tokens"
         )
     return rest
-
-
-def _with_states(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryPlan:
-    """Divide the memory of a model with recurrent states: snapshots, rows for running sequences, then blocks."""
-    size, row = cache.block_size, need.state_bytes
-    block_bytes = need.kv_bytes_per_token * size
-    rest, usual = _rest(need, available), -(-min(need.max_model_len, USUAL_LENGTH) // size)
-    share = cache.state_cache_fraction if cache.enable_prefix_caching else 0.0
-    given = cache.num_gpu_blocks_override
-    if given is not None:
-        asked = f"--num-gpu-blocks-override {given}"
-        running = max(1, min(need.max_num_seqs, given // usual))
-        memory = int((given * block_bytes + running * row) / (1 - share))
-    elif cache.kv_cache_memory_bytes is not None:
-        asked, memory = f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}", cache.kv_cache_memory_bytes
-    else:
-        asked = f"--gpu-memory-utilization {cache.gpu_memory_utilization}"
-        memory = min(rest, int(available * cache.gpu_memory_utilization) - need.weights - need.workspace)
-    if memory > rest:
-        raise ResourceError(
-            f"{asked} asks for {memory / GIB:.2f} GiB of KV cache, but only {rest / GIB:.2f} GiB are free after "
-            "weights and workspace: ask for less"
-        )
-    snapshots = int(memory * share) // row
-    memory -= snapshots * row
-    if memory < row + block_bytes:
-        raise ResourceError(
-            f"the recurrent state of one sequence takes {row} bytes and a block {block_bytes}, but {asked} leaves "
-            f"{max(0, memory)} for them beside {snapshots} snapshots: give the KV cache more memory, or lower "
-            "--state-cache-fraction"
-        )
-    running = max(1, min(need.max_num_seqs, memory // (row + usual * block_bytes)))
-    longest = -(-need.max_model_len // size)
-    if given is not None:
-        blocks = given
-    elif block_bytes:
-        blocks = min(need.max_num_seqs * longest, (memory - running * row) // block_bytes)
-    else:
-        blocks = max(longest, min((running + snapshots) * longest, MOST_FREE_BLOCKS))
-    each = row <= SMALL * block_bytes
-    snapshots = min(snapshots, blocks if each else -(-blocks * size // GRID))
-    length = need.max_model_len
-    if blocks * size < length:
-        if need.max_model_len_is_given or blocks < 1:
-            raise ResourceError(
-                f"the KV cache holds {blocks * size} tokens with {asked}, beside {running} recurrent states of {row} "
-                f"bytes and {snapshots} snapshots, but one sequence may need max_model_len = {length}: give it more "
-                "memory, or lower --max-model-len or --state-cache-fraction"
-            )
-        length = blocks * size
-    return MemoryPlan(
-        available,
-        need.weights,
-        need.workspace,
-        block_bytes,
-        blocks,
-        size,
-        length,
-        row,
-        running,
-        snapshots,
-        need.num_open,
-        each,
-    )

@@ -46,17 +46,10 @@ class PrefixIndex:
     """
 
     def __init__(
-        self,
-        pool: BlockPool,
-        block_size: int,
-        is_whole: Callable[[int], bool] | None = None,
-        on_drop: Callable[[Node], None] | None = None,
+        self, pool: BlockPool, block_size: int, is_whole: Callable[[int], bool] | None = None
     ) -> None:
-        """A block that `is_whole` denies makes way for another one with the same tokens.
-
-        `on_drop` is told each node that loses its block.
-        """
-        self._on_drop = on_drop
+        """A block that `is_whole` denies makes way for another one with the same tokens."""
+        self.on_drop: Callable[[Node], None] | None = None  # is told each node that loses its block
         self._pool = pool
         self._is_whole = is_whole
         self._block_size = block_size
@@ -175,8 +168,8 @@ class PrefixIndex:
         assert block is not None
         self._nodes[block] = None
         self._pool.forget(block)
-        if self._on_drop is not None:
-            self._on_drop(node)
+        if self.on_drop is not None:
+            self.on_drop(node)
         self._tree.remove(node)
 
     def forget(self, blocks: list[int]) -> None:
@@ -192,8 +185,8 @@ class PrefixIndex:
         self._tree.clear()
         for block, node in enumerate(self._nodes):
             if node is not None:
-                if self._on_drop is not None:
-                    self._on_drop(node)
+                if self.on_drop is not None:
+                    self.on_drop(node)
                 self._nodes[block] = None
                 self._pool.forget(block)
 

@@ -30,12 +30,13 @@ from quire.sched.sequence import (
 )
 from quire.sched.tables import BlockTables
 from quire.sched.times import StepRates
-from quire.shapes import WHOLE_BLOCK, BlockShape, StateRows
+from quire.shapes import WHOLE_BLOCK, BlockShape
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
 
 if TYPE_CHECKING:
     from quire.sched import suspects
     from quire.sched.suspects import Suspects
+    from quire.state_rows import StateRows
 else:
     suspects = Lazy("quire.sched.suspects")
 

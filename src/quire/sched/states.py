@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from itertools import count
 
 from msgspec.structs import replace
 
 from quire.radix import RadixNode
+from quire.sched.prefix import PrefixIndex, PrefixMatch
 from quire.sched.sequence import Sequence
 from quire.sched.step_plan import StepPlan
-from quire.shapes import StateRows, StateUse
+from quire.state_rows import StateRows, StateUse
 from quire.types import ScheduledSeq
 
 Node = RadixNode[int]
@@ -64,7 +66,8 @@ class StatePool:
     the clock is the worth of the last one evicted. Those that a waiting fork or a kept prefix holds stay.
     """
 
-    def __init__(self, rows: StateRows, block_size: int) -> None:
+    def __init__(self, rows: StateRows, block_size: int, prefix: PrefixIndex) -> None:
+        prefix.on_drop = self.forget
         self.rows, self._size = rows, block_size
         self.grid = max(block_size, rows.grid // block_size * block_size)
         self._stride = max(block_size, rows.stride // block_size * block_size)
@@ -100,6 +103,24 @@ class StatePool:
                 return found
             node = node.parent
         return None
+
+    def whole(
+        self,
+        match: PrefixMatch,
+        in_windows: Callable[[PrefixMatch], PrefixMatch],
+        shorten: Callable[[PrefixMatch, int], PrefixMatch],
+    ) -> PrefixMatch:
+        """Cut `match` to the last place with a snapshot where windows are whole too."""
+        while True:
+            known = max(match.num_known, match.num_tokens)
+            cut = in_windows(match)
+            state = cut.state
+            if state is None or state.position != cut.num_tokens:
+                state = self.deepest(cut.node, cut.num_tokens)
+            cut = shorten(cut, 0 if state is None else state.position)
+            if cut.num_tokens == match.num_tokens:
+                return changed(cut, state=state, num_known=known)
+            match = changed(cut, num_known=known)
 
     def hold(self, snapshot: Snapshot) -> None:
         """Keep a snapshot until it is let go."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.lazy import Lazy
@@ -12,10 +11,11 @@ from quire.radix import RadixNode
 from quire.sched.pool import BlockPool
 from quire.sched.prefix import PrefixIndex, PrefixMatch
 from quire.sched.sequence import Sequence
-from quire.shapes import WHOLE_BLOCK, BlockShape, StateRows
+from quire.shapes import WHOLE_BLOCK, BlockShape
 
 if TYPE_CHECKING:
     from quire.sched import slabs, states
+    from quire.state_rows import StateRows
 else:
     slabs, states = Lazy("quire.sched.slabs"), Lazy("quire.sched.states")
 
@@ -59,14 +59,8 @@ class BlockTables:
         made = slabs.SlabPool(shape, self._num_slabs, block_size) if shape.windowed else None
         self.slabs = made
         self.pool = BlockPool(self._num_slabs // shape.full, None if made is None else made.take_back)
-        kept = None if rows is None else states.StatePool(rows, block_size)
-        self.states = kept
-        self.prefix = PrefixIndex(
-            self.pool,
-            block_size,
-            None if made is None else made.is_whole,
-            None if kept is None else kept.forget,
-        )
+        self.prefix = PrefixIndex(self.pool, block_size, None if made is None else made.is_whole)
+        self.states = None if rows is None else states.StatePool(rows, block_size, self.prefix)
 
     @property
     def num_available(self) -> int:
@@ -151,16 +145,7 @@ class BlockTables:
         """Cut `match` to the last place from which a sequence can go on: all that it needs there is still stored."""
         if self.states is None:
             return match if self.slabs is None else self._in_windows(match)
-        while True:
-            known = max(match.num_known, match.num_tokens)
-            cut = match if self.slabs is None else self._in_windows(match)
-            state = cut.state
-            if state is None or state.position != cut.num_tokens:
-                state = self.states.deepest(cut.node, cut.num_tokens)
-            cut = self._shorten(cut, 0 if state is None else state.position)
-            if cut.num_tokens == match.num_tokens:
-                return replace(cut, state=state, num_known=known)
-            match = replace(cut, num_known=known)
+        return self.states.whole(match, self._in_windows, self._shorten)
 
     def _in_windows(self, match: PrefixMatch) -> PrefixMatch:
         """Cut `match` to the last place where the windows that a sequence sees are still stored."""
