@@ -13,7 +13,7 @@ from quire import LLM, SamplingParams
 from tests.model.tiny_models import make_model
 from tests.tiny import write_tokenizer
 
-BACKEND = "reference"
+BACKEND = "native"
 BASE: dict[str, Any] = {
     "backend": BACKEND,
     "threads": 2,
