@@ -33,7 +33,9 @@ from quire.serve.options import TARGET_STEP_TIME
 from quire.weights.schemes import weights_name
 
 BOUNDLESS = 1 << 60  # bytes
-ROOM = ("kv_cache_bytes", "total_bytes", "available_bytes", "kv_tokens", "max_sequences")
+ROOM = (
+    "kv_cache_bytes", "total_bytes", "available_bytes", "kv_tokens", "max_sequences", "running_sequences", "snapshots"
+)  # fmt: skip
 """ROOM names the figures that depend on the free memory."""
 WITHOUT_FILES = frozenset(
     {
@@ -173,14 +175,19 @@ def _state_figures(memory: MemoryPlan) -> dict[str, int]:
 
 
 def _state_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    if "snapshots" not in figures:
+    if "state_bytes_per_sequence" not in figures:
         return []
     row, kv = figures["state_bytes_per_sequence"], figures["kv_bytes_per_token"]
     same = f", as much as the KV of {row // kv:,} tokens" if kv else ""
-    return [
-        ("recurrent state", f"{row:,} bytes per sequence; {figures['running_sequences']:,} run at once"),
-        ("snapshots", f"{figures['snapshots']:,} (--state-cache-fraction), each {row:,} bytes{same}"),
-    ]
+    shown = [("recurrent state, and a snapshot of it", f"{row:,} bytes per sequence{same}")]
+    if "snapshots" in figures:
+        shown.append(
+            (
+                "sequences at once, and snapshots",
+                f"{figures['running_sequences']:,}, {figures['snapshots']:,}",
+            )
+        )
+    return shown
 
 
 def _costs(price: float | None, rate: float) -> dict[str, float]:

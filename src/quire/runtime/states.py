@@ -13,6 +13,8 @@ from quire.types import ScheduledSeq
 
 USUAL_LENGTH = 2048
 """Rows of recurrent states are made for as many sequences as fit at USUAL_LENGTH tokens each."""
+CHEAP = 16
+"""There are more rows, for short sequences, as long as all take no more than 1 / CHEAP of the memory."""
 SMALL = 4
 """A snapshot is taken in each block if it takes no more than SMALL blocks."""
 GRID = 64
@@ -68,7 +70,8 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
             f"{max(0, memory)} for them beside {snapshots} snapshots: give the KV cache more memory, or lower "
             "--state-cache-fraction"
         )
-    running = max(1, min(need.max_num_seqs, memory // (row + usual * block_bytes)))
+    usually, cheap = memory // (row + usual * block_bytes), memory // (CHEAP * row)
+    running = max(1, min(need.max_num_seqs, max(usually, cheap)))
     longest = -(-need.max_model_len // size)
     if given is not None:
         blocks = given
