@@ -49,7 +49,7 @@ int Plan::add_recurrent(Op op, size_t row, size_t state, int64_t width) {
 int Plan::convolve(int x, const std::vector<float>& weight, std::vector<float> bias, Activation activation,
                    StatePlace place) {
   const size_t channels = size_t(checked(x, "the input of convolve").width), taps = weight.size() / channels;
-  require(taps > 0 && weight.size() == taps * channels, "convolve: the weight is not [channels, taps]");
+  require(taps > 0 && taps <= 64 && weight.size() == taps * channels, "convolve: the weight is not [channels, taps]");
   require(bias.empty() || bias.size() == channels, "convolve: the bias is not of the input's width");
   Op op{.kind = OpKind::convolve, .in = x};
   op.vector = transposed(weight, channels, taps);

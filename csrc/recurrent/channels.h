@@ -7,6 +7,25 @@
 
 namespace quire::QUIRE_ISA {
 
+// y = act(bias + the sum of w[i] x[i]) of n channels; w is [taps, channels]. `kTaps` 0: any number.
+template <int kTaps, class Act>
+QUIRE_INLINE void convolve_row(const float* const* x, const float* w, size_t channels, int taps, const float* bias, int n,
+                               float* y, Act&& act) {
+  const int count = kTaps ? kTaps : taps;
+  auto sum = [&](int c, auto&& get) QUIRE_INLINE_LAMBDA {
+    V v = bias ? get(bias + c) : set1(0);
+    for (int i = 0; i < count; ++i) v = fma(get(w + size_t(i) * channels + c), get(x[i] + c), v);
+    return act(v);
+  };
+  int c = 0;
+  for (; c + 16 <= n; c += 16) store(y + c, sum(c, [](const float* p) QUIRE_INLINE_LAMBDA { return load(p); }));
+  if (const int rest = n - c; rest > 0)
+    store_first(y + c, sum(c, [&](const float* p) QUIRE_INLINE_LAMBDA { return load_first(p, rest); }), rest);
+}
+
+constexpr int kMostTaps = 64;
+constexpr int kConvolvedChannels = 256;  // at once, over all tokens: their weights and rows stay in the first cache
+
 // Channels [first, last) of a sequence. Row j of what the convolution sees is, in order: of the tail, of the open rows, of
 // the tokens.
 inline void convolve_channels(const ConvolveArgs& a, const StateSeq& s, int first, int last) {
@@ -20,14 +39,16 @@ inline void convolve_channels(const ConvolveArgs& a, const StateSeq& s, int firs
     return a.x + size_t(s.first + j - tail - s.open) * channels;
   };
   for (int t = 0; t < s.tokens; ++t) {
-    float* y = a.y + size_t(s.first + t) * channels;
-    for (int c = first; c < last; c += 16) {
-      const int lanes = min_of(16, last - c);
-      V sum = a.bias ? load_first(a.bias + c, lanes) : set1(0);
-      for (int i = 0; i < a.taps; ++i)
-        sum = fma(load_first(a.weight + size_t(i) * channels + c, lanes), load_first(seen(s.open + t + i) + c, lanes), sum);
-      store_first(y + c, activate(a.activation, sum), lanes);
-    }
+    const float* rows[kMostTaps];
+    for (int i = 0; i < a.taps; ++i) rows[i] = seen(s.open + t + i) + first;
+    float* y = a.y + size_t(s.first + t) * channels + first;
+    auto run = [&](auto&& act) QUIRE_INLINE_LAMBDA {
+      const float *w = a.weight + first, *bias = a.bias ? a.bias + first : nullptr;
+      if (a.taps == 4) convolve_row<4>(rows, w, channels, 4, bias, last - first, y, act);
+      else convolve_row<0>(rows, w, channels, a.taps, bias, last - first, y, act);
+    };
+    if (a.activation == Activation::silu) run([](V v) QUIRE_INLINE_LAMBDA { return v * sigmoid(v); });
+    else run([&](V v) QUIRE_INLINE_LAMBDA { return activate(a.activation, v); });
   }
   auto keep = [&](int count, float* state) {  // rows move to lower places: in place too
     for (int r = 0; r < tail; ++r) {

@@ -1,6 +1,6 @@
 // States that are matrices: the gated delta rule and the scan of Mamba-2, token after token. A state [K, columns] lies in
-// panels of 16 columns, [K, 16] each (the last may be narrower), so that a few panels stay in the first cache while they
-// run over the tokens of a step. Sums over K have two accumulators, of even and of odd rows: their order depends on K
+// panels of a few columns, [K, 16 kScanVectors] each (the last may be narrower), so that a panel stays in the first cache
+// while it runs over the tokens of a step. Sums over K have two accumulators, of even and of odd rows: their order depends on K
 // alone.
 #pragma once
 
@@ -11,10 +11,11 @@
 namespace quire::QUIRE_ISA {
 
 #if defined(QUIRE_AVX512)
-constexpr int kScanPanels = 4;  // at once: their accumulators hide the latency of products
+constexpr int kScanVectors = 4;  // their accumulators hide the latency of products
 #else
-constexpr int kScanPanels = 2;
+constexpr int kScanVectors = 2;
 #endif
+constexpr int kScanWidth = 16 * kScanVectors;
 
 // A token as its panels need it.
 struct ScanToken {
@@ -24,13 +25,12 @@ struct ScanToken {
   float* y;  // or null
 };
 
-// One token of P panels from `column` on. `width` is the last panel's if it is narrow (P is 1 then), else 16.
+// One token of 16 P columns from `column` on, or of fewer (P is 1 then), in a panel of `stride` columns.
 template <bool kDelta, int P, bool kNarrow>
-QUIRE_INLINE void scan_token(float* state, int K, int column, int width, const ScanToken& t) {
-  const size_t panel = size_t(K) * 16;
-  auto at = [&](int p, int i) { return state + (kNarrow ? size_t(i) * size_t(width) : size_t(p) * panel + size_t(i) * 16); };
-  auto get = [&](const float* from) { return kNarrow ? load_first(from, width) : load(from); };
-  auto put = [&](float* to, V v) { kNarrow ? store_first(to, v, width) : store(to, v); };
+QUIRE_INLINE void scan_token(float* state, int K, size_t stride, int column, int columns, const ScanToken& t) {
+  auto at = [&](int p, int i) { return state + size_t(i) * stride + 16 * p; };
+  auto get = [&](const float* from) { return kNarrow ? load_first(from, columns) : load(from); };
+  auto put = [&](float* to, V v) { kNarrow ? store_first(to, v, columns) : store(to, v); };
   V u[P], sum[P][2];
   for (int p = 0; p < P; ++p) u[p] = get(t.v + column + 16 * p), sum[p][0] = sum[p][1] = set1(0);
   auto rows = [&](auto&& row) {
@@ -135,7 +135,7 @@ template <bool kDelta>
 inline void scan_head(const ScanArgs& a, const StateSeq& s, int head, int first, int last, float* scratch) {
   const int K = a.K;
   const size_t matrix = size_t(K) * size_t(a.columns), padded = round_up(size_t(K), 16);
-  const size_t begin = size_t(first) * 16, end = min_of(size_t(last) * 16, size_t(a.columns));
+  const size_t begin = size_t(first), end = size_t(last);
   float *prepared = scratch, *copy = scratch + kScanChunk * 4 * padded;
   run_segments(s, size_t(head) * matrix + begin * size_t(K), (end - begin) * size_t(K), copy,
                [&](float* state, bool open, int from, int count) {
@@ -145,18 +145,19 @@ inline void scan_head(const ScanArgs& a, const StateSeq& s, int head, int first,
       ScanToken tokens[kScanChunk];
       for (int i = 0; i < n; ++i)
         tokens[i] = scan_prepare(a, rows, head, size_t(from + done + i), prepared + size_t(i) * 4 * padded);
-      auto panels = [&](auto&& step, size_t column) {
-        float* own = state + (column - begin) * size_t(K);
-        for (int i = 0; i < n; ++i) step(own, int(column), tokens[i]);
-      };
-      size_t column = begin;
-      for (; column + 16 * kScanPanels <= end; column += 16 * kScanPanels)
-        panels([&](float* own, int at, const ScanToken& t) { scan_token<kDelta, kScanPanels, false>(own, K, at, 16, t); }, column);
-      for (; column + 16 <= end; column += 16)
-        panels([&](float* own, int at, const ScanToken& t) { scan_token<kDelta, 1, false>(own, K, at, 16, t); }, column);
-      const int rest = int(end - column);
-      if (rest > 0)
-        panels([&](float* own, int at, const ScanToken& t) { scan_token<kDelta, 1, true>(own, K, at, rest, t); }, column);
+      for (size_t at = begin; at < end; at += kScanWidth) {
+        float* panel = state + (at - begin) * size_t(K);
+        const int columns = int(min_of(end - at, size_t(kScanWidth))), whole = columns / 16 * 16;
+        const size_t stride = size_t(columns);
+        if (columns == kScanWidth) {
+          for (int i = 0; i < n; ++i) scan_token<kDelta, kScanVectors, false>(panel, K, kScanWidth, int(at), columns, tokens[i]);
+          continue;
+        }
+        for (int i = 0; i < n; ++i)
+          for (int c = 0; c < columns; c += 16)
+            if (c < whole) scan_token<kDelta, 1, false>(panel + c, K, stride, int(at) + c, 16, tokens[i]);
+            else scan_token<kDelta, 1, true>(panel + c, K, stride, int(at) + c, columns - c, tokens[i]);
+      }
     }
   });
 }

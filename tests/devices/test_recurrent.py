@@ -7,9 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    torch_chunk_gated_delta_rule,
+    torch_recurrent_gated_delta_rule,
+)
 
 from quire.devices.inputs import check_states
 from quire.devices.ops import Linear, Normalize
@@ -63,6 +68,21 @@ def test_results_are_those_of_the_plain_formula(backend: Backend, kind: str) -> 
     tokens = np.random.default_rng(2).integers(0, 39, 60)
     wanted = case.plain(x[tokens].astype(np.float64))
     np.testing.assert_allclose(found.whole(tokens), wanted, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", [torch_recurrent_gated_delta_rule, torch_chunk_gated_delta_rule])
+def test_the_delta_rule_is_that_of_transformers(backend: Backend, form: Any) -> None:
+    found, case, x = machine(backend, "delta", 6)
+    tokens = np.arange(39)
+    rates = case.op(None, None, None, 0, 0).rates
+    qkv, steps, beta = np.split(x[tokens], [2 * 16 + 48, 2 * 16 + 48 + 4], axis=1)
+    q, k, v = (
+        torch.from_numpy(part).reshape(1, 39, -1, dim)
+        for part, dim in zip(np.split(qkv, [16, 32], axis=1), (8, 8, 12), strict=True)
+    )
+    g, factors = torch.from_numpy(-rates * steps)[None], torch.from_numpy(beta)[None]
+    wanted = form(q, k, v, g=g, beta=factors, use_qk_l2norm_in_kernel=True)[0].reshape(39, -1)
+    np.testing.assert_allclose(found.whole(tokens), wanted.numpy(), rtol=1e-4, atol=1e-5)
 
 
 class Sequence:

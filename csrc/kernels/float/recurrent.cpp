@@ -6,12 +6,14 @@
 namespace quire::QUIRE_ISA {
 
 void convolve(const ConvolveArgs& a, ThreadPool& pool) {
-  for_state_ranges(pool, a, 1, a.channels, 256,
-                   [&](const StateSeq& s, int, int first, int last, float*) { convolve_channels(a, s, first, last); });
+  for_state_ranges(pool, a, 1, a.channels, kConvolvedChannels, [&](const StateSeq& s, int, int first, int last, float*) {
+    for (int c = first; c < last; c += kConvolvedChannels)
+      convolve_channels(a, s, c, min_of(last, c + kConvolvedChannels));
+  });
 }
 
 void scan(const ScanArgs& a, ThreadPool& pool) {
-  for_state_ranges(pool, a, a.heads, (a.columns + 15) / 16, kScanPanels,
+  for_state_ranges(pool, a, a.heads, a.columns, kScanWidth,
                    [&](const StateSeq& s, int head, int first, int last, float* scratch) {
     (a.delta ? scan_head<true> : scan_head<false>)(a, s, head, first, last, scratch);
   });
