@@ -24,7 +24,18 @@ FEATURES = {"lora", "grammar", "spec_decode", "pooling", "processors", "program"
 # Each part may import parts of lower levels, and itself.
 LEVELS = [
     {"errors", "lazy"},
-    {"files", "fields", "hooks", "shapes", "shares", "sockets", "spelling", "state_rows"},
+    {
+        "files",
+        "fields",
+        "hooks",
+        "meter",
+        "progress",
+        "shapes",
+        "shares",
+        "sockets",
+        "spelling",
+        "state_rows",
+    },
     {"pretrained"},
     {"params", "steps", "types", "radix", "logits_processor"},
     {"weights.types"},
@@ -52,6 +63,8 @@ ALLOWED = {
     ("logits_processor", "params"),
     ("config", "errors"),
     ("lazy", "errors"),
+    ("meter", "progress"),
+    ("progress", "meter"),
     ("types", "params"),
     ("types", "steps"),
     ("commands", "bench"),

@@ -157,8 +157,6 @@ def test_serve_shows_four_lines_and_stops(tmp_path: Path) -> None:
     child.expect("Model +quire-stories")
     child.expect("tokens of KV cache")
     child.expect(r"Page and API +(http://127.0.0.1:\d+)")
-    with urllib.request.urlopen(f"{child.match.group(1)}/dashboard/about") as about:  # what the page shows
-        assert json.load(about)["advice"].startswith("quire-stories is a toy")
     child.expect("Ctrl-C stops.")
     child.expect("Only this machine can connect")
     child.expect("quire-stories is a toy")
@@ -179,12 +177,15 @@ def test_serve_logs_when_nobody_watches(tmp_path: Path) -> None:
         lines.append(line)
         if "the page is at http" in line:
             break
+    with urllib.request.urlopen(f"{line.split(' at ')[1].strip().rstrip('/')}/dashboard/about") as about:
+        assert json.load(about)["advice"].startswith("quire-stories is a toy")  # on the page
     process.send_signal(signal.SIGTERM)
     lines += process.stderr.read().splitlines()
     process.stderr.close()
     assert process.wait(30) == 0
     assert any("memory:" in line for line in lines)
     assert any("serving" in line and " at http" in line for line in lines)
+    assert any("loading quire-stories from " in line for line in lines)
     assert sum("quire-stories is a toy" in line for line in lines) == 1
     assert not any("Ctrl-C stops" in line for line in lines)
 

@@ -28,6 +28,7 @@ from quire.model.info import UNLIMITED, EngineLimits, ModelInfo
 from quire.model.load import NEUTRAL, OwnFiles, is_built, open_files
 from quire.model.loaded import LoadedModel
 from quire.model.side_files import copy_side_files
+from quire.progress import Told, progress
 
 
 class Source(NamedTuple):
@@ -68,7 +69,10 @@ def build_engine(
             range(config.parallel.tensor_parallel_size)
         ):  # so that one share is in memory at a time
             shard = share_of(config.parallel, rank, source.files.info)
-            manifest = _write(part, source.files.load(backend, shard), backend, limits)
+            with progress(f"packing {path}", source.files.info.weight_bytes // shard.size) as told:
+                model = source.files.load(backend, shard, told=told)
+            with progress(f"writing {output}", model.weight_bytes) as told:
+                manifest = _write(part, model, backend, limits, told)
         if source.beside is not None:
             copy_side_files(source.beside, part)
     return manifest
@@ -180,9 +184,11 @@ def _check(limits: EngineLimits, max_position: int) -> None:
         )
 
 
-def _write(directory: Path, model: LoadedModel, backend: Backend, limits: EngineLimits) -> Manifest:
+def _write(
+    directory: Path, model: LoadedModel, backend: Backend, limits: EngineLimits, told: Told
+) -> Manifest:
     def write(writer: Writer) -> None:
-        writer.write(model.decoder.weights, backend)
+        writer.write(model.decoder.weights, backend, told)
 
     model.wait()
     return write_share(

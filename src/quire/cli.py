@@ -27,12 +27,12 @@ from quire.flags.table import ForeignFlag, Table, engine_flags
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
-    from quire import exits, spelling
+    from quire import exits, meter, spelling
     from quire.flags import config_file, dialects
 else:
     dialects = Lazy("quire.flags.dialects")
     exits, spelling = Lazy("quire.exits"), Lazy("quire.spelling")
-    config_file = Lazy("quire.flags.config_file")
+    config_file, meter = Lazy("quire.flags.config_file"), Lazy("quire.meter")
 
 log = logging.getLogger("quire")
 
@@ -134,6 +134,8 @@ def report_errors(work: Callable[[], None], name: str, args: Sequence[str]) -> N
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    if not meter.draws():
+        meter.log.setLevel(logging.INFO)
     try:
         try:
             work()

@@ -25,6 +25,7 @@ from quire.model.parts.source import Piece, Use
 from quire.model.shard import Shard
 from quire.model.side_files import copy_side_files
 from quire.model.tensors import Tensors
+from quire.progress import Told, progress
 from quire.weights.tensor import nothing
 
 FILES = "engine*.json", "weights*.bin", OLD, "rank*.safetensors"
@@ -58,31 +59,32 @@ def convert_checkpoint(config: EngineConfig, output: Path, ranks: Sequence[int] 
         old.unlink()
     for rank in chosen:
         shard = share_of(config.parallel, rank, info)
-        manifest = write_share(
-            output,
-            partial(_write_pieces, opened, shard),
-            PARTS,
-            info,
-            shard,
-            spec=opened.spec,
-            fingerprint=NEUTRAL,
-            names=opened.names if family is None else family(),
-            activations=opened.checkpoint.activations,
-        )
+        with progress(f"writing rank {rank} of {size}", info.weight_bytes // size) as told:
+            manifest = write_share(
+                output,
+                partial(_write_pieces, opened, shard, told),
+                PARTS,
+                info,
+                shard,
+                spec=opened.spec,
+                fingerprint=NEUTRAL,
+                names=opened.names if family is None else family(),
+                activations=opened.checkpoint.activations,
+            )
     copy_side_files(source, output)
     return manifest
 
 
-def _write_pieces(opened: OpenModel, shard: Shard, writer: Writer) -> None:
-    Decoder(opened.spec, _Pieces(opened, writer), shard)
+def _write_pieces(opened: OpenModel, shard: Shard, told: Told, writer: Writer) -> None:
+    Decoder(opened.spec, _Pieces(opened, writer, told), shard)
 
 
 class _Pieces:
     """A `WeightSource` that writes the pieces that a rank asks for."""
 
-    def __init__(self, opened: OpenModel, writer: Writer) -> None:
+    def __init__(self, opened: OpenModel, writer: Writer, told: Told) -> None:
         self._checkpoint, self._tensors = opened.checkpoint, Tensors(opened.spec, opened.names)
-        self._writer = writer
+        self._writer, self._told = writer, told
 
     def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Any:
         for piece in pieces:
@@ -94,6 +96,7 @@ class _Pieces:
             else:
                 rounding = self._checkpoint.rounding(part.tensors[0][0])
                 self._writer.add(piece.path, *stored(part.quantized(self._checkpoint), rounding))
+            self._told(self._writer.tensors[piece.path].nbytes)
         return nothing("float32", sum(piece.own_shape[0] for piece in pieces), pieces[0].own_shape[1])
 
     def gated(self, path: str, gate: Piece, up: Piece) -> Any:

@@ -13,6 +13,7 @@ from quire.config import EngineConfig
 from quire.engine.directory import load_tokenizer, model_directory
 from quire.engine.plan import plan_engine
 from quire.errors import ConfigError, ModelError
+from quire.meter import in_bytes
 from quire.weights.hub import find_model
 from tests.gguf_files import write_gguf
 from tests.hub_server import HubServer, hub_server, quire
@@ -54,10 +55,14 @@ def test_a_plan_of_a_gguf_file_reads_its_head(hub: HubServer, tmp_path: Path) ->
     write_gguf(hub.models["owner/real"], folder / "real-Q4_K_M.gguf")
     write_gguf(hub.models["owner/real"], folder / "real-Q8_0.gguf")
     hub.models["owner/real-GGUF"] = folder
-    plan = plan_engine(config("owner/real-GGUF"), fetch=False)
-    assert plan.name == "owner/real-GGUF"
+    size = (folder / "real-Q4_K_M.gguf").stat().st_size
+    figures = json.loads(quire("plan", "owner/real-GGUF", "--json").stdout)
+    assert (figures["disk_bytes"], figures["disk_bytes_here"]) == (size, 0)
     assert 0 < hub.fetched(*WEIGHTS) <= HEADER
     assert find_model("owner/real-GGUF").name == "real-Q4_K_M.gguf"
+    planned = quire("plan", "owner/real-GGUF").stdout
+    assert planned.startswith("owner/real-GGUF on ")
+    assert f"{in_bytes(size)}, all here" in planned
     assert "real-Q8_0.gguf" not in hub.sent
     (folder / "real-Q4_K_M.gguf").rename(folder / "real-Q6_K.gguf")
     with pytest.raises(ModelError, match=r"found real-Q6_K\.gguf, real-Q8_0\.gguf; name the file"):

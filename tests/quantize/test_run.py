@@ -17,6 +17,7 @@ from quire.model.cost import matrices
 from quire.model.load import open_for_reading
 from quire.model.packing import WeightTypes, pack_weights
 from quire.model.split_matrices import taken_apart
+from quire.progress import Told, untold
 from quire.quantize.files import HIDDEN, STATE, Output
 from quire.quantize.folding import Folding
 from quire.quantize.layers import LayerRunner
@@ -50,10 +51,10 @@ def method_of(name: Name, bits: int | None = None) -> Method:
 
 
 def quantize(
-    source: Path, output: Path, name: Name, advance: Any = lambda: None, bits: int | None = None
+    source: Path, output: Path, name: Name, told: Told = untold, bits: int | None = None
 ) -> list[str]:
     quantizer = Quantizer(source, method_of(name, bits), NativeBackend(threads=1), TOKENS)
-    return quantizer.run(output, {"method": name}, advance)
+    return quantizer.run(output, {"method": name}, told)
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +126,13 @@ def test_layers_one_by_one_are_the_model(family: str, sources: dict[str, Path]) 
             np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
 
 
-def test_an_interrupted_run_goes_on_and_writes_the_same(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_and_writes_the_same(
+    sources: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     quantize(sources["llama"], tmp_path / "whole", "gptq")
     calls = itertools.count()
 
-    def stop() -> None:
+    def stop(_: int) -> None:
         if next(calls) == 0:
             raise KeyboardInterrupt
 
@@ -139,7 +142,9 @@ def test_an_interrupted_run_goes_on_and_writes_the_same(sources: dict[str, Path]
     first = (tmp_path / "parts" / "model-00001-of-00003.safetensors").stat().st_mtime_ns
     with pytest.raises(ConfigError, match="other options"):
         quantize(sources["llama"], tmp_path / "parts", "awq")
+    assert "goes on" not in caplog.text
     quantize(sources["llama"], tmp_path / "parts", "gptq")
+    assert f"{tmp_path / 'parts'}: an interrupted run goes on after layer 1 of 2" in caplog.text
     assert (tmp_path / "parts" / "model-00001-of-00003.safetensors").stat().st_mtime_ns == first
     for path in (tmp_path / "whole").iterdir():
         assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes(), path.name
@@ -161,7 +166,7 @@ def test_what_cannot_be_quantized_is_refused(sources: dict[str, Path], tmp_path:
     with pytest.raises(
         ModelError, match=r"q_proj\.weight cannot be quantized to gptq: its 64 columns .*--group-size 64 or"
     ):
-        narrow.run(tmp_path / "narrow", {}, lambda: None)
+        narrow.run(tmp_path / "narrow", {}, untold)
     assert Output.open(tmp_path / "new", {}, 3).done == 0
 
 

@@ -8,7 +8,6 @@ import time
 from dataclasses import dataclass, replace
 
 from quire.bench.lengths import fitted_lengths
-from quire.bench.progress import progress
 from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
@@ -18,6 +17,7 @@ from quire.flags.table import vllm_flags
 from quire.flags.uses import BENCHES
 from quire.llm import LLM
 from quire.params import SamplingParams
+from quire.progress import progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,8 @@ class LatencyOptions:
 
 
 def run(config: EngineConfig, options: LatencyOptions) -> None:
-    with progress("loading"):
-        llm = LLM.from_config(config)
-        limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
+    llm = LLM.from_config(config)
+    limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
     options = _fitted(options, llm.max_model_len)
     rng = random.Random(config.seed or 0)
 
@@ -55,10 +54,10 @@ def run(config: EngineConfig, options: LatencyOptions) -> None:
         return first - start, time.perf_counter() - first
 
     runs = []
-    with progress("runs", options.num_iters_warmup + options.num_iters) as advance:
+    with progress("latency", options.num_iters_warmup + options.num_iters, "runs") as told:
         for _ in range(options.num_iters_warmup + options.num_iters):
             runs.append(once())
-            advance()
+            told(1)
     _report(llm, options, runs[options.num_iters_warmup :], limits).show(options.output_json)
 
 

@@ -23,6 +23,7 @@ from quire.engine.plan import kv_dtype, make_backend
 from quire.engine.source import find_files
 from quire.errors import ConfigError
 from quire.flags.uses import MEASURING
+from quire.progress import Told, progress, untold
 from quire.weights.schemes import weights_name
 from quire.weights.source import quantization_method
 
@@ -83,7 +84,9 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
         ),
         cache=replace(config.cache, kv_cache_dtype="float32"),
     )
-    found = compare(_reader(base, options.window), _reader(config, options.window), tokens, options.window)
+    readers = _reader(base, options.window), _reader(config, options.window)
+    with progress("quality", len(tokens) - 1, "tokens") as told:
+        found = compare(*readers, tokens, options.window, told)
     info = find_files(config.model).info
     weights, name = weights_name(info.quantized, info.dtype), config.model.model or info.directory.name
     report = Report(
@@ -97,11 +100,12 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
     report.show(options.output_json)
 
 
-def compare(base: Executable, own: Executable, tokens: Array, window: int) -> Divergence:
+def compare(base: Executable, own: Executable, tokens: Array, window: int, told: Told = untold) -> Divergence:
     """Run both models over `tokens` [T], in windows that do not see each other."""
     base_nll = own_nll = 0.0
     divergences, agreed = [], 0
     for step, targets in _windows(tokens, window):
+        told(len(targets))
         p, q = _log_softmax(base.run(step).numpy()), _log_softmax(own.run(step).numpy())
         rows = np.arange(len(targets))
         base_nll -= float(p[rows, targets].sum())
@@ -135,7 +139,8 @@ def _reader(config: EngineConfig, window: int) -> Executable:
     files = find_files(config.model)
     info = files.info
     backend = make_backend(config.device, info)
-    model = files.load(backend)
+    with progress(f"loading {info.directory}", info.weight_bytes) as told:
+        model = files.load(backend, told=told)
     spec = info.kv_spec(kv_dtype(config, info.dtype))
     return backend.compile(model.graph, backend.kv_cache(spec, 1, window), Limits(window, 1, window))
 

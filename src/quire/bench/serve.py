@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,12 +30,12 @@ from quire.bench.metrics import (
 )
 from quire.bench.plot import need_matplotlib, plot_run, plot_sweep
 from quire.bench.price import cost_per_million
-from quire.bench.progress import progress
 from quire.bench.tables import latency_table, load_table
 from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError, EngineError
 from quire.flags.table import vllm_flags
+from quire.progress import progress, untold
 from quire.serve.keys import client_key, key_advice
 from quire.serve.system_limits import raise_descriptor_limit
 from quire.text.tokenizer import Tokenizer
@@ -309,9 +310,10 @@ class _Run:
 
     async def _send(self, times: Sequence[float]) -> Sent:
         count = len(self.samples)
-        with progress("requests", count, self.options.disable_tqdm) as advance:
+        quiet = self.options.disable_tqdm
+        with nullcontext(untold) if quiet else progress("load", count, "requests") as told:
             return await send_all(
-                self.client, self.api, self.samples, times, self.options.max_concurrency, lambda _: advance()
+                self.client, self.api, self.samples, times, self.options.max_concurrency, lambda _: told(1)
             )
 
     def _result(self, sent: Sent) -> dict[str, Any]:

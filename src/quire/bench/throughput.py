@@ -7,11 +7,11 @@ import random
 import statistics
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quire.bench.lengths import fitted_lengths
-from quire.bench.progress import progress
 from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
@@ -22,6 +22,7 @@ from quire.flags.uses import BENCHES
 from quire.llm import LLM
 from quire.model.cost import Cost
 from quire.params import SamplingParams
+from quire.progress import Told, progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,8 @@ Job = tuple[list[int], int]
 
 
 def run(config: EngineConfig, options: ThroughputOptions) -> None:
-    with progress("loading"):
-        llm = LLM.from_config(config)
-        limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
+    llm = LLM.from_config(config)
+    limits = make_backend(config.device).measure_limits(llm.report.arithmetic)
     prompt, output = fitted_lengths(
         options.prefix_len + options.input_len, options.output_len, llm.max_model_len
     )
@@ -61,22 +61,20 @@ def run(config: EngineConfig, options: ThroughputOptions) -> None:
     options = replace(options, prefix_len=prefix, input_len=prompt - prefix, output_len=output)
     rng = random.Random(config.seed or 0)
     llm.generate([{"prompt_token_ids": [1]}], _params(2), use_tqdm=False)  # page in the weights
-    seconds, jobs = [], []
-    with progress("runs", options.num_iters) as advance:
-        for _ in range(options.num_iters):
-            jobs = (
-                _dataset_jobs(llm, options, rng) if options.dataset_path else _random_jobs(llm, options, rng)
-            )
+    seconds = list[float]()
+    draw = _dataset_jobs if options.dataset_path else _random_jobs
+    runs = [draw(llm, options, rng) for _ in range(options.num_iters)]
+    with progress("throughput", sum(map(len, runs)), "requests") as told:
+        for jobs in runs:
             start = time.perf_counter()
             outputs = llm.generate(
                 [{"prompt_token_ids": prompt} for prompt, _ in jobs],
                 [_params(n) for _, n in jobs],
-                use_tqdm=False,
+                use_tqdm=partial(Counted, told),
             )
             seconds.append(time.perf_counter() - start)
             for made, (_, wanted) in zip(outputs, jobs, strict=True):
                 assert len(made.outputs[0].token_ids) == wanted
-            advance()
     prompt_tokens, output_tokens = sum(len(p) for p, _ in jobs), sum(n for _, n in jobs)
     median = statistics.median(seconds)
     report = Report(f"{llm.name}: {len(jobs)} requests, {llm.threads} threads")
@@ -90,6 +88,16 @@ def run(config: EngineConfig, options: ThroughputOptions) -> None:
         report.costs(options.price_per_hour, output_tokens / median)
     report.row("gflop_s", "arithmetic", operations / median / 1e9, "GFLOP/s", limits.peak_gflops)
     report.show(options.output_json)
+
+
+class Counted:
+    """Stands for tqdm's class: passes on what has finished."""
+
+    def __init__(self, told: Told, total: int, desc: str) -> None:
+        self.update = told
+
+    def close(self) -> None:
+        """Leave nothing open."""
 
 
 def _operations(cost: Cost, prompt: int, outputs: int) -> float:

@@ -21,8 +21,8 @@ from quire.devices import registry
 from quire.errors import ConfigError, ModelError
 from quire.files import read_json
 from quire.lazy import Lazy
+from quire.meter import in_bytes
 from quire.weights.hub import ASSETS, local
-from quire.weights.repository import in_bytes
 
 if TYPE_CHECKING:
     from quire.engine import suggested

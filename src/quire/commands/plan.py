@@ -21,15 +21,18 @@ from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
 from quire.engine.plan import EnginePlan, make_backend, plan_engine, plan_files
+from quire.engine.preview import unfetched
 from quire.engine.rates import step_rates
 from quire.engine.source import quantized_weights
 from quire.errors import ConfigError, ResourceError
 from quire.flags.uses import PLANNING
+from quire.meter import in_bytes
 from quire.model.outline import ConfigFiles
 from quire.runtime.memory import GIB, MemoryPlan
 from quire.runtime.states import count_sequences
 from quire.sched.times import StepTimes, StepWork
 from quire.serve.options import TARGET_STEP_TIME
+from quire.weights.gguf.choice import choose_gguf
 from quire.weights.schemes import weights_name
 
 BOUNDLESS = 1 << 60  # bytes
@@ -72,14 +75,21 @@ class PlanOptions:
 
 def run(config: EngineConfig, options: PlanOptions) -> None:
     shortage: ResourceError | None = None
+    disk: dict[str, int] = {}
     if options.config:
         plan = plan_config(config, Path(options.config))
     else:
-        try:
-            plan = plan_engine(config, fetch=False)
-        except ResourceError as error:
-            plan, shortage = plan_engine(config, fetch=False, free=BOUNDLESS), error
-    figures = describe(plan, plan.backend.measure_limits(plan.arithmetic), options)
+        with unfetched(config.model) as seen:
+            looked_at = replace(config, model=seen)
+            try:
+                plan = plan_engine(looked_at)
+            except ResourceError as error:
+                plan, shortage = plan_engine(looked_at, free=BOUNDLESS), error
+            disk = disk_bytes(plan.model.directory, seen is config.model)
+        plan = replace(
+            plan, name=config.model.model or plan.name, config=replace(plan.config, model=config.model)
+        )
+    figures = describe(plan, plan.backend.measure_limits(plan.arithmetic), options) | disk
     bounded = not options.config and shortage is None
     if not bounded:
         figures = _without_room(figures)
@@ -98,6 +108,17 @@ def _show(figures: dict[str, Any], tables: dict[str, list[tuple[str, str]]], as_
         for row in rows:
             table.add_row(*row)
         console.print(table)
+
+
+def disk_bytes(place: Path, here: bool) -> dict[str, int]:
+    """Count the bytes of weights in a directory or a GGUF file; in a look ahead, links are here."""
+    if place.is_file():
+        files = [place.with_name(name) for name in choose_gguf([place.name], None, str(place))]
+    else:
+        files = [file for file in place.iterdir() if file.suffix in (".safetensors", ".bin", ".pt")]
+    sizes = {file: file.stat().st_size for file in files}
+    present = sum(size for file, size in sizes.items() if here or file.is_symlink())
+    return {"disk_bytes": sum(sizes.values()), "disk_bytes_here": present}
 
 
 def plan_config(config: EngineConfig, path: Path) -> EnginePlan:
@@ -355,6 +376,7 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
         **({"what the ranks send each other": link} if ranks > 1 else {}),
         f"{plan.name} on {plan.backend.name}{whose}": [
             ("parameters", f"{figures['parameters']:,}{' in all ranks' if ranks > 1 else ''}"),
+            *([("on disk", _on_disk(figures))] if "disk_bytes" in figures else []),
             ("weights", f"{gib('weight_bytes')} ({figures['weights']}{bits})"),
             ("workspace", gib("workspace_bytes")),
             ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes ({figures['kv_dtype']})"),
@@ -377,6 +399,11 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
             *_cost_rows(figures),
         ],
     }
+
+
+def _on_disk(figures: dict[str, Any]) -> str:
+    here, size = figures["disk_bytes_here"], figures["disk_bytes"]
+    return f"{in_bytes(size)}, {'all' if here == size else in_bytes(here)} here"
 
 
 def _cost_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:

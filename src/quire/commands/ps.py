@@ -18,8 +18,8 @@ from rich.table import Table
 
 from quire.cli import Command
 from quire.config import option
+from quire.meter import in_bytes
 from quire.serve.records import Record, read_records
-from quire.weights.repository import in_bytes
 
 SECONDS = 2.0  # that a server has to answer
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.bench.progress import progress
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import IntArray
@@ -21,6 +20,7 @@ from quire.engine.plan import make_backend
 from quire.errors import ConfigError
 from quire.files import read_text
 from quire.flags.uses import QUANTIZING
+from quire.progress import progress
 from quire.quantize.fisher import fisher_information, read_fisher
 from quire.quantize.methods import Method, Name
 from quire.quantize.run import Quantizer
@@ -92,8 +92,8 @@ def run(config: EngineConfig, options: QuantizeOptions) -> None:
         "source": str(source.resolve()),
         "tokens": hashlib.sha256(tokens.tobytes()).hexdigest(),
     }
-    with progress(f"{options.method}, layers", quantizer.num_layers) as advance:
-        kept = quantizer.run(output, settings, advance)
+    with progress(f"{options.method} of {source}", quantizer.num_layers, "layers") as told:
+        kept = quantizer.run(output, settings, told)
     shutil.rmtree(cache, ignore_errors=True)
     before, after = _size(source), _size(output)
     print(f"{output}: {after / 1e6:,.1f} MB of {before / 1e6:,.1f} MB")

@@ -151,19 +151,17 @@ class EnginePlan:
         return self.backend.arithmetic(self.model.dtype if linear is None else linear)
 
 
-def plan_engine(config: EngineConfig, fetch: bool = True, free: int | None = None) -> EnginePlan:
+def plan_engine(config: EngineConfig, free: int | None = None) -> EnginePlan:
     """Read config and headers, and divide the memory. Allocates nothing. ConfigError if the model cannot fit.
 
-    Weights of the hub are fetched once the model is known to fit, and not at all without `fetch`. `free` are the bytes
-    that each machine has for it, by default those that this one has.
+    Weights of the hub are fetched once the model is known to fit. `free` are the bytes that each machine has for it, by
+    default those that this one has.
     """
     model = config.model
     if model.model and local(model.model) is None:
         with preview.unfetched(model) as seen:
             if seen is not model:
-                plan = plan_files(replace(config, model=seen), None, free)
-                if not fetch:
-                    return replace(plan, name=model.model, config=replace(plan.config, model=model))
+                plan_files(replace(config, model=seen), None, free)
         own_path(model)
     return plan_files(config, None, free)
 
@@ -219,20 +217,9 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
         planned.append(StagePlan(own, kv_spec, memory, share.cost))
     planned = with_same_blocks(planned)
     ends, name = planned[-1], _name(config.model, model.directory)
+    kv, memory, cost = ends.kv_spec, ends.memory, ends.cost
     return EnginePlan(
-        name,
-        backend,
-        model,
-        files,
-        ends.kv_spec,
-        limits,
-        ends.memory,
-        ends.cost,
-        config,
-        features,
-        need,
-        shard,
-        tuple(planned),
+        name, backend, model, files, kv, limits, memory, cost, config, features, need, shard, tuple(planned)
     )
 
 

@@ -25,7 +25,9 @@ from quire.engine.verbs import Result, Sleep, StartProfile, StopProfile, Verb, W
 from quire.lazy import Lazy
 from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
+from quire.progress import progress
 from quire.runtime.inputs import InputBuilder
+from quire.runtime.memory import GIB
 from quire.runtime.runner import Runner
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart
@@ -62,7 +64,7 @@ def start_core(config: EngineConfig) -> Started:
 
 def finish_start(started: Started, model: ServedModel) -> Started:
     """Wait for the weights, and log the report."""
-    with started.report.phase("checking the weights"):
+    with started.report.phase("checking the weights"), progress("checking the weights"):
         model.wait()
     started.report.log()
     return started
@@ -86,7 +88,9 @@ def begin_start(
     division = None if plan.shard.alone else registry.divider().Division(plan)
     with report.phase("packing the weights"):
         shard = plan.shard if division is None else replaced(plan.shard, peers=division.peers)
-        model = plan.files.load(plan.backend, shard)
+        logger.info("loading %s from %s, %.2f GiB", plan.name, plan.model.directory, memory.weights / GIB)
+        with progress(f"loading {plan.name}", memory.weights) as told:
+            model = plan.files.load(plan.backend, shard, told=told)
     with report.phase("preparing to run"):
         parts: Any = plan if division is None else division
         kv = parts.kv_cache()

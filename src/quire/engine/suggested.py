@@ -9,8 +9,8 @@ from quire.devices.protocol import Backend
 from quire.devices.registry import make_backend
 from quire.engine.directory import SHIPPED_MODEL
 from quire.engine.rates import ASSUMED_READ_GBS
+from quire.meter import in_bytes
 from quire.weights.hub import ASSETS
-from quire.weights.repository import in_bytes
 
 TABLE = ASSETS / "models.json"
 CONTEXT = 4096  # tokens that a model must have room for

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,13 +29,12 @@ from quire.lazy import Lazy
 from quire.llm.observer import PREFIX, LocalObserver
 from quire.llm.prompts import Prompt, rendered_of, salt_of, tokens_of
 from quire.params import OutputKind, SamplingParams, StructuredOutputsParams
+from quire.progress import untold
 from quire.text.tokenizer import Tokenizer
 from quire.types import UNKNOWN_MODEL, Delta, FinishReason, Request
 
 if TYPE_CHECKING:
-    from rich import console, progress
-
-    from quire import logits_processor
+    from quire import logits_processor, meter
     from quire.client import adapters, chunks
     from quire.client.adapters import LoadedAdapter, LoadedAdapters, LoRARequest
     from quire.logits_processor import ProcessorClass
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 else:
     adapters, download = Lazy("quire.client.adapters"), Lazy("quire.weights.download")
     chunks, adapter_files = Lazy("quire.client.chunks"), Lazy("quire.weights.adapter")
-    console, progress = Lazy("rich.console"), Lazy("rich.progress")
-    logits_processor = Lazy("quire.logits_processor")
+    logits_processor, meter = Lazy("quire.logits_processor"), Lazy("quire.meter")
 
 Kwargs = Mapping[str, Any]
 Sampling = SamplingParams | Sequence[SamplingParams]
@@ -225,13 +224,13 @@ class RunningEngine:
     def _finish(self, call: LocalCall, streams: list[OutputStream], use_tqdm: Tqdm) -> list[RequestOutput]:
         """Wait until all are finished. If one fails, abort the rest."""
         by_id = {s.request.id: s for s in streams}
-        with call, Progress(len(streams), use_tqdm) as shown:
+        with call, nullcontext(untold) if use_tqdm is False else meter.shown(len(streams), use_tqdm) as told:
             for deltas in call:
                 for delta in deltas:
                     stream = by_id[delta.request_id]
                     if push(call, stream, delta) and stream.finished:
                         raise_error(stream)
-                        shown.advance()
+                        told(1)
         return [s.output for s in streams]
 
     def _compute(self, requests: Sequence[Request]) -> list[list[float]]:
@@ -286,35 +285,3 @@ def push(call: LocalCall, stream: OutputStream, delta: Delta) -> bool:
 def raise_error(stream: OutputStream) -> None:
     if stream.failure is not None:
         raise named(stream.failure, stream.request.id)
-
-
-class Progress:
-    """A progress bar on stderr that counts finished requests; a class like tqdm takes its place."""
-
-    def __init__(self, total: int, use_tqdm: Tqdm) -> None:
-        self._bar: Any = None
-        self._advance: Callable[[], object] = lambda: None
-        self._end: Callable[[], object] = lambda: None
-        if not isinstance(use_tqdm, bool):
-            self._bar = use_tqdm(total=total, desc="Processed prompts")
-            self._advance, self._end = (lambda: self._bar.update(1)), self._bar.close
-        elif use_tqdm and total > 1:
-            columns = progress.Progress.get_default_columns()
-            bar = progress.Progress(
-                *columns,
-                progress.TextColumn("{task.completed}/{task.total}"),
-                console=console.Console(stderr=True),
-                transient=True,
-            )
-            task = bar.add_task("generating", total=total)
-            bar.start()
-            self._advance, self._end = (lambda: bar.advance(task)), bar.stop
-
-    def advance(self) -> None:
-        self._advance()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._end()

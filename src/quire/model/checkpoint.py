@@ -30,6 +30,7 @@ from quire.model.packing import (
 )
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import WHOLE, Shard
+from quire.progress import Told, untold
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.schemes import Quantization
 from quire.weights.source import Source, open_source
@@ -83,12 +84,12 @@ class OpenedFiles:
         decoder = outline_weights(spec, names, backend, types, checkpoint, shard)
         return LoadedModel(info, decoder, names=names, shard=shard, family=family)
 
-    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
+    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
         """Map the tensors and pack them one by one: memory peaks at the packed weights and one matrix."""
         info, spec, checkpoint, names, family = self.opened()
         spec.check_share(shard)
         types = WeightTypes.of(info.dtype, info.quantized)
-        decoder = pack_weights(spec, names, checkpoint, backend, types, shard)
+        decoder = pack_weights(spec, names, checkpoint, backend, types, shard, told)
         return LoadedModel(info, decoder, names=names, shard=shard, family=family)
 
 
@@ -110,8 +111,8 @@ class CheckpointFiles(OpenedFiles):
             self._opened = self.open()
         return self._opened
 
-    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
-        model = super().load(backend, shard, verify)
+    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
+        model = super().load(backend, shard, told)
         self._opened = None
         return replace(model, open=lambda: self.open().checkpoint)
 

@@ -20,6 +20,7 @@ from quire.model.info import AS_IT_IS, Asked
 from quire.model.packing import Packed, Packer, WeightTypes, choose_dtype, own_quantization
 from quire.model.parts.source import Piece, WeightSource
 from quire.model.tensors import filled
+from quire.progress import Told
 from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.layouts import AnyLayout, Blocks, Int4
 from quire.weights.layouts.blocks import KINDS
@@ -188,7 +189,9 @@ class ConvertedFiles(BuiltFiles):
             return dtype, manifest.quantized
         return dtype, own_quantization(asked.dtype, share.names(), share, asked.quantized)
 
-    def _source(self, places: Places, manifest: Manifest, backend: Backend, outline: bool) -> WeightSource:
+    def _source(
+        self, places: Places, manifest: Manifest, backend: Backend, outline: bool, told: Told
+    ) -> WeightSource:
         types = WeightTypes.of(self.info.dtype, self.info.quantized)
         share = Pieces(places, manifest, self._directory / manifest.weights_file)
-        return Packed(share, Packer(share, backend, types, outline))
+        return Packed(share, Packer(share, backend, types, outline), told)

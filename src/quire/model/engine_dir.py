@@ -32,6 +32,7 @@ from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.part import config_of
 from quire.model.parts.source import Piece, Use, Weights, WeightSource
 from quire.model.shard import WHOLE, Shard
+from quire.progress import Told, untold
 from quire.weights.activations import KeptActivations
 from quire.weights.schemes import Quantization, asks_for_other
 from quire.weights.tensor import Array, FloatDtype
@@ -121,7 +122,7 @@ class Writer:
         self.tensors: dict[str, StoredTensor] = {}
         self.size = 0
 
-    def write(self, weights: Weights, backend: Backend) -> None:
+    def write(self, weights: Weights, backend: Backend, told: Told = untold) -> None:
         for path, tensor in weights.items():
             if path == HEAD and tensor is weights.get(EMBEDDING):
                 self.tensors[path] = self.tensors[EMBEDDING]
@@ -129,6 +130,7 @@ class Writer:
                 self.add(path, _vector(tensor.size), np.ascontiguousarray(tensor, np.float32).view(np.uint8))
             elif isinstance(tensor, Matrix):
                 self.add(path, *backend.export(tensor))
+                told(tensor.nbytes)
             else:
                 raise TypeError(f"a model's weights hold a {type(tensor).__name__}")
 
@@ -324,10 +326,10 @@ class BuiltFiles:
         )
 
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
-        return self._read(backend, shard, verify=False, outline=True)
+        return self._read(backend, shard, outline=True, told=untold)
 
-    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
-        return self._read(backend, shard, verify, outline=False)
+    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
+        return self._read(backend, shard, outline=False, told=told)
 
     def _types(self, asked: Asked) -> tuple[FloatDtype, Quantization | None]:
         """The types of the weights. ModelError: others are asked for."""
@@ -349,7 +351,9 @@ class BuiltFiles:
             )
         return manifest.dtype, manifest.quantized
 
-    def _source(self, places: Places, manifest: Manifest, backend: Backend, outline: bool) -> WeightSource:
+    def _source(
+        self, places: Places, manifest: Manifest, backend: Backend, outline: bool, told: Told
+    ) -> WeightSource:
         """The weights of a share. ModelError: they are another machine's."""
         if backend.fingerprint != manifest.fingerprint:
             raise ModelError(
@@ -358,14 +362,14 @@ class BuiltFiles:
             )
         return _Reader(places, backend)
 
-    def _read(self, backend: Backend, shard: Shard, verify: bool, outline: bool) -> LoadedModel:
+    def _read(self, backend: Backend, shard: Shard, outline: bool, told: Told) -> LoadedModel:
         directory = self._directory
         manifest = read_manifest(directory, shard=shard)
         shard = shard.divided(manifest.exact, manifest.whole_experts, str(directory))
         manifest.spec.check_share(shard)
         data = map_weights(directory / manifest.weights_file, manifest.size)
         places = Places(manifest, data)
-        source = self._source(places, manifest, backend, outline)
+        source = self._source(places, manifest, backend, outline, told)
         try:
             decoder = Decoder(manifest.spec.for_length(self._longest), source, shard)
             left = manifest.tensors.keys() - places.read - decoder.weights.keys()
@@ -375,7 +379,7 @@ class BuiltFiles:
             path = directory / of_rank(MANIFEST, manifest.rank)
             raise ModelError(f"{path}: {error}; {_AGAIN}") from error
         check = None
-        if verify:
+        if not outline:
             check = partial(Checksums(data, len(manifest.checksums)).check, directory, manifest)
         return LoadedModel(self.info, decoder, check, shard, names=manifest.names)
 

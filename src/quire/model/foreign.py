@@ -15,6 +15,7 @@ from quire.model.cost import Cost
 from quire.model.info import ModelInfo
 from quire.model.loaded import LoadedModel
 from quire.model.shard import WHOLE, Shard
+from quire.progress import Told, untold
 
 
 class ForeignShape(msgspec.Struct, frozen=True):
@@ -104,7 +105,7 @@ class ForeignFiles:
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedForeign:
         return self._served(shard, self._model.outline)
 
-    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedForeign:
+    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedForeign:
         return self._served(shard, self._model.load)
 
     def _served(self, shard: Shard, make: Callable[[], Graph]) -> LoadedForeign:

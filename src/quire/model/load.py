@@ -15,6 +15,7 @@ from quire.model.info import NOTHING, Asked, ModelInfo
 from quire.model.loaded import LoadedModel, ServedModel
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import WHOLE, Shard
+from quire.progress import Told, untold
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.gguf import is_gguf
 from quire.weights.source import open_source, quantization_method
@@ -50,15 +51,15 @@ class ModelFiles(Protocol):
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> ServedModel:
         """A rank's share without the values of its weights; `backend` must be an outline."""
 
-    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> ServedModel:
-        """A rank's share. With `verify`, bytes that have checksums are compared in the background; see `wait`."""
+    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> ServedModel:
+        """Load a rank's share; `told` learns the bytes of each matrix that is packed. See `wait` for checksums."""
 
 
 class OwnFiles(ModelFiles, Protocol):
     """Files of Quire's own families."""
 
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel: ...
-    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel: ...
+    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel: ...
 
 
 def open_files(path: Path, asked: Asked = NOTHING) -> OwnFiles:

@@ -21,6 +21,7 @@ from quire.model.parts.decoder import Decoder
 from quire.model.parts.source import Piece, Use
 from quire.model.shard import WHOLE, Shard
 from quire.model.tensors import Tensors
+from quire.progress import Told, untold
 from quire.weights.parts import Part
 from quire.weights.readers import find_quantization
 from quire.weights.readers.planned import PlannedCheckpoint
@@ -126,7 +127,7 @@ class ConfigFiles:
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
         return self._whole if shard.alone else outline_config(self._path, backend, *self._asked, shard)
 
-    def load(self, backend: Backend, shard: Shard = WHOLE, verify: bool = True) -> LoadedModel:
+    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
         raise ModelError(f"{self._path} alone has no weights: give the model")
 
 

@@ -22,6 +22,7 @@ from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.source import Listing, Piece, Use
 from quire.model.shard import WHOLE, Shard
 from quire.model.tensors import Tensors
+from quire.progress import Told, untold
 from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.layouts import AnyLayout, Blocks, Int8, stackable
@@ -159,12 +160,17 @@ class Packed:
 
     tensors: Parts
     packer: Packer
+    told: Told = untold
 
     def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
-        return self.packer.matrix([self.tensors.part(piece) for piece in pieces], use)
+        matrix = self.packer.matrix([self.tensors.part(piece) for piece in pieces], use)
+        self.told(matrix.nbytes)
+        return matrix
 
     def gated(self, path: str, gate: Piece, up: Piece) -> Matrix:
-        return self.packer.gated(self.tensors.part(gate), self.tensors.part(up))
+        matrix = self.packer.gated(self.tensors.part(gate), self.tensors.part(up))
+        self.told(matrix.nbytes)
+        return matrix
 
     def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
         return self.packer.vector([self.tensors.part(piece) for piece in pieces])
@@ -187,10 +193,11 @@ def pack_weights(
     backend: Backend,
     types: WeightTypes,
     shard: Shard = WHOLE,
+    told: Told = untold,
 ) -> Decoder:
     """Read and pack a checkpoint that `check_tensors` accepted, or a rank's share of it."""
     _check_tied_head(config, names, checkpoint)
-    return Decoder(config, Packed(Tensors(config, names), Packer(checkpoint, backend, types)), shard)
+    return Decoder(config, Packed(Tensors(config, names), Packer(checkpoint, backend, types), told), shard)
 
 
 def outline_weights(

@@ -17,6 +17,7 @@ from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.load import open_for_reading
 from quire.model.split_matrices import taken_apart
+from quire.progress import Told
 from quire.quantize.files import Output
 from quire.quantize.folding import Folding
 from quire.quantize.layers import LayerRunner
@@ -46,8 +47,8 @@ class Quantizer:
     def num_layers(self) -> int:
         return open_for_reading(self.source)[0].num_layers
 
-    def run(self, directory: Path, settings: dict[str, Any], progress: Callable[[], None]) -> list[str]:
-        """Write the checkpoint; returns the modules of layers that stay float. `progress` is called after each layer.
+    def run(self, directory: Path, settings: dict[str, Any], told: Told) -> list[str]:
+        """Write the checkpoint; returns the modules of layers that stay float. `told` is called after each layer.
 
         ModelError if the model cannot be quantized, ConfigError if the directory holds something else.
         """
@@ -57,13 +58,15 @@ class Quantizer:
             self._of_weights = partial(checkpoint.piece, read=self.importance)
         count = spec.num_layers
         output = Output.open(directory, settings, count + 1)
+        if output.done:
+            log.warning("%s: an interrupted run goes on after layer %d of %d", directory, output.done, count)
         runner = LayerRunner(spec, names, checkpoint, self.backend, self.tokens, output.hidden())
         prefixes = [names.layer.format(i=i) for i in range(count)]
         own = [[n for n in checkpoint.names() if n.startswith(prefix)] for prefix in prefixes]
         for index in range(count):
             if index >= output.done:
                 output.write(self._layer(runner, index, own[index], output.kept), runner.hidden)
-            progress()
+            told(1)
         if output.done == count:
             of_layers = set(itertools.chain(*own))
             rest = {name: checkpoint.get(name) for name in checkpoint.names() if name not in of_layers}

@@ -1,10 +1,8 @@
-"""Shows a person at a terminal a bar while `quire serve` loads, then four lines. Logs serve everybody else."""
+"""Shows a person at a terminal four lines once `quire serve` is ready. Logs serve everybody else."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
@@ -15,13 +13,9 @@ from quire.sockets import is_local
 from quire.types import EngineStats, ModelCard
 
 if TYPE_CHECKING:
-    from rich import console, progress
-
     from quire.engine import suggested
 else:
     suggested = Lazy("quire.engine.suggested")
-    console = Lazy("rich.console")
-    progress = Lazy("rich.progress")
 
 ONLY_HERE = "Only this machine can connect; --host 0.0.0.0 is for others."
 OPEN_TO_ALL = "Anyone who can connect may use this server: set --api-key"
@@ -39,19 +33,6 @@ def reach(config: ServerConfig) -> str:
     if is_local(config.host):
         return ONLY_HERE
     return "" if config.api_keys() else OPEN_TO_ALL
-
-
-@contextmanager
-def loading(name: str) -> Iterator[None]:
-    """Show a bar that moves until the block ends. rich leaves it out if the terminal knows no escape codes."""
-    columns = (
-        progress.TextColumn("Loading {task.description}"),
-        progress.BarColumn(),
-        progress.TimeElapsedColumn(),
-    )
-    with progress.Progress(*columns, console=console.Console(stderr=True), transient=True) as bar:
-        bar.add_task(name, total=None)
-        yield
 
 
 def lines(url: str, config: ServerConfig, engine: EngineConfig, info: ModelCard, stats: EngineStats) -> str:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ from quire.types import UNKNOWN_MODEL
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from quire import meter
     from quire.engine import suggested
     from quire.ranks import node
     from quire.serve import records
@@ -54,6 +55,7 @@ else:
     node = Lazy("quire.ranks.node")
     records = Lazy("quire.serve.records")
     suggested = Lazy("quire.engine.suggested")
+    meter = Lazy("quire.meter")
 
 log = logging.getLogger("quire.serve")
 
@@ -95,9 +97,10 @@ def serve(
         return uvloop.run(_serve(engine_config, config, maker))
     set_up_logging(config.log_format, "warning")
     configure_logging(config)
-    with ExitStack() as stack:
-        stack.enter_context(banner.loading(engine_config.model.model or "the model inside the package"))
-        return uvloop.run(_serve(engine_config, config, maker, stack))
+    try:
+        return uvloop.run(_serve(engine_config, config, maker, watched=True))
+    finally:
+        print(meter.CLEAR * meter.draws(), end="", file=sys.stderr)  # what the engine process drew
 
 
 def _summary(service: Service, engine_config: EngineConfig) -> str:
@@ -113,13 +116,8 @@ def _summary(service: Service, engine_config: EngineConfig) -> str:
     )
 
 
-async def _serve(
-    engine_config: EngineConfig, config: ServerConfig, maker: str, loading: ExitStack | None = None
-) -> int:
-    """Start, and listen unless the start is a check.
-
-    `loading` is what a person watches meanwhile: it is closed, and the banner printed, once the server listens.
-    """
+async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str, watched: bool = False) -> int:
+    """Start, and listen unless the start is a check. If a person watches, the banner is printed then."""
     clock = _Clock()
     check_tls(config)
     check_adapters(engine_config, config)
@@ -133,7 +131,7 @@ async def _serve(
         max_num_queued_tokens=config.max_num_queued_tokens,
         health_timeout=config.health_timeout,
         log_format=config.log_format,
-        log_level=config.log_level if loading is None else "warning",
+        log_level=config.log_level if not watched else "warning",
     )
     engine = AsyncEngine(engine_config, options, metrics)
     try:
@@ -151,9 +149,7 @@ async def _serve(
         clock.mark("tokenizer and web framework")
         metrics.name_model(service.name, engine_config.cache, info.max_model_len)
         await service.adapters.load_given()
-        if loading is not None:
-            loading.close()
-        if loading is not None and not config.check:
+        if watched and not config.check:
             shown = banner.lines(_url(config, listener), config, engine_config, info, metrics.stats)
             print(shown, file=sys.stderr)
         server = _Server(service, app, listener, clock)

@@ -19,6 +19,7 @@ from quire.errors import ConfigError, ModelError
 from quire.model.info import Asked
 from quire.model.load import open_files
 from quire.model.loaded import LoadedModel, ServedModel
+from quire.progress import progress
 from quire.spec_decode.block import BlockProposer
 from quire.spec_decode.blocks import DraftBlocks, scratch_blocks
 from quire.spec_decode.chain import ChainProposer
@@ -77,7 +78,11 @@ class Drafter:
         assert self.path is not None
         quantized = scheme(self.options.quantization, 64, True, False)
         files = open_files(self.path, Asked(quantized=quantized, max_len=self.options.max_model_len))
-        model = files.outline(backend) if outline else files.load(backend)
+        if outline:
+            model = files.outline(backend)
+        else:
+            with progress(f"loading {self.path}", files.info.weight_bytes) as told:
+                model = files.load(backend, told=told)
         spec = model.spec
         if spec.bidirectional:
             raise ModelError(f"{self.path}: an encoder cannot draft: choose a model that generates")

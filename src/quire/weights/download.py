@@ -86,9 +86,10 @@ class HubModel:
             raise ModelError(f"{self.name} holds no weights that Quire reads: it has {names}")
         if notice := repository.check_room():
             logger.warning("%s", notice)
-        if repository.gguf:
-            return self.fetch(repository.weights) / repository.weights[0]
-        return self.fetch((*ABOUT, *repository.weights))
+        with repository.fetching():
+            if repository.gguf:
+                return self.fetch(repository.weights) / repository.weights[0]
+            return self.fetch((*ABOUT, *repository.weights))
 
     def fetch_cached(self, weights: bool) -> Path:
         """Find what is cached of a repository whose files are not known."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import constants
+from huggingface_hub.file_download import repo_folder_name
 
 from quire.errors import ModelError
 from quire.lazy import Lazy
+from quire.meter import Work, in_bytes, telling
+from quire.progress import Told, untold
 from quire.weights.gguf.choice import choose_gguf
 from quire.weights.gguf.container import GGUFFile
 
@@ -47,6 +53,27 @@ class Repository:
     def absent(self) -> list[str]:
         """List the files of the weights that are not here."""
         return [file for file in self.weights if self.local(file) is None]
+
+    def bytes_here(self) -> int:
+        """Count the bytes of the repository's files in the cache, unfinished ones included."""
+        cache = Path(self.cache or constants.HF_HUB_CACHE).expanduser()
+        blobs = cache / repo_folder_name(repo_id=self.name, repo_type="model") / "blobs"
+        try:
+            return sum(entry.stat().st_size for entry in os.scandir(blobs))
+        except FileNotFoundError:  # not yet there, or just renamed
+            return 0
+
+    def fetching(self) -> AbstractContextManager[Told]:
+        """Tell how far fetching the weights is; on a terminal the hub's client shows it itself."""
+        needed = sum(self.sizes[file] for file in self.absent())
+        kept = sum(self.sizes[file] for file in self.weights) - needed
+        if not needed:
+            return nullcontext(untold)
+        done = partial(self._fetched, kept)
+        return telling(Work(f"fetching {self.name}", needed, "", count=done), bar=False)
+
+    def _fetched(self, kept: int) -> int:
+        return max(0, self.bytes_here() - kept)
 
     def check_room(self) -> str:
         """Say how much there is to fetch, or nothing. ModelError: the disk has no room for it."""
@@ -127,11 +154,3 @@ def find_repository(
     if lacking := set(files) - sizes.keys():
         raise ModelError(f"{name}: {files[0]} is there and {min(lacking)} is not: choose another file")
     return Repository(name, found.sha or "", sizes, cache, token, files, gguf)
-
-
-def in_bytes(size: int) -> str:
-    """Write a number of bytes as the hub does, in powers of ten."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size} bytes"
