@@ -370,4 +370,7 @@ def test_rounded_weights_give_nearly_the_same(saved: tuple[Any, Path], native: B
     assert np.isfinite(got).all()
     # a token whose experts change is far off; most are not
     error = np.median(np.abs(got - wanted).max(1))
-    assert 0 < error < (0.2 if short else 0.35) * wanted.std()
+    limit = 0.2 if short else 0.35
+    if any(layer.states for layer in exact.info.kv_spec("float32").layers or ()):
+        limit *= 1.5  # errors of a state stay in it
+    assert 0 < error < limit * wanted.std()

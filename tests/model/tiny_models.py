@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import transformers
 
-from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import Backend, KVDtype, Limits, ModelInput, StateInput
 from quire.model.loaded import LoadedModel
 
@@ -771,8 +769,6 @@ class Session:
         width = -(-self.max_len // self.block_size)
         spec = self.model.info.kv_spec(self.kv_dtype)
         self.has_states = spec.bytes_per_state(0) > 0
-        if self.has_states and isinstance(self.backend, NativeBackend):
-            pytest.skip("the CPU backend has no recurrences yet")
         rows = 3 if self.has_states else 0
         kv = self.kv = self.backend.kv_cache(spec, 3 * width, self.block_size, rows)
         limits = Limits(max_tokens=64, max_seqs=4, max_logit_rows=64)

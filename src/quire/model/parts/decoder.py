@@ -189,6 +189,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         division = self.division(shard)
         own, size = [self.layers[i].mixer for i in self.stage(shard)], self.head_dim
         layers = [KVLayer(0, size) if part is None else part.cache(division) for part in own]
+        layers = [msgspec.structs.replace(one, head_dim=size) if one.states else one for one in layers]
         for i, part in enumerate(own):
             if part is not None and part.back and part.scores is not None:  # its source keeps what it sees
                 source = layers[i - part.back]
