@@ -27,7 +27,18 @@ from quire.quantize.fisher import fisher_information
 ENGINE_COMMANDS = [
     name
     for name, entry in COMMANDS.items()
-    if name not in ("complete", "inspect", "bench serve", "pull", "models", "models where", "models rm", "ps")
+    if name
+    not in (
+        "complete",
+        "inspect",
+        "bench serve",
+        "pull",
+        "models",
+        "models where",
+        "models rm",
+        "ps",
+        "doctor",
+    )
 ]
 
 

@@ -66,6 +66,7 @@ COMMANDS: dict[str, Entry] = {
     "models where": Entry("quire.commands.models", "Print where a model is.", "WHERE"),
     "models rm": Entry("quire.commands.models", "Remove a model from the cache.", "REMOVE"),
     "ps": Entry("quire.commands.ps", "List the servers of this user."),
+    "doctor": Entry("quire.commands.doctor", "Say what this machine offers, and what to change."),
     "bench latency": Entry("quire.bench.latency", "Time one batch of requests from start to end."),
     "bench throughput": Entry("quire.bench.throughput", "Time many requests at once, offline."),
     "bench quality": Entry("quire.bench.quality", "Compare a quantized model with itself in float32."),
@@ -91,8 +92,8 @@ class Command:
     `options` is a frozen dataclass of the command's own options; `arguments` names the fields taken by position.
     `uses` names the engine's options that mean something to it (flags/uses.py): help shows them, others are refused.
     `idle` names the options that the command's own leave without a meaning. `told_files` commands get the files that
-    options were read from as their last argument. `foreign` reads the flags of another engine's command that this one
-    lacks.
+    options were read from as their last argument. Without `reads_user_file` a command works if that file is broken.
+    `foreign` reads the flags of another engine's command that this one lacks.
     """
 
     run: Callable[..., None]
@@ -101,6 +102,7 @@ class Command:
     uses: frozenset[str] = ENGINE_OPTIONS
     idle: Callable[[Any], Collection[str]] = lambda own: ()
     told_files: bool = False
+    reads_user_file: bool = True
     foreign: Table = dict
 
 
@@ -311,7 +313,7 @@ def _run(name: str, args: list[str], program: Program) -> None:
         types = {name: hints[name] for name in command.uses} | get_type_hints(command.options)
         parts = (*PARTS.values(), command.options)
         replaced = {f.name: f.metadata["replaces"] for part in parts for f in fields(part) if f.metadata}
-        everywhere = functools.partial(_all_options, program)
+        everywhere = functools.partial(all_options, program)
         return config_file.Known(
             name, bool(command.uses), types, replaced | {"model_flag": ("model",)}, foreign, everywhere
         )
@@ -321,7 +323,8 @@ def _run(name: str, args: list[str], program: Program) -> None:
         parser.unused = ENGINE_OPTIONS - command.uses - own_names - foreign().keys()
         add_unused(parser, PARTS.values(), parser.unused)
     added = dialects.add_dialects(parser, args, foreign) if lacks(parser, args) else []
-    given = config_file.read_files(parser, args, known, program.commands)
+    mine = config_file.user_file() if command.reads_user_file else None
+    given = config_file.read_files(parser, args, known, program.commands, mine)
     parser.set_defaults(**given.options)
     values = vars(parser.parse_args(args))
     if "config" not in own_names:
@@ -354,7 +357,7 @@ def _flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-def _all_options(program: Program) -> set[str]:
+def all_options(program: Program) -> set[str]:
     """Name the options of every command, other engines' flags too. Loads the commands."""
     own = {f.name for name in program.commands for f in fields(load_command(name, program).options)}
     return own | ENGINE_OPTIONS | engine_flags().keys()

@@ -109,9 +109,10 @@ def read_files(
     args: Sequence[str],
     known_options: Callable[[], Known],
     commands: Collection[str],
+    mine: Path | None,
 ) -> Given:
-    """Read the options in the user's file and in that of --config, but those in whose place `args` have others."""
-    mine, unset = user_file(), object()
+    """Read the options in the user's file, `mine`, and in --config's, but those in whose place `args` have others."""
+    unset = object()
     if mine is None and not any(word.partition("=")[0] == "--config" for word in args):
         return Given({}, {}, ())
     known, actions = known_options(), {action.dest: action for action in parser._actions}
