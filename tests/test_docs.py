@@ -41,6 +41,15 @@ def test_commands_exist(page: Path) -> None:
         assert known, f"{page.name} names `quire {words}`"
 
 
+def test_what_is_installed_is_this_project() -> None:
+    """The name on the public index is another project's: extras come from a checkout, or from their own packages."""
+    sources = [path for folder in ("src", "bench") for path in (ROOT / folder).rglob("*.py")]
+    for page in (*PAGES, *sources):
+        assert not re.search(r"pip install [\"']?quire\b", page.read_text()), (
+            f"{page} installs another project"
+        )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):

@@ -51,8 +51,10 @@ class ArticleOptions:
     scale: float = option(1.0, "Share of the load to run: 0.1 for a quick look.", low=0.001, high=1)
     data: str | None = option(None, "File or folder that the study reads: a trace, or JSON schemas.")
     price_per_hour: float = option(1.0, "Price of this machine, for costs.", low=0)
-    output_json: str | None = option(None, "Write the table to this JSON file.")
-    plot: str | None = option(None, "Draw the curves to this SVG or PNG file; needs matplotlib.")
+    output_json: str | None = option(None, "Write the table to this JSON file.", writes="file")
+    plot: str | None = option(
+        None, "Draw the curves to this SVG or PNG file; needs matplotlib.", writes="file"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -6,6 +6,7 @@ import statistics
 
 from bench.article.curves import Curves
 from bench.article.study import GUIDE, Claim, Result, Setting, Study, decode_seconds, seconds
+from quire.bench.report import share_of
 from quire.engine.plan import make_backend
 
 LENGTHS = (64, 256, 1024, 4096)
@@ -28,8 +29,8 @@ def measure(setting: Setting) -> Result:
             )
             read = (cost.step_bytes(1) + cost.kv_bytes(length, spec)) / step / 1e9
             operations = cost.decode_operations(length) / step / 1e9
-            rows.append((f"{length:,}", step * 1e3, again * 1e3, f"{read / limits.read_gbs:.0%}",
-                         f"{operations / limits.peak_gflops:.1%}"))  # fmt: skip
+            rows.append((f"{length:,}", step * 1e3, again * 1e3, share_of(read, limits.read_gbs),
+                         share_of(operations, limits.peak_gflops, 1)))  # fmt: skip
             curves["with the cache"].append((length, step * 1e3))
             curves["computed again"].append((length, again * 1e3))
     return Result(

@@ -10,9 +10,10 @@ from typing import Any
 from bench.article.lengths import conversations
 from bench.article.study import ENGINES, OPTIMIZE, Claim, Result, Setting, Study, seconds, seconds_apart
 from quire.bench.price import cost_per_million
+from quire.bench.report import share_of
 from quire.engine.directory import model_directory
 from quire.engine.plan import make_backend
-from quire.errors import ConfigError
+from quire.lazy import need
 
 LONGEST = 320
 STATIC = 8  # sequences of a static batch
@@ -24,11 +25,9 @@ class Transformers:
     """The model in transformers' own `generate`, greedy, in the checkpoint's type."""
 
     def __init__(self, setting: Setting) -> None:
-        try:
-            self._torch: Any = importlib.import_module("torch")
-            library: Any = importlib.import_module("transformers")
-        except ImportError as error:
-            raise ConfigError("plain-loop needs transformers: pip install 'quire[transformers]'") from error
+        need("plain-loop", "torch", "transformers")
+        self._torch: Any = importlib.import_module("torch")
+        library: Any = importlib.import_module("transformers")
         threads = make_backend(setting.config.device).threads
         self._torch.set_num_threads(threads)
         path = str(model_directory(setting.config.model))
@@ -103,14 +102,14 @@ def measure(setting: Setting) -> Result:
                 name,
                 rate,
                 f"{rate / loop:.1f} x",
-                f"{shares[name]:.1%}",
+                share_of(shares[name], 1.0, 1),
                 f"{cost_per_million(price, rate):.2f}",
             )
             for name, rate in rates.items()
         ],
         f"Quire makes {rates['Quire, one batch'] / loop:.1f} times the tokens of the plain loop, and "
         f"{best / loop:.1f} times with int4 weights and an int8 cache: {1 - loop / best:.1%} less cost per token. "
-        f"The loop uses {shares['transformers, one by one']:.1%} of the machine's arithmetic.",
+        f"The loop uses {share_of(shares['transformers, one by one'], 1.0, 1)} of the machine's arithmetic.",
         f"{len(jobs)} requests with the lengths of chats; costs at {price:g} per hour. A bill of $25,000 that falls to "
         "$8,000 is a factor of 3.1.",
     )

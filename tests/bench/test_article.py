@@ -16,6 +16,7 @@ from bench.article.command import STUDIES, ArticleOptions, load, run
 from bench.article.lengths import conversations
 from bench.article.study import Result, Setting
 from quire.bench.price import cost_per_million
+from quire.bench.report import share_of
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ConfigError
@@ -101,6 +102,11 @@ def check(result: Result) -> None:
 def test_a_plain_loop_of_transformers() -> None:
     pytest.importorskip("transformers")
     check(load("plain-loop").measure(small()))
+
+
+def test_a_share_above_the_limit_is_noise() -> None:
+    assert (share_of(3.0, 4.0), share_of(1.0, 8.0, 1)) == ("75%", "12.5%")
+    assert share_of(5.12, 4.0) == "128% (noise)"
 
 
 def test_methods_are_compared_on_a_text(tiny_model: Callable[..., str], tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from quire.bench.metrics import (
     spec_result,
 )
 from quire.bench.plot import need_matplotlib
-from quire.bench.serve import COMMAND, ServeOptions, _served, run
+from quire.bench.serve import COMMAND, ServeOptions, _Run, _served, run
 from quire.cli import main
 from quire.errors import ConfigError, EngineError
 from tests.bench.fake_server import FakeServer, fake_server
@@ -220,6 +220,28 @@ def test_a_sweep_is_one_result_a_load_with_prompts_of_their_own(tmp_path: Path) 
         assert [r["max_concurrency"] for r in results] == [1, 3]
         prompts = [tuple(r["prompt"]) for r in server.behaviour.requests]
         assert len(set(prompts)) == 8
+
+
+def test_a_sweep_that_breaks_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, loads = _Run.measure, []
+
+    async def broken(self: _Run) -> dict[str, Any]:
+        loads.append(self)
+        if len(loads) == 2:
+            raise KeyboardInterrupt
+        return await measure(self)
+
+    monkeypatch.setattr(_Run, "measure", broken)
+    with fake_server() as server, pytest.raises(KeyboardInterrupt):
+        run(
+            ServeOptions(
+                base_url=server.url, sweep="1,3", sweep_over="max-concurrency", num_prompts=2, input_len=8,
+                output_len=3, save_result=True, result_dir=str(tmp_path), result_filename="s.json",
+                disable_tqdm=True,
+            )
+        )  # fmt: skip
+    (result,) = map(json.loads, (tmp_path / "s.json").read_text().splitlines())
+    assert result["max_concurrency"] == 1
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:

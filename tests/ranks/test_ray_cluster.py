@@ -18,7 +18,7 @@ from tests.ranks.test_ranks import DRAWN, PROMPTS, answers
 from tests.serve.running import start
 from tests.tiny import write_checkpoint
 
-ray = pytest.importorskip("ray", reason="pip install 'quire[ray]' runs these")
+ray = pytest.importorskip("ray", reason="pip install ray runs these")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own

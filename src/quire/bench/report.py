@@ -31,6 +31,12 @@ def readable(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def share_of(value: float, limit: float, digits: int = 0) -> str:
+    """Write a value as a share of a measured limit. More than all is noise: other work ran while one was measured."""
+    share = value / limit
+    return f"{share:.{digits}%}" + (" (noise)" if share > 1 else "")
+
+
 @dataclass(slots=True)
 class Report:
     """Rows in order. `show` prints them and, if a file is named, writes them as JSON by key."""
@@ -73,7 +79,7 @@ class Report:
             scale, unit = (1e3, "ms") if f.unit == "s" and f.value < 1 else (1.0, f.unit)
             ends = [readable(end * scale) for end in f.spread] if f.spread else ["", ""]
             limit = readable(f.limit) if f.limit is not None else ""
-            share = f"{f.value / f.limit:.0%}" if f.limit else ""
+            share = share_of(f.value, f.limit) if f.limit else ""
             value = f"{readable(f.value * scale)} {unit}"
             table.add_row(f.label, value, *(ends if wide else []), limit, share)
         console.print(table)

@@ -200,8 +200,6 @@ def run(options: ServeOptions) -> None:
         need_matplotlib()
     raise_descriptor_limit()
     results = uvloop.run(_measure_all(options))
-    if options.save_result or options.append_result:
-        _save(options, results)
     if options.plot is not None:
         if options.sweep is None:
             plot_run(results[0], Path(options.plot))
@@ -218,6 +216,8 @@ async def _measure_all(options: ServeOptions) -> list[dict[str, Any]]:
         results = []
         for load in options.loads():
             results.append(await _Run(load, client, served).measure())
+            if options.save_result or options.append_result:
+                _save(options, results)
         return results
     finally:
         client.close()
@@ -426,7 +426,7 @@ def _fitted(options: ServeOptions, longest: int) -> ServeOptions:
 
 
 def _save(options: ServeOptions, results: list[dict[str, Any]]) -> None:
-    """Write one JSON object, or one per line for a sweep or --append-result."""
+    """Write the last result as JSON: to a file of its own, or as a line behind earlier loads or --append-result."""
     first = results[0]
     rate = "sweep" if options.sweep else f"{first['request_rate']}qps"
     limit = f"-concurrency{options.max_concurrency}" if options.max_concurrency else ""
@@ -435,15 +435,16 @@ def _save(options: ServeOptions, results: list[dict[str, Any]]) -> None:
         or f"{first['label']}-{rate}{limit}-{Path(first['model_id']).name}-{first['date']}.json"
     )
     path = Path(options.result_dir or ".") / name
-    kept = [{k: v for k, v in r.items() if options.save_detailed or k not in DETAILED} for r in results]
-    text = "".join(json.dumps(r) + "\n" for r in kept)
+    kept = {k: v for k, v in results[-1].items() if options.save_detailed or k not in DETAILED}
+    later = len(results) > 1
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if options.append_result else "w", encoding="utf-8") as file:
-            file.write(text)
+        with path.open("a" if options.append_result or later else "w", encoding="utf-8") as file:
+            file.write(json.dumps(kept) + "\n")
     except OSError as error:
         raise ConfigError(f"the result cannot be written to {path}: {error}") from error
-    print(f"saved {path}")
+    if not later:
+        print(f"saved {path}")
 
 
 def _tokenizer(options: ServeOptions, served: _Served) -> Tokenizer | None:

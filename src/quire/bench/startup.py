@@ -28,6 +28,7 @@ from quire.engine.directory import model_directory
 from quire.errors import EngineError
 from quire.flags.uses import ONE_TEXT
 from quire.llm import LLM
+from quire.progress import progress
 
 PERCENTAGES = (10, 25, 50, 75, 90, 99)
 PAGE = 4096
@@ -64,15 +65,19 @@ def run(config: EngineConfig, options: StartupOptions) -> None:
     command += engine_flags(config)
 
     def start() -> Start:
-        return measure_start(command, len(options.prompt.encode()), options.timeout)
+        made = measure_start(command, len(options.prompt.encode()), options.timeout)
+        told(1)
+        return made
 
     notes: list[str] = []
     if sys.dont_write_bytecode:
         notes.append("Python may compile modules at every start, as PYTHONDONTWRITEBYTECODE asks for")
-    cold = list(_cold_starts(directory, options.num_iters_cold, start, notes))
-    for _ in range(options.num_iters_warmup):
-        start()
-    warm = [start() for _ in range(options.num_iters_warm)]
+    count = options.num_iters_cold + options.num_iters_warmup + options.num_iters_warm
+    with progress("startup", count, "starts") as told:
+        cold = list(_cold_starts(directory, options.num_iters_cold, start, notes))
+        for _ in range(options.num_iters_warmup):
+            start()
+        warm = [start() for _ in range(options.num_iters_warm)]
     phases = LLM.from_config(config).report.phases
     _show(str(config.model.model or directory.name), cold, warm, phases, notes)
     if options.output_json is not None:
