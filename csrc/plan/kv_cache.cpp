@@ -104,7 +104,7 @@ void KVStore::copy_states(const int32_t* source, const int32_t* destination, siz
                                 " rows of states");
   float* rows = static_cast<float*>(states_.data());
   for (size_t i = 0; i < count; ++i)
-    if (source[i] != destination[i])
+    if (source[i] != destination[i] && row_floats_ > 0)
       std::memcpy(rows + size_t(destination[i]) * row_floats_, rows + size_t(source[i]) * row_floats_,
                   row_floats_ * sizeof(float));
 }

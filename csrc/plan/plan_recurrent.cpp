@@ -75,7 +75,7 @@ int Plan::delta_rule(int qkv, int steps, int beta, ScanParams params, StatePlace
   const int width = checked(steps, "the steps of a delta rule").width;
   params.delta = true;
   params.by_channel = width != params.heads;
-  require(!params.by_channel || width == params.heads * params.rows, "delta rule: one step a head, or a row of its state");
+  require(!params.by_channel || width == int64_t(params.heads) * params.rows, "delta rule: one step a head, or a row of its state");
   require(checked(beta, "beta").width == params.heads, "delta rule: one beta a head");
   require(size_t(checked(qkv, "the input of a delta rule").width) == 2 * keys + values, "delta rule: the input is not q, k, v");
   Op op{.kind = OpKind::scan, .in = qkv, .angles = beta, .other = steps};

@@ -37,9 +37,7 @@ class RecurrenceConfig(Mixer, msgspec.Struct, frozen=True, tag="recurrence"):
 
     def cache(self, shard: Shard) -> KVLayer:
         count = len(self.heads(shard)[0])
-        return KVLayer(
-            0, 1, states=(StateSpec((count, self.size, self.size)), StateSpec((3, self.size), "bfloat16"))
-        )
+        return KVLayer(0, 1, states=(StateSpec((count, self.size, self.size)), StateSpec((3, self.size))))
 
     def messages(self, shard: Shard) -> list[int]:
         return [48]
@@ -63,11 +61,11 @@ def test_a_layer_may_keep_states_beside_layers_that_keep_keys(tmp_path: Path) ->
     mixed.check("here")
     kv, own = mixed.kv_spec("bfloat16"), plain.kv_spec("bfloat16")
     states = mixed.num_layers - 1
-    assert kv.bytes_per_state(0) == states * (4 * 8 * 8 * 4 + 3 * 8 * 2)
+    assert kv.bytes_per_state(0) == states * (4 * 8 * 8 * 4 + 3 * 8 * 4)
     assert kv.bytes_per_token == own.bytes_per_token // plain.num_layers
     assert own.bytes_per_state(0) == 0
     half = mixed.kv_spec("bfloat16", Shard(0, 2))
-    assert half.bytes_per_state(0) == states * (2 * 8 * 8 * 4 + 3 * 8 * 2)
+    assert half.bytes_per_state(0) == states * (2 * 8 * 8 * 4 + 3 * 8 * 4)
     assert (mixed.head_dim, mixed.windows) == (plain.head_dim, plain.windows)
 
 

@@ -17,18 +17,13 @@ FP8_MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # larger magnitudes are sto
 
 
 class StateSpec(msgspec.Struct, frozen=True):
-    """An array that a layer keeps for each sequence, whatever its length: the state of a recurrence, say.
+    """A float32 array that a layer keeps for each sequence, whatever its length: the state of a recurrence, say.
 
-    `row` is the number of float32 elements of an open row (ModelInput.states).
+    `row` is the number of elements of an open row (ModelInput.states).
     """
 
     shape: tuple[int, ...]
-    dtype: KVDtype = "float32"
     row: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * ELEMENT_BYTES[self.dtype]
 
 
 class KVLayer(msgspec.Struct, frozen=True):
@@ -117,7 +112,7 @@ class KVSpec(msgspec.Struct, frozen=True):
     def bytes_per_state(self, num_open: int) -> int:
         """Bytes of a row of states, with as many open rows."""
         states = [state for layer in self.layers or () for state in layer.states]
-        return sum(state.nbytes + 4 * state.row * num_open for state in states)
+        return sum(4 * (prod(state.shape) + state.row * num_open) for state in states)
 
     @property
     def bytes_per_token(self) -> int:
