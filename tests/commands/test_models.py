@@ -57,7 +57,14 @@ def test_a_model_that_is_not_supported_is_not_pulled(hub: HubServer) -> None:
 
 @pytest.mark.parametrize(
     ("word", "command"),
-    [("run", "chat"), ("list", "models"), ("ls", "models"), ("show", "inspect"), ("rm", "models rm")],
+    [
+        ("run", "chat"),
+        ("list", "models"),
+        ("ls", "models"),
+        ("show", "inspect"),
+        ("rm", "models rm"),
+        ("collect-env", "doctor"),
+    ],
 )
 def test_words_of_other_programs_lead_to_the_command(word: str, command: str) -> None:
     result = quire(word, "x")
