@@ -89,7 +89,7 @@ def test_an_engine_for_two_ranks_has_a_file_for_each(tmp_path: Path) -> None:
             outputs = llm.generate(PROMPTS, params, use_tqdm=False)
             found.append([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs])
     assert found[0] == found[1] == found[2]
-    with pytest.raises(ConfigError, match="was built for --tensor-parallel-size 2"):
+    with pytest.raises(ConfigError, match="was built for tensor_parallel_size 2"):
         LLM(str(engine), tensor_parallel_size=4)
     main(["inspect", str(engine)])
     flip("weights.1.bin", 5000)(engine)

@@ -99,14 +99,14 @@ def test_a_built_engine_cannot_be_quantized_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantization": "int3"}, "--quantization must be one of auto, int8, int8wo, int4, int4wo"),
+        ({"quantization": "int3"}, "quantization must be one of auto, int8, int8wo, int4, int4wo"),
         ({"quantization": "int4", "quantization_group_size": 48}, "must be 32, 64 or 128, got 48"),
         (
             {"quantization": "int8", "quantization_pure": True},
-            "--quantization-pure is for --quantization int4",
+            "quantization_pure is for quantization int4",
         ),
-        ({"quantization_pure": True}, "--quantization-pure is for --quantization int4"),
-        ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype must be one of"),
+        ({"quantization_pure": True}, "quantization_pure is for quantization int4"),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype must be one of"),
     ],
 )
 def test_bad_options_say_what_is_allowed(options: dict[str, Any], message: str) -> None:

@@ -209,11 +209,16 @@ def test_shipped_drafters_go_by_name(name: str, capsys: pytest.CaptureFixture[st
         ({"max_model_len": 2.5}, "must be an integer, got 2.5"),
         ({"gpu_memory_utilization": "most"}, "must be a number, got 'most'"),
         ({"enable_lora": "yes"}, "must be True or False, got 'yes'"),
+        ({"max_model_len": 5000}, "max_model_len 5000 is more than the 1024 positions"),
+        ({"max_num_batched_tokens": 10**9}, "quantization int8 or int4, or lower max_num_batched_tokens"),
+        ({"data_parallel_size": 2}, "data_parallel_size 2 is not supported"),
+        ({"seed": "x"}, "seed must be an integer, got 'x'"),
     ],
 )
 def test_python_options_of_wrong_types(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
         LLM(**options)
+    assert "--" not in str(refused.value)
 
 
 def test_python_prompts_of_wrong_types(tiny_model: Callable[..., str]) -> None:

@@ -463,11 +463,8 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     seed: int | None = option(
-        None, "Source of seeds for requests without one; the default is 0, and chance for a server.", low=0
+        None, "Source of seeds for requests without one; 0, or chance for a server.", low=0
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
@@ -481,7 +478,8 @@ class EngineConfig:
             names = {f.name for section in SECTIONS.values() for f in fields(section)}
             named = [f"{name}{spelling.nearest(name, names)}" for name in sorted(options)]
             raise ConfigError(f"unknown option: {', '.join(named)}")
-        return cls(**taken)
+        check_options(made := cls(**taken))
+        return made
 
 
 SECTIONS: dict[str, type] = {

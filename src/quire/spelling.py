@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Make "; did you mean ...?" if a known word is close to `word`, else an empty string."""
     close = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def as_arguments(text: str) -> str:
+    """Spell the options in a message as Python's arguments (max_model_len), but those in a command (`quire ...`)."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*)", _argument, part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _argument(flag: re.Match[str]) -> str:
+    return flag[1].replace("-", "_")
 
 
 def near(name: str, known: Iterable[str]) -> str | None:

@@ -122,9 +122,7 @@ def test_the_choice_of_implementation(
         LLM(str(tmp_path), model_impl="quire", skip_tokenizer_init=True)
     with pytest.raises(ConfigError, match="model-impl"):
         LLM(str(tmp_path), model_impl="other")  # type: ignore[arg-type]
-    with pytest.raises(
-        ConfigError, match="HeliumForCausalLM runs through transformers, not --backend native"
-    ):
+    with pytest.raises(ConfigError, match="HeliumForCausalLM runs through transformers, not backend native"):
         LLM(str(tmp_path), backend="native", skip_tokenizer_init=True)
 
 

@@ -128,7 +128,7 @@ def test_added_tokens_belong_to_their_adapter(data: Path, tmp_path: Path) -> Non
                 llm.generate(prompts[0], params, use_tqdm=False)
             with pytest.raises(RequestError, match="stop_token_ids"):
                 llm.generate(mixed[0], SamplingParams(stop_token_ids=[325]), use_tqdm=False)
-    with pytest.raises(ConfigError, match="--lora-extra-vocab-size"):
+    with pytest.raises(ConfigError, match="lora_extra_vocab_size"):
         LLM(str(write_checkpoint(tmp_path / "model", "gemma2")), **options)
 
 

@@ -133,7 +133,7 @@ def test_llm_takes_every_name_of_vllms(
     with LLM(tiny_model(), enforce_eager=True, tensor_parallel_size=1, max_model_len=64, dtype="half") as llm:
         assert llm.config.model.dtype == "float16"
     assert "--enforce-eager changes nothing" in caplog.text
-    with pytest.raises(ConfigError, match="--data-parallel-size 2 is not supported"):
+    with pytest.raises(ConfigError, match="data_parallel_size 2 is not supported"):
         LLM(tiny_model(), data_parallel_size=2)
     if NAMES.exists():
         line = next(part for part in NAMES.read_text().splitlines() if "__init__ ( model, runner" in part)
@@ -144,17 +144,17 @@ def test_llm_takes_every_name_of_vllms(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hf_overrides": "x"}, "--hf-overrides must be a JSON object"),
-        ({"override_generation_config": {"temprature": 1}}, "--override-generation-config: .*temprature"),
-        ({"pooler_config": {"pooling_type": "SOME"}}, "--pooler-config: pooling_type 'SOME'"),
-        ({"pooler_config": {"task": "dance"}}, "--pooler-config: task 'dance'"),
-        ({"pooler_config": {"use_activation": 1}}, "--pooler-config: use_activation"),
+        ({"hf_overrides": "x"}, "hf_overrides must be a JSON object"),
+        ({"override_generation_config": {"temprature": 1}}, "override_generation_config: .*temprature"),
+        ({"pooler_config": {"pooling_type": "SOME"}}, "pooler_config: pooling_type 'SOME'"),
+        ({"pooler_config": {"task": "dance"}}, "pooler_config: task 'dance'"),
+        ({"pooler_config": {"use_activation": 1}}, "pooler_config: use_activation"),
         (
             {"structured_outputs_config": {"disable_additional_properties": True}},
             "disable_additional_properties",
         ),
         ({"rope_theta": 5.0, "hf_overrides": {"rope_theta": 6.0}}, "contradicts"),
-        ({"logits_processors": ("os:nothing",)}, "--logits-processors 'os:nothing' cannot be imported"),
+        ({"logits_processors": ("os:nothing",)}, "logits_processors 'os:nothing' cannot be imported"),
     ],
 )
 def test_wrong_options_are_named(

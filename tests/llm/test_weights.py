@@ -82,7 +82,7 @@ def test_dummy_weights_need_a_config_alone(config_alone: Path, caplog: pytest.Lo
     assert [o.outputs for o in again] == [o.outputs for o in outputs], "dummy weights are always the same"
     quantized = LLM(str(config_alone), load_format="dummy", max_model_len=64, quantization="int8")
     assert quantized.report.dtype.startswith("int8")
-    with pytest.raises(ConfigError, match="--load-format must be one of"):
+    with pytest.raises(ConfigError, match="load_format must be one of"):
         LLM(str(config_alone), load_format="bitsandbytes")
 
 

@@ -133,12 +133,12 @@ def test_machines_that_do_not_come_are_named(model: Path) -> None:
 
 def test_machines_must_fit_the_ranks(model: Path) -> None:
     for options, said in (
-        ({"nnodes": 2}, "--nnodes 2 does not divide 1 ranks evenly"),
-        ({"nnodes": 2, "tensor_parallel_size": 2, "node_rank": 2}, "--node-rank 2 must be below"),
+        ({"nnodes": 2}, "nnodes 2 does not divide 1 ranks evenly"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "node_rank": 2}, "node_rank 2 must be below"),
         ({"nnodes": 2, "tensor_parallel_size": 2, "node_rank": 1}, "the engine runs on machine 0"),
         (
             {"nnodes": 2, "tensor_parallel_size": 2, "distributed_secret_file": "/no/such"},
-            "--distributed-secret-file",
+            "distributed_secret_file",
         ),
     ):
         with pytest.raises(ConfigError, match=said):

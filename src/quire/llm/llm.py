@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.config import EngineConfig
+from quire.errors import ConfigError
 from quire.lazy import Lazy, lazy_methods
 from quire.llm.options import EngineOptions, engine_config
 from quire.llm.prompts import Message, Prompt, as_list, no_media
@@ -18,6 +19,7 @@ from quire.llm.running import Kwargs, RunningEngine, Sampling, Tqdm, push, raise
 from quire.params import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from quire import spelling
     from quire.client import beams
     from quire.client.beams import BeamSearchOutput, BeamSearchParams
     from quire.llm import arrays, pending
@@ -52,7 +54,7 @@ else:
         "ProgramMethods",
         "run_program _program_events end_session role_frames",
     )
-    beams, pending = Lazy("quire.client.beams"), Lazy("quire.llm.pending")
+    beams, pending, spelling = Lazy("quire.client.beams"), Lazy("quire.llm.pending"), Lazy("quire.spelling")
     render, arrays = Lazy("quire.text.template.render"), Lazy("quire.llm.arrays")
 
 L = TypeVar("L", bound="LLM")
@@ -83,7 +85,11 @@ class LLM(ChatMethods, PoolingMethods, ProgramMethods, OperatorMethods, RunningE
         classes = tuple(one for one in processors if not isinstance(one, str))
         names = tuple(one for one in processors if isinstance(one, str))
         given = {"model": model, "logits_processors": names, **options}
-        self._start(engine_config(given, self.defaults), classes)
+        try:
+            self._start(engine_config(given, self.defaults), classes)
+        except ConfigError as error:
+            error.args = (spelling.as_arguments(str(error)),)
+            raise
 
     @cached_property
     def _pending(self) -> PendingOutputs:

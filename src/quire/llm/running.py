@@ -54,9 +54,8 @@ class RunningEngine:
     """Starts an engine and runs requests on it."""
 
     def _start(self, config: EngineConfig, processors: Sequence[ProcessorClass] = ()) -> None:
-        config = replace(config, seed=config.seed or 0)
         with ThreadPoolExecutor(1) as executor:  # reads the tokenizer while this thread reads the weights
-            front = executor.submit(start_front, config, UNKNOWN_MODEL)
+            front = executor.submit(start_front, replace(config, seed=config.seed or 0), UNKNOWN_MODEL)
             tokenizer = executor.submit(_tokenizer_of, front)  # the engine keeps this one, not the front
             started, model = begin_start(config, processors, tokenizer.result)
             with started.report.phase("tokenizer"):

@@ -223,7 +223,7 @@ def test_unknown_architectures_and_transformers_are_refused_by_name(tmp_path: Pa
     finish(writer)
     with pytest.raises(UnknownArchitectureError, match="architecture rwkv6 is not supported"):
         LLM(str(tmp_path / "m.gguf"), **OPTIONS)
-    with pytest.raises(ConfigError, match="--model-impl transformers needs a directory"):
+    with pytest.raises(ConfigError, match="model_impl transformers needs a directory"):
         LLM(made()[1], model_impl="transformers", **OPTIONS)
 
 
