@@ -73,7 +73,7 @@ def read_gguf(
     if reader.turned and rope is not None and rope.rotary_dim != spec.head_dim:
         raise keys.wrong("rope.dimension_count", f"a head's size, {spec.head_dim}", rope.rotary_dim)
     mixers = [layer.mixer for layer in spec.layers]
-    own = [(range(0), range(0)) if mixer is None else mixer.heads(WHOLE) for mixer in mixers]
+    own = [(range(0), range(0)) if one is None or one.scores is None else one.heads(WHOLE) for one in mixers]
     heads = Heads([(len(q), len(kv)) for q, kv in own], reader.turned)
     tensors = places(parts.tensors, heads, str(path))
     tensors |= {name: Place("", values.shape, values=values) for name, values in made.items()}

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from quire.devices.protocol import Temperature
-from quire.model.gguf import unlike
+from quire.model.gguf import recurrent, unlike
 from quire.model.gguf.decoder import (
     decoder,
     dense_first,
@@ -483,6 +483,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "bailingmoe": Architecture(bailing, turned=True),
     "bailingmoe2": Architecture(bailing2),
     "mimo2": Architecture(unlike.mimo2),
+    "qwen3next": Architecture(recurrent.qwen3next, recurrent.NEXT),
+    "qwen35": Architecture(recurrent.qwen35, recurrent.TILED),
+    "qwen35moe": Architecture(recurrent.qwen35moe, recurrent.TILED),
+    "lfm2": Architecture(recurrent.lfm2, recurrent.CONVOLUTIONS),
+    "lfm2moe": Architecture(recurrent.lfm2moe, recurrent.CONVOLUTIONS),
     "deci": Architecture(unlike.deci, turned=True),
     "jais2": Architecture(reader("Jais2ForCausalLM", activation="relu2", **LAYERED)),
     "nemotron": Architecture(nemotron),
