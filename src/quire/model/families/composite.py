@@ -8,39 +8,32 @@ from typing import Any
 from quire.errors import ModelError
 from quire.model.families.names import TensorNames
 
-# Classes with a text_config whose model_type says the family. Images, audio and video are not read.
-CLASSES = frozenset(
-    f"{name}ForConditionalGeneration"
-    for name in (
-        "Aria",
-        "Gemma3",
-        "Gemma3n",
-        "Gemma4",
-        "KimiK25",
-        "Lfm2Vl",
-        "Lfm3Vl",
-        "Llama4",
-        "Llava",
-        "Mistral3",
-        "Qwen3VL",
-        "Qwen3_5",
-        "Qwen3_5Moe",
-        "Qwen3VLMoe",
-        "Step3p7",
-    )
+# CLASSES have a language model that is one of the families. Images, audio and video are not read.
+_NAMES = (
+    "Apertus1p5 Aria DeepseekVL Exaone4_5_ Gemma3 Gemma3n Gemma4 GlmAsr GotOcr2 HyperCLOVAXVisionV2 Idefics2 "
+    "Idefics3 InternVL KimiK25 Lfm2Vl Lfm3Vl LightOnOcr Llama4 Llava LlavaNext LlavaNextVideo "
+    "LlavaOnevision Mistral3 MossTranscribeDiarize Ovis2 Qwen2Audio Qwen2VL Qwen2_5_VL Qwen3ASR "
+    "Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe SmolVLM Step3p7 VideoLlama3 VipLlava Voxtral"
 )
+CLASSES = frozenset(f"{name}ForConditionalGeneration" for name in _NAMES.split())
 # Types of language models that only occur inside others, or go by another name there.
 TEXT_TYPES = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "kimi_k2": "deepseek_v3",
     "kimi_k25": "deepseek_v3",
+    "exaone4_5_text": "exaone4",
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
 }
-PREFIXES = ("model.language_model.", "language_model.model.")
+PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.")
+# FLAT are types whose older files have the language model's fields beside the vision_config.
+FLAT = ("qwen2_vl", "qwen2_5_vl")
 OTHER_PARTS = (
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|patch_merger|embed_vision|vit_large_projector"
-    r"|audio_tower|embed_audio)\..*"
+    r"|audio_tower|embed_audio|aligner|connector|vision_encoder|vision_projection|vision_projector|projector"
+    r"|visual_embeddings_table|vision_tokenizer|audio_tokenizer|mtp)\..*|(model\.)?image_newline"
 )
+PICTURE = ("vision_", "image_", "video_")
 TIED = "tie_word_embeddings"
 # POSITIONS_OF_PICTURES divide a rope among a picture's axes; a text's positions are the same on all axes.
 POSITIONS_OF_PICTURES = ("mrope_section", "mrope_interleaved")
@@ -57,6 +50,12 @@ def text_part(values: Mapping[str, Any], types: Mapping[str, str], where: str) -
     ):
         return None
     inner = values.get("text_config")
+    if inner is None and values.get("model_type") in FLAT:
+        inner = {
+            key: value
+            for key, value in values.items()
+            if key != "vision_config" and not key.startswith(PICTURE)
+        }
     if not isinstance(inner, Mapping):
         raise ModelError(
             f"{where}: text_config is missing; {named[0]} keeps its language model's config there"
@@ -73,8 +72,11 @@ def text_part(values: Mapping[str, Any], types: Mapping[str, str], where: str) -
         text[TIED] = values[TIED]
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(text.get(key), Mapping):
-            rope = {name: value for name, value in text[key].items() if name not in POSITIONS_OF_PICTURES}
-            text[key] = rope
+            text[key] = {
+                name: "default" if value == "mrope" else value
+                for name, value in text[key].items()
+                if name not in POSITIONS_OF_PICTURES
+            }
     return text
 
 

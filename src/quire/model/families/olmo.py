@@ -68,6 +68,7 @@ def read_olmo3(config: ConfigReader) -> DecoderConfig:
 
 def read_exaone4(config: ConfigReader) -> DecoderConfig:
     """LG AI Research 2025, arXiv:2507.11407. If some layers slide, the others have no positions."""
+    config.skip("_num_mtp_layers num_nextn_predict_layers mtp_loss_scaling_factor mtp_share_layers")  # of 4.5
     kinds, slides = exaone_layers(config)
     turned, windows = [kind == SLIDING for kind in kinds] if slides else None, windows_of(config, kinds)
     return read_decoder(config, placement="post", qk_norm="head", scores_window=windows, turned=turned)
