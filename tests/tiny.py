@@ -102,6 +102,54 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-5,
     },
 }
+# Families with recurrent layers.
+DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+    "full_attention_interval": 2,
+}
+RECURRENT: dict[str, dict[str, Any]] = {
+    "lfm2": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "rms_norm_eps": None,
+        "hidden_act": None,
+        "norm_eps": 1e-5,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "block_multiple_of": 16,
+    },
+    "qwen3_5": {**DELTA, "architectures": ["Qwen3_5ForCausalLM"]},
+    "qwen3_next": {
+        **DELTA,
+        "architectures": ["Qwen3NextForCausalLM"],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 40,
+    },
+    "kimi_linear": {
+        "architectures": ["KimiLinearForCausalLM"],
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "num_experts": 8,
+        "num_experts_per_token": 3,
+        "moe_intermediate_size": 24,
+        "linear_attn_config": {
+            "full_attn_layers": [2],
+            "kda_layers": [1, 3],
+            "head_dim": 12,
+            "num_heads": 4,
+            "short_conv_kernel_size": 4,
+        },
+    },
+}
 # The rest of the families that run natively.
 OTHERS: dict[str, dict[str, Any]] = {
     "ministral": {"architectures": ["MinistralForCausalLM"], "sliding_window": 24},
@@ -481,7 +529,7 @@ def write_checkpoint(
 ) -> Path:
     """A random model of one family. Weights are wide enough that tokens differ and greedy text is not a loop of one."""
     path.mkdir(parents=True, exist_ok=True)
-    full = {**CONFIG, **(FAMILIES | OTHERS)[family], "torch_dtype": dtype, **config}
+    full = {**CONFIG, **(FAMILIES | OTHERS | RECURRENT)[family], "torch_dtype": dtype, **config}
     full = {key: value for key, value in full.items() if value is not None}
     (path / "config.json").write_text(json.dumps(full))
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32

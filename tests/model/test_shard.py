@@ -24,12 +24,13 @@ from quire.devices.registry import make_exchange, peers_over
 from quire.errors import ConfigError
 from quire.model.load import open_files
 from quire.model.shard import Shard, even
-from tests.model.test_stages import BLOCK_SIZE, LIMITS, NUM_BLOCKS, steps
+from tests.model.test_stages import BLOCK_SIZE, LIMITS, NUM_BLOCKS, steps, with_states
 from tests.model.tiny_models import make_model
 from tests.models import load_model
 from tests.tiny import write_checkpoint
 
-# Grouped heads, biases, fused tensors, ALiBi, parallel layers, sandwich norms, experts, sinks, latent attention.
+# Grouped heads, biases, fused tensors, ALiBi, parallel layers, sandwich norms, experts, sinks, latent attention,
+# recurrences.
 FAMILIES = (
     "llama",
     "qwen2",
@@ -41,6 +42,10 @@ FAMILIES = (
     "gpt_oss",
     "deepseek_v3",
     "phi3",
+    "lfm2",
+    "qwen3_5",
+    "qwen3_next",
+    "kimi_linear",
 )
 
 
@@ -111,11 +116,12 @@ def exchanging_peers(kind: Any, size: int) -> Iterator[list[Any]]:
 
 def run(model: Any, backend: Backend, inputs: list[ModelInput]) -> list[tuple[bytes, FloatArray, FloatArray]]:
     """The logits of each step, in pieces, and the final hidden states."""
-    kv = backend.kv_cache(model.spec.kv_spec("float32", model.shard), NUM_BLOCKS, BLOCK_SIZE)
+    spec = model.spec.kv_spec("float32", model.shard)
+    kv = backend.kv_cache(spec, NUM_BLOCKS, BLOCK_SIZE, 2 if spec.bytes_per_state(0) else 0)
     executable = backend.compile(model.graph, kv, LIMITS)
     found = []
     for step in inputs:
-        pieces = [executable.run(step).numpy().copy()]
+        pieces = [executable.run(with_states(step, spec)).numpy().copy()]
         for start in range(LIMITS.max_logit_rows, len(step.logit_rows_L), LIMITS.max_logit_rows):
             stop = min(start + LIMITS.max_logit_rows, len(step.logit_rows_L))
             pieces.append(executable.logits(start, stop).numpy().copy())
@@ -197,11 +203,13 @@ def run_stages(directory: Path, make: Callable[[], Backend], peers: list[Any], s
 
 def run_hidden(model: Any, backend: Backend, before: list[FloatArray]) -> list[FloatArray]:
     """What a stage that does not end the model passes on."""
-    kv = backend.kv_cache(model.spec.kv_spec("float32", model.shard), NUM_BLOCKS, BLOCK_SIZE)
+    spec = model.spec.kv_spec("float32", model.shard)
+    kv = backend.kv_cache(spec, NUM_BLOCKS, BLOCK_SIZE, 2 if spec.bytes_per_state(0) else 0)
     executable, found = backend.compile(model.graph, kv, LIMITS), []
     for i, step in enumerate(steps()):
         hidden = before[i] if before else None
-        executable.run(replace(step, hidden_TD=hidden, logit_rows_L=np.zeros(0, np.int32)))
+        bare = replace(step, hidden_TD=hidden, logit_rows_L=np.zeros(0, np.int32))
+        executable.run(with_states(bare, spec))
         found.append(executable.hidden().copy())
     return found
 

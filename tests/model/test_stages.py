@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.devices.protocol import Backend, FloatArray, Graph, Limits, ModelInput
+from quire.devices.protocol import Backend, FloatArray, Graph, KVSpec, Limits, ModelInput, StateInput
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import EngineError, ModelError
 from quire.model.loaded import LoadedModel
@@ -50,6 +50,15 @@ def steps() -> list[ModelInput]:
         tokens = rng.integers(0, 256, cu[-1]).astype(np.int32)
         made.append(ModelInput(tokens, positions, cu, ends, i32(0, 1), table, i32(*rows)))
     return made
+
+
+def with_states(step: ModelInput, spec: KVSpec) -> ModelInput:
+    """The step with rows of states, one by slot, if the model has any."""
+    if not spec.bytes_per_state(0):
+        return step
+    none, counts = np.zeros(len(step.slots_B), np.int32), np.diff(step.cu_q_B1).astype(np.int32)
+    states = StateInput(step.slots_B, none, counts, np.zeros((0, 3), np.int32))
+    return msgspec.structs.replace(step, states=states)
 
 
 def logits(rank: Rank, inputs: ModelInput) -> FloatArray:
