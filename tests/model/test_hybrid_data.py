@@ -13,7 +13,16 @@ from tests.model.tiny_models import Session
 from tests.models import load_model
 
 # The limits are what float32 of transformers itself is away from float64.
-MODELS = {"lfm2": 1e-4, "qwen3-next": 5e-4, "qwen3.5-dense": 6e-4, "kimi-linear": 5e-4}
+MODELS = {
+    "lfm2": 1e-4,
+    "qwen3-next": 5e-4,
+    "qwen3.5-dense": 6e-4,
+    "kimi-linear": 5e-4,
+    "mamba2": 1e-4,
+    "granite-hybrid": 5e-4,
+    "nemotron-h-moe": 5e-4,
+    "falcon-h1": 1e-4,
+}
 
 
 def shares(logits: Any) -> Any:

@@ -24,6 +24,7 @@ from quire.devices.protocol import (
     Activation,
     Clamp,
     ColumnScale,
+    Expert,
     Matrix,
     Norm,
     Routing,
@@ -332,11 +333,19 @@ def run_experts(step: Step, op: ops.RunExperts[Any]) -> Any:
             y = op.x[t : t + 1] * weight if op.weigh_inputs else op.x[t : t + 1]
             if expert is not None:
                 up, down = f"{expert.path}.gate_up", f"{expert.path}.down"
-                inner = gated(step, y, expert.up, up, op.activation, expert.up_bias, [t], expert.limit)
+                inner = inside(step, y, expert, up, op.activation, t)
                 y = step.single(products(step, inner, expert.down, down, expert.down_bias, [t]))
             total = total + step.double(y[0]) * (1.0 if op.weigh_inputs else step.double(weight))
         rows.append(total)
     return step.single(step.xp.stack(rows))
+
+
+def inside(step: Step, x: Any, expert: Expert, path: str, kind: Activation, t: int) -> Any:
+    """The inner activations of an expert, gated if `up` is."""
+    if expert.up.shape[0] > expert.down.shape[1]:
+        return gated(step, x, expert.up, path, kind, expert.up_bias, [t], expert.limit)
+    y = products(step, x, expert.up, path, expert.up_bias, [t])
+    return step.single(by_row(step, lambda row: step.activate(kind, row), y))
 
 
 # --- queries, keys and values

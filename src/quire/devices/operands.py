@@ -116,7 +116,7 @@ class Routing(msgspec.Struct, frozen=True):
 
 
 class Expert(msgspec.Struct, frozen=True):
-    """`up` is a gated matrix [2 I, D], `down` is [D, I]; `limit` as in GatedLinear.
+    """`up` is a gated matrix [2 I, D], or a plain one [I, D]; `down` is [D, I]; `limit` as in GatedLinear.
 
     Their paths are `path`.gate_up and `path`.down.
     """

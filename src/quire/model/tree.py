@@ -42,7 +42,8 @@ def make_decoder(
 ) -> DecoderConfig:
     """Make the config of a model.
 
-    `kinds` says what mixes tokens, by layer or in all: attention, a kind of which `mixers` has the fields, or None.
+    `kinds` says what mixes tokens, by layer or in all: attention, a kind of which `mixers` has the fields, or None;
+    `second` is the kind of a mixer beside it.
     `moe` has the fields of a mixture in place of the MLP in the layers where its `layers` are true, or with `with_mlp`
     beside it. A layer whose attention_num_heads are 0 has no attention, one whose mlp_intermediate_size is 0 no MLP.
     ModelError: a list has another length than the model.
@@ -119,7 +120,8 @@ class _About:
             additions = config_class("gemma3n")(self.norm, self._activation, **added)
         fields = self._at("layer", i)
         mixer, mlp = self._mixer(fields.pop("kind"), i), self._mlp(i, moe)
-        return LayerConfig(self._hidden, self.norm, mixer, mlp, additions=additions, **fields)
+        second = self._mixer(fields.pop("second", None), i)
+        return LayerConfig(self._hidden, self.norm, mixer, mlp, second, additions=additions, **fields)
 
     def _mixer(self, kind: str | None, i: int) -> Mixer | None:
         if kind is None or kind == "attention":

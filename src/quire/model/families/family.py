@@ -62,7 +62,7 @@ def read_decoder(config: ConfigReader, **fields: Any) -> DecoderConfig:
     Sizes may be lists, one for each layer. `rotated` is how many elements of a head are rotated (0: none, and there is
     no rope). `layer_ropes` has the rope of each layer in place of `rope`, which only the layers that are `turned` have.
     """
-    layers, hidden = num_layers(config), config.integer("hidden_size")
+    layers, hidden = fields.pop("num_layers", None) or num_layers(config), config.integer("hidden_size")
     heads = fields.pop("num_heads", None) or config.integer("num_attention_heads")
     kv_heads = fields.pop("num_kv_heads", None) or config.optional_integer("num_key_value_heads") or heads
     if not isinstance(heads, list) and not isinstance(kv_heads, list) and heads % kv_heads:

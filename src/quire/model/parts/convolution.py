@@ -75,7 +75,10 @@ class Convolution:
         taps: int,
         bias: bool = False,
         activation: Activation | None = None,
+        factors: FloatArray | None = None,
     ) -> None:
+        """`factors` multiply what each channel reads."""
+
         def read(kind: str, each: int) -> FloatArray:
             return source.vector(
                 f"{path}.{kind}",
@@ -86,6 +89,7 @@ class Convolution:
             )
 
         self._weight = read("weight", taps).reshape(-1, taps)
+        self._weight = self._weight if factors is None else self._weight * factors[:, None]
         self._bias = read("bias", 1) if bias else None
         self._activation = activation
 

@@ -188,8 +188,8 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         """The KV cache of a rank."""
         division = self.division(shard)
         own, size = [self.layers[i].mixer for i in self.stage(shard)], self.head_dim
-        layers = [KVLayer(0, size) if part is None else part.cache(division) for part in own]
-        layers = [msgspec.structs.replace(one, head_dim=size) if one.states else one for one in layers]
+        layers = [self.layers[i].cache(division) or KVLayer(0, size) for i in self.stage(shard)]
+        layers = [one if one.num_kv_heads else msgspec.structs.replace(one, head_dim=size) for one in layers]
         for i, part in enumerate(own):
             if part is not None and part.back and part.scores is not None:  # its source keeps what it sees
                 source = layers[i - part.back]

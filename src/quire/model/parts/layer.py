@@ -8,6 +8,7 @@ import msgspec
 
 from quire.devices.graph import Recorder
 from quire.devices.ops import Add, Scale, Value
+from quire.devices.protocol import KVLayer
 from quire.model.parts.linear import Output
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, MixerPart
@@ -30,14 +31,15 @@ Placement = Literal["pre", "post", "sandwich", "sum", "parallel", "parallel_two"
 class LayerConfig(msgspec.Struct, frozen=True):
     """The parts of a layer: what mixes tokens, of any kind, and what follows it; either may be absent.
 
-    Residual branches are multiplied by `multiplier`. `bare`: no norm comes before attention. `scale`: the stream is
-    multiplied by a number after the layer.
+    A `second` mixer may read the same input; the results of both are added. Residual branches are multiplied by
+    `multiplier`. `bare`: no norm comes before attention. `scale`: the stream is multiplied by a number after the layer.
     """
 
     hidden_size: int
     norm: NormConfig
     mixer: Mixer | None = None
     mlp: FeedForward | None = None
+    second: Mixer | None = None
     placement: Placement = "pre"
     multiplier: float = 1.0
     bare: bool = False
@@ -56,7 +58,7 @@ class LayerConfig(msgspec.Struct, frozen=True):
     @property
     def gathers(self) -> bool:
         """Whether ranks must gather inputs of projections in place of adding outputs."""
-        return any(part is not None and part.gathers for part in (self.mixer, self.mlp))
+        return any(part is not None and part.gathers for part in (self.mixer, self.second, self.mlp))
 
     @property
     def mixture(self) -> MixtureConfig | None:
@@ -65,9 +67,16 @@ class LayerConfig(msgspec.Struct, frozen=True):
             cast("MixtureConfig", self.mlp) if self.mlp is not None and self.mlp.routing is not None else None
         )
 
+    def cache(self, shard: Shard) -> KVLayer | None:
+        """What a rank keeps; None: nothing mixes tokens."""
+        kept = [part.cache(shard) for part in (self.mixer, self.second) if part is not None]
+        if not kept:
+            return None
+        return msgspec.structs.replace(kept[0], states=tuple(state for one in kept for state in one.states))
+
     def check(self, index: int, where: str) -> None:
         """Raise ModelError, naming `where`, for parts that do not fit each other."""
-        for part in (self.mixer, self.mlp, self.additions):
+        for part in (self.mixer, self.second, self.mlp, self.additions):
             if part is not None:
                 part.check(index, where)
 
@@ -111,6 +120,9 @@ class Layer:
         self.mixer: MixerPart | None = None
         if config.mixer is not None:
             self.mixer = config.mixer.make(source, path, index, shard)
+        self._second: MixerPart | None = None
+        if config.second is not None:
+            self._second = config.second.make(source, path, index, shard)
         self._attention_post_norm = norm("attention_post_norm", after and attends)
         self._mlp_norm = norm("mlp_norm", before and mixes and config.placement != "parallel")
         self._mlp = None if config.mlp is None else config.mlp.make(source, path, shard)
@@ -138,6 +150,8 @@ class Layer:
                 after = self.mixer.out.part(g, heads, x if self._shard.first else None)
             else:
                 after = self._join(g, x, heads, self.mixer.out, self._attention_post_norm)
+        if self._second is not None:
+            after = self._join(g, after, self._second(r, normed), self._second.out, None)
         if self._additions is not None:
             after = self._additions.beside(g, after, normed)
         source = x if self.config.parallel else after

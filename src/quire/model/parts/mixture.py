@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from quire.devices import ops
 from quire.devices.graph import Recorder
 from quire.devices.ops import Add, Normalize, Route, RunExperts, Scale, Value
 from quire.devices.protocol import Activation, Expert, FloatArray, Routing
@@ -34,7 +35,9 @@ class MixtureConfig(FeedForward, msgspec.Struct, frozen=True, tag="mixture"):
     through norms of their own, the router through one without weights, and their results are normed and added; the
     weight of each expert has a learned scale (Gemma 4); else the experts' result joins the residual stream after the
     layer that follows (LongCat). `score_cap` caps the router's scores.
-    `limit` and `shared_limit` bound the factors of the experts' gated products (0: none).
+    Experts that are not `gated` are down(activation(up(x))). With a `latent_size` the routed ones work in this width,
+    between two projections, and the shared one does not (Nemotron 3). `limit` and `shared_limit` bound the factors of
+    the experts' gated products (0: none).
     """
 
     hidden_size: int
@@ -52,6 +55,8 @@ class MixtureConfig(FeedForward, msgspec.Struct, frozen=True, tag="mixture"):
     score_cap: float | None = None
     limit: float = 0.0
     shared_limit: float = 0.0
+    gated: bool = True
+    latent_size: int = 0
 
     @property
     def gathers(self) -> bool:
@@ -67,6 +72,10 @@ class MixtureConfig(FeedForward, msgspec.Struct, frozen=True, tag="mixture"):
         width = max(self.intermediate_size, self.shared_intermediate_size)
         if self.routing.num_experts * width > MAX_EXPERTS_DIM:
             raise ModelError(f"{where}: num_experts x their width must be at most {MAX_EXPERTS_DIM}")
+        if self.latent_size and (self.gated or self.bias or self.routing.shared):
+            raise ModelError(
+                f"{where}: experts in a latent width have no gates, no biases and no shared routes"
+            )
         if self.beside is not None and self.dense is None:
             raise ModelError(f"{where}: there is no MLP beside the mixture")
 
@@ -90,7 +99,7 @@ class MixtureConfig(FeedForward, msgspec.Struct, frozen=True, tag="mixture"):
             return "experts"
         if not shard.gathers:
             return "parts"
-        return "copy" if self.zero_experts else "rows"
+        return "copy" if self.zero_experts or self.latent_size else "rows"
 
     def experts(self, shard: Shard) -> range:
         """The routed experts that a rank has, or has a part of.
@@ -123,8 +132,10 @@ class Mixture:
                 experts.append(silent)
             else:
                 experts.append(self._expert(f"{path}.experts.{e}", False) if e < count else None)
-        if routing.shared:
-            experts.append(self._expert(f"{path}.shared", True))
+        shared = self._expert(f"{path}.shared", True) if config.shared_intermediate_size else None
+        self._latent = _Latent(config, source, path, shared) if config.latent_size else None
+        if shared is not None and self._latent is None:
+            experts.append(shared)
         self.experts = tuple(experts)
         self.router = Linear(source, f"{path}.router", router, use="exact")
         if config.bias:
@@ -153,7 +164,9 @@ class Mixture:
         scales = None if beside is None else beside.expert_scales
         routes = g(Route(scores, routing, self._correction, scales))
         x = x if beside is None else beside.norm(g, x)
-        y = g(RunExperts(x, routes, self.experts, config.activation, routing.weigh_inputs))
+        inner = x if self._latent is None else self._latent.down(g, x)
+        y = g(RunExperts(inner, routes, self.experts, config.activation, routing.weigh_inputs))
+        y = y if self._latent is None else self._latent(g, x, y)
         if self._division == "rows":
             y = self._shard.gather(g, y, self._shard.widths(config.hidden_size))
         elif self._division != "copy":
@@ -168,13 +181,17 @@ class Mixture:
 
     def _expert(self, path: str, shared: bool) -> Expert:
         config, shard, division, source = self.config, self._shard, self._division, self._source
-        d = config.hidden_size
+        d = config.hidden_size if shared else config.latent_size or config.hidden_size
         inner = config.shared_intermediate_size if shared else config.intermediate_size
         divided = division == "parts" or (division == "experts" and shared)
         own = shard.columns(inner) if divided and not shard.whole else None
         rows, bias = shard.columns(d) if division == "rows" else None, config.bias and not shared
         gate, up = (matrix_of(f"{path}.{name}", inner, d, own) for name in ("gate", "up"))
-        both = GatedWeight(source, f"{path}.gate_up", gate, up, bias)
+        both: GatedWeight | Linear
+        if config.gated:
+            both = GatedWeight(source, f"{path}.gate_up", gate, up, bias)
+        else:
+            both = Linear(source, f"{path}.gate_up", [up], bias)
         down_bias = bias and (division != "parts" or shard.first)
         piece = matrix_of(f"{path}.down", d, inner, rows, None if division == "rows" else own)
         down = Linear(source, f"{path}.down", [piece], down_bias)
@@ -183,10 +200,27 @@ class Mixture:
 
     def _silent_expert(self) -> Expert:
         """Stands for an expert that another rank has: its output is zero."""
-        d, path = self.config.hidden_size, f"{self._path}.silent"
+        d, path = self.config.latent_size or self.config.hidden_size, f"{self._path}.silent"
         inner, out = Piece("", (PANEL, d), fill=0.0), Piece("", (d, PANEL), fill=0.0)
         up = self._source.gated(f"{path}.gate_up", inner, inner)
         return Expert(up, None, self._source.matrix(f"{path}.down", [out]), None)
+
+
+class _Latent:
+    """Projections to the width of the routed experts and back. The shared expert works beside them."""
+
+    def __init__(self, config: MixtureConfig, source: WeightSource, path: str, shared: Expert | None) -> None:
+        d, inner = config.hidden_size, config.latent_size
+        self.down = Linear.plain(source, f"{path}.latent_down", inner, d)
+        self._up = Linear.plain(source, f"{path}.latent_up", d, inner)
+        self._shared, self._activation = shared, config.activation
+
+    def __call__(self, g: Recorder, x: Value, routed: Value) -> Value:
+        y, shared = self._up(g, routed), self._shared
+        if shared is None:
+            return y
+        inner = g(ops.Linear(x, shared.up, None, self._activation, None, f"{shared.path}.gate_up"))
+        return g(ops.Linear(inner, shared.down, None, None, y, f"{shared.path}.down"))
 
 
 class _Beside:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from quire.devices.graph import Recorder
-from quire.devices.ops import Apply, GatedLinear, Multiply, Value
+from quire.devices.ops import Apply, GatedLinear, Multiply, Scale, Value
 from quire.devices.protocol import XIELU, Activation, FloatArray, SparseGELU
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig
@@ -21,7 +21,7 @@ class MLPConfig(FeedForward, msgspec.Struct, frozen=True, tag="mlp"):
 
     Without a gate, `xielu` is the activation, with parameters of its own. `down_norm` norms what the last projection
     reads. `cutoff`: the gate keeps only what exceeds its mean by `cutoff` standard deviations (SparseGELU). `limit`
-    bounds the factors of the gated product (0: none).
+    bounds the factors of the gated product (0: none). `scales` multiply the gate before its activation, and the result.
     """
 
     hidden_size: int
@@ -33,6 +33,7 @@ class MLPConfig(FeedForward, msgspec.Struct, frozen=True, tag="mlp"):
     down_norm: NormConfig | None = None
     cutoff: float | None = None
     limit: float = 0.0
+    scales: tuple[float, float] = (1.0, 1.0)
 
     @property
     def gathers(self) -> bool:
@@ -82,7 +83,10 @@ class MLP:
         """What `out` projects: the inner activations [T, I]."""
         config = self._config
         if self._gated is not None:
+            gate, down = config.scales
+            x = x if gate == 1.0 else g(Scale(x, gate))  # and so up too
             inner = self._gathered(g, self._gated(g, x, config.activation, config.limit))
+            inner = inner if down == gate else g(Scale(inner, down / gate))
         elif self._gate is not None and self._up is not None and config.cutoff is not None:
             gate, up = (self._gathered(g, linear(g, x)) for linear in (self._gate, self._up))
             inner = g(Multiply(g(Apply(gate, SparseGELU(config.cutoff))), up))

@@ -31,6 +31,7 @@ PARTS = {
     "latent": "latent:LatentConfig",
     "convolution": "convolution:ConvolutionConfig",
     "delta": "delta:DeltaConfig",
+    "state_space": "state_space:StateSpaceConfig",
     "relative": "relative:RelativeConfig",
     "mlp": "mlp:MLPConfig",
     "mixture": "mixture:MixtureConfig",

@@ -38,6 +38,7 @@ FINDERS = {
     "latent": "latent",
     "convolution": "convolution",
     "delta": "delta",
+    "state_space": "state_space",
     "mixture": "mixture",
     "input": "gemma3n",
     "laurel": "gemma3n",
@@ -45,7 +46,14 @@ FINDERS = {
 }
 ADDED = ("input", "laurel", "altup")
 # Matrices of a layer that are as a family stores others, those that are never transposed, and vectors.
-MATRICES = ("attention.gate", "mlp.down", "input.gate", "input.out")
+MATRICES = (
+    "attention.gate",
+    "mlp.down",
+    "input.gate",
+    "input.out",
+    "mixture.latent_down",
+    "mixture.latent_up",
+)
 PLAIN = ("attention.q_down", "mixture.router", "mixture.shared_gate")
 VECTORS = ("attention.sinks", "scale", "mixture.router_scale", "mixture.expert_scales")
 # Norms that are found in a way of their own.
@@ -168,9 +176,10 @@ class LayerTensors:
 
     def mixer(self, kind: type[M]) -> M:
         """The layer's mixer of this kind."""
-        found = self.config.mixer
-        assert isinstance(found, kind)
-        return found
+        for found in (self.config.mixer, self.config.second):
+            if isinstance(found, kind):
+                return found
+        raise AssertionError(f"the layer has no {kind.__name__}")
 
     def _mlp(self, name: str, kind: str, shape: Shape) -> Part:
         names = self.names

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.model.parts.convolution import ConvolutionConfig
-from quire.model.tensors.stored import Shape, fused
-from quire.weights.parts import Part, part, row_range
+from quire.model.tensors.stored import Shape, fused, taps
+from quire.weights.parts import Part, row_range
 
 if TYPE_CHECKING:
     from quire.model.tensors import LayerTensors
@@ -19,9 +19,6 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     if name == "out":
         return fused(names, layer.prefix + names["convolution.out"], kind, shape, None)
     if name == "taps":
-        module = f"{layer.prefix}{names['convolution.taps']}.{kind}"
-        if kind == "bias":
-            return part(module, (d,))
-        return part(module, (d, *names.taps_axes, config.taps), lambda array: array.reshape(-1))
+        return taps(names, f"{layer.prefix}{names['convolution.taps']}", kind, d, config.taps)
     first = ("b", "c", "x").index(name) * d
     return fused(names, stored, kind, (3 * d, d), row_range(first, first + d))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from quire.errors import ModelError
 from quire.model.parts.delta import DeltaConfig
-from quire.model.tensors.stored import Shape
+from quire.model.tensors.stored import Shape, rates
 from quire.weights.parts import Part, Take, chain, part, row_range, rows_of_groups
 from quire.weights.tensor import Array
 
@@ -68,20 +65,9 @@ def _taps(layer: LayerTensors, config: DeltaConfig, name: str) -> Part:
 
 
 def _rates(layer: LayerTensors, config: DeltaConfig) -> Part:
-    """Find the positive rates, which files hold as logarithms or as negative numbers."""
     names, heads = layer.names, config.value_heads
-    stored = layer.prefix + names["delta.rates"]
     shape = (1, 1, heads, 1) if names.rates_axes else (heads,)
-
-    def positive(array: Array) -> Array:
-        values = array.reshape(-1).astype(np.float64)
-        with np.errstate(over="ignore"):
-            rates = -values if names.rates == "negative" else np.exp(values)
-        if not (np.isfinite(rates) & (rates >= 0)).all():
-            raise ModelError(f"{stored} must hold finite numbers; the file is damaged")
-        return np.asarray(rates, np.float32)
-
-    return part(stored, shape, chain(positive, _untiled(layer, config, 1)))
+    return rates(names, layer.prefix + names["delta.rates"], shape, _untiled(layer, config, 1))
 
 
 def _untiled(layer: LayerTensors, config: DeltaConfig, size: int) -> Take | None:
