@@ -89,8 +89,8 @@ def test_model_type_stands_in_for_architectures() -> None:
     values["architectures"] = None
     values["model_type"] = "qwen2"
     assert all(one.qkv_bias for one in attentions(read_model(values)[0]))
-    values["model_type"] = "mamba"
-    with pytest.raises(ModelError, match=r"mamba.*docs/models.md"):
+    values["model_type"] = "rwkv"
+    with pytest.raises(ModelError, match=r"rwkv.*docs/models.md"):
         read_model(values)
 
 

@@ -22,6 +22,8 @@ MODELS = {
     "granite-hybrid": 5e-4,
     "nemotron-h-moe": 5e-4,
     "falcon-h1": 1e-4,
+    "jamba": 5e-4,
+    "falcon-mamba": 1e-4,
 }
 
 

@@ -415,6 +415,20 @@ FAMILIES |= {
             "chunk_size": 8,
         },
     ),
+    "jamba": (
+        "Jamba",
+        {
+            **RMS,
+            "num_hidden_layers": 5,
+            "attn_layer_period": 3,
+            "num_experts": 4,
+            "attn_layer_offset": 2,
+            "mamba_d_state": 9,
+            "mamba_dt_rank": 5,
+        },
+    ),
+    "mamba": ("Mamba", {**TOKENS, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 9}),
+    "falcon_mamba": ("FalconMamba", {**TOKENS, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 9}),
     "lfm3": (
         "Lfm3",
         {
@@ -737,6 +751,11 @@ VARIANTS |= {
     "falcon_h1": ("falcon_h1", {}),
     "falcon_h1-norm": ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "mamba2": ("mamba2", {}),
+    "jamba": ("jamba", {}),
+    "jamba-dense": ("jamba", {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False}),
+    "mamba": ("mamba", {}),
+    "mamba-bias": ("mamba", {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False}),
+    "falcon_mamba": ("falcon_mamba", {"mixer_rms_eps": 2e-3}),
     "lfm3-plain": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
     "gemma3n-own-keys": (
         "gemma3n",

@@ -42,6 +42,7 @@ _DECODERS = {
     "lfm": "Lfm2ForCausalLM:lfm2 Lfm2MoeForCausalLM:lfm2_moe Lfm3ForCausalLM:lfm3",
     "mamba": "NemotronHForCausalLM:nemotron_h GraniteMoeHybridForCausalLM:granitemoehybrid BambaForCausalLM:bamba "
     "FalconH1ForCausalLM:falcon_h1 Mamba2ForCausalLM:mamba2",
+    "jamba": "JambaForCausalLM:jamba MambaForCausalLM:mamba FalconMambaForCausalLM:falcon_mamba",
     "phi": "PhiForCausalLM:phi Phi3ForCausalLM:phi3 Starcoder2ForCausalLM:starcoder2",
     "olmo": "OlmoForCausalLM:olmo Olmo2ForCausalLM:olmo2 Olmo3ForCausalLM:olmo3 OlmoeForCausalLM:olmoe "
     "FlexOlmoForCausalLM:flex_olmo Exaone4ForCausalLM:exaone4",

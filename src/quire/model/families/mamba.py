@@ -232,8 +232,12 @@ def _numbers(config: ConfigReader, key: str, count: int) -> list[float]:
 
 
 def read_mamba2(config: ConfigReader) -> DecoderConfig:
-    """Scans alone: no attention, no MLP, and no longest sequence."""
     config.expect("rms_norm", True)
+    return scans_alone(config, SCAN, _scan(config, _inner(config)))
+
+
+def scans_alone(config: ConfigReader, kind: str, mixer: dict[str, Any]) -> DecoderConfig:
+    """Read a decoder of mixers alone: no attention, no MLP, and no longest sequence."""
     return make_decoder(
         architecture_of(config),
         vocab_size=config.integer("vocab_size"),
@@ -241,8 +245,8 @@ def read_mamba2(config: ConfigReader) -> DecoderConfig:
         num_layers=num_layers(config),
         max_position=LONGEST,
         activation="silu",
-        kinds=SCAN,
-        mixers={SCAN: _scan(config, _inner(config))},
+        kinds=kind,
+        mixers={kind: mixer},
         norm_kind="rms",
         norm_eps=config.number("rms_norm_eps"),
         mlp_intermediate_size=0,

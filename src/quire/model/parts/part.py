@@ -32,6 +32,7 @@ PARTS = {
     "convolution": "convolution:ConvolutionConfig",
     "delta": "delta:DeltaConfig",
     "state_space": "state_space:StateSpaceConfig",
+    "selective": "selective:SelectiveConfig",
     "relative": "relative:RelativeConfig",
     "mlp": "mlp:MLPConfig",
     "mixture": "mixture:MixtureConfig",

@@ -39,6 +39,7 @@ FINDERS = {
     "convolution": "convolution",
     "delta": "delta",
     "state_space": "state_space",
+    "selective": "selective",
     "mixture": "mixture",
     "input": "gemma3n",
     "laurel": "gemma3n",

@@ -1,0 +1,90 @@
+"""Mamba-1: a scan with a decay for each channel and row of the state (Gu and Dao 2023, arXiv:2312.00752)."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from quire.devices.ops import Multiply, Normalize, Value
+from quire.devices.protocol import FloatArray, KVLayer
+from quire.devices.protocol import Norm as Operand
+from quire.devices.recurrent_ops import SelectiveScan, convolution_state, selective_state
+from quire.model.parts.convolution import Convolution
+from quire.model.parts.linear import Linear, Output
+from quire.model.parts.norm import NormConfig
+from quire.model.parts.part import Mixer
+from quire.model.parts.recording import Recording
+from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.shard import Shard
+
+
+class SelectiveConfig(Mixer, msgspec.Struct, frozen=True, tag="selective"):
+    """`inner` channels with a state of N = `state_dim` elements each.
+
+    Steps, B and C are products of what a convolution over `taps` tokens gives; the steps pass through `rank` elements.
+    With `norm` all three are normed. The result is multiplied by silu of a gate. All ranks have all of it.
+    """
+
+    hidden_size: int
+    inner: int
+    state_dim: int
+    rank: int
+    taps: int
+    norm: NormConfig | None = None
+    conv_bias: bool = True
+    bias: bool = False
+
+    def cache(self, shard: Shard) -> KVLayer:
+        states = convolution_state(self.inner, self.taps), selective_state(self.inner, self.state_dim)
+        return KVLayer(0, 1, states=states)
+
+    def messages(self, shard: Shard) -> list[int]:
+        return []
+
+    def make(self, source: WeightSource, path: str, index: int, shard: Shard) -> Selective:
+        return Selective(self, source, f"{path}.selective", index, shard)
+
+
+class Selective:
+    """scan(convolution(x), steps, B, C) * silu(gate(x))."""
+
+    divided = False
+
+    def __init__(
+        self, config: SelectiveConfig, source: WeightSource, path: str, index: int, shard: Shard
+    ) -> None:
+        self._index, d, inner, n = index, config.hidden_size, config.inner, config.state_dim
+
+        def linear(name: str, out: int, width: int, bias: bool) -> Linear:
+            return Linear(source, f"{path}.{name}", [matrix_of(f"{path}.{name}", out, width)], bias)
+
+        def vector(name: str, size: int) -> FloatArray:
+            return source.vector(f"{path}.{name}", [Piece(f"{path}.{name}", (size,))])
+
+        self._x, self._gate = (linear(name, inner, d, config.bias) for name in ("x", "gate"))
+        channels = {f"{path}.taps": (inner, range(inner))}
+        self._convolution = Convolution(source, f"{path}.taps", channels, config.taps, config.conv_bias, "silu")
+        self._down, self._bc = linear("down", config.rank, inner, False), linear("bc", 2 * n, inner, False)
+        self._steps = linear("steps", inner, config.rank, True)
+        self._rates, self._skip = vector("rates", inner * n).reshape(inner, n), vector("skip", inner)
+        self._norms: tuple[Operand, Operand] | None = None
+        if (norm := config.norm) is not None:
+            sizes = {"steps_norm": config.rank, "bc_norm": 2 * n}
+            weights = (
+                vector(f"{name}.weight", size) if norm.weight else np.ones(size, np.float32)
+                for name, size in sizes.items()
+            )
+            first, second = (Operand(norm.kind, weight, None, norm.eps) for weight in weights)
+            self._norms = first, second
+        self.out = Output(source, f"{path}.out", (d, inner), range(inner), config.bias, shard, False)
+
+    def __call__(self, r: Recording, x: Value) -> Value:
+        """What `out` projects: [T, channels]."""
+        g, layer = r.g, self._index - r.first
+        gate, inner = self._gate(g, x, "silu"), self._convolution(g, self._x(g, x), layer)
+        low, bc = self._down(g, inner), self._bc(g, inner)
+        if self._norms is not None:
+            low, bc = g(Normalize(low, self._norms[0])), g(Normalize(bc, self._norms[1], groups=2))
+        steps = self._steps(g, low, "softplus")
+        y = g(SelectiveScan(inner, steps, bc, self._rates, self._skip, layer, 1))
+        return g(Multiply(y, gate))
