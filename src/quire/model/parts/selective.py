@@ -63,7 +63,9 @@ class Selective:
 
         self._x, self._gate = (linear(name, inner, d, config.bias) for name in ("x", "gate"))
         channels = {f"{path}.taps": (inner, range(inner))}
-        self._convolution = Convolution(source, f"{path}.taps", channels, config.taps, config.conv_bias, "silu")
+        self._convolution = Convolution(
+            source, f"{path}.taps", channels, config.taps, config.conv_bias, "silu"
+        )
         self._down, self._bc = linear("down", config.rank, inner, False), linear("bc", 2 * n, inner, False)
         self._steps = linear("steps", inner, config.rank, True)
         self._rates, self._skip = vector("rates", inner * n).reshape(inner, n), vector("skip", inner)
