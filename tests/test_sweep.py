@@ -38,6 +38,7 @@ ENGINE_COMMANDS = [
         "models rm",
         "ps",
         "doctor",
+        "completion",
     )
 ]
 
