@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from huggingface_hub import constants
 from tests.tiny import write_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PIECES, PAUSE = 8, 0.05  # a slow transfer: its pieces, and the seconds after each
 LARGE = (".safetensors", ".gguf", ".bin")
 
 
@@ -26,7 +27,7 @@ class HubServer(ThreadingHTTPServer):
     """Serves the folders of `models` by their ids. `refused` gives ids a status and an error code of the hub.
 
     `sizes` replaces the sizes that the hub tells. `sent` counts the bytes that left it, by file; files in `broken` end
-    in the middle.
+    in the middle; with `slow` they come in pieces.
     """
 
     daemon_threads = True
@@ -38,6 +39,7 @@ class HubServer(ThreadingHTTPServer):
         self.sizes: dict[str, int] = {}
         self.sent: dict[str, int] = {}
         self.broken: set[str] = set()
+        self.slow, self.pause = False, Event()
 
     @property
     def url(self) -> str:
@@ -121,7 +123,11 @@ class Handler(BaseHTTPRequestHandler):
             return
         if file in self.server.broken:
             data, self.close_connection = data[: len(data) // 2], True
-        self.wfile.write(data)
+        step = -(-len(data) // PIECES) if self.server.slow and data else max(1, len(data))
+        for start in range(0, len(data), step):
+            self.wfile.write(data[start : start + step])
+            self.wfile.flush()
+            self.server.pause.wait(PAUSE if self.server.slow else 0)
         if file:
             self.server.sent[file] = self.server.sent.get(file, 0) + len(data)
 

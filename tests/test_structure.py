@@ -172,6 +172,28 @@ def test_import_is_light_and_never_brings_torch() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_help_imports_no_command_and_no_library() -> None:
+    heavy = {
+        "torch",
+        "transformers",
+        "fastapi",
+        "jinja2",
+        "llguidance",
+        "rich",
+        "asyncio",
+        "tokenizers",
+        "uvicorn",
+    }
+    code = f"""
+import sys
+from quire import cli
+cli.main(["--help"])
+print(sorted({heavy!r} & set(sys.modules)), [name for name in sys.modules if name.startswith("quire.commands.")])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[] []"
+
+
 def test_import_brings_no_family_of_models() -> None:
     """Families are imported when one of their models is loaded; what they share is what the registry needs."""
     shared = {"classifiers", "composite", "config", "family", "names", "rope"}
