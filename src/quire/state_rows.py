@@ -12,6 +12,7 @@ class StateRows(msgspec.Struct, frozen=True):
 
     The others are for snapshots; without others none are taken. A row has `num_open` open rows: see `StateUse`.
     Snapshots are taken in each block, or on a grid of `grid` tokens and every `stride` tokens of prompts.
+    A row takes `nbytes`.
     """
 
     num_rows: int
@@ -20,6 +21,7 @@ class StateRows(msgspec.Struct, frozen=True):
     in_each_block: bool = False
     grid: int = 64
     stride: int = 1024
+    nbytes: int = 0
 
     def common(self, others: Sequence[StateRows]) -> StateRows:
         """Choose the rows for which all ranks have room: a row is the same sequence's in all."""
@@ -30,15 +32,15 @@ class StateRows(msgspec.Struct, frozen=True):
             self, num_rows=running + snapshots, num_running=running, in_each_block=each
         )
 
-    def described(self, nbytes: int) -> str:
-        """Say for the log what rows of `nbytes` are for."""
+    def described(self) -> str:
+        """Say for the log what the rows are for."""
         none = (
             ""
             if self.snapshots
             else ": no prefix is reused (--state-cache-fraction, --enable-prefix-caching)"
         )
         return (
-            f"{nbytes} bytes a sequence, {self.num_running} sequences run at once; "
+            f"{self.nbytes} bytes a sequence, {self.num_running} sequences run at once; "
             f"{self.num_rows - self.num_running} snapshots fit{none}"
         )
 

@@ -330,6 +330,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_snapshots: int = 0  # of recurrent states
+    snapshot_bytes: int = 0
     snapshots_taken: int = 0
     snapshot_hits: int = 0
     snapshots_evicted: int = 0

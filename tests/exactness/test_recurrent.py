@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.client.beams import BeamSearchParams
 from tests.model.tiny_models import make_model
-from tests.tiny import write_tokenizer
+from tests.tiny import write_checkpoint, write_tokenizer
 
 BACKEND = "native"
 BASE: dict[str, Any] = {
@@ -44,13 +45,16 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         "num_gpu_blocks_override": 26,
     },
     "two stages": {"pipeline_parallel_size": 2},
+    "two ranks": {"tensor_parallel_size": 2, "exact_across_ranks": True},
+    "quantized keys": {"kv_cache_dtype": "int8"},
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lfm2")
-    make_model("lfm2", max_position_embeddings=400, vocab_size=260).save_pretrained(path)
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_5"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """States that are smaller than a block, and states that are larger than many."""
+    path = tmp_path_factory.mktemp(request.param)
+    make_model(request.param, max_position_embeddings=400, vocab_size=260).save_pretrained(path)
     write_tokenizer(path)
     return path
 
@@ -84,7 +88,11 @@ def alone(model: Path) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_tokens_depend_on_the_request_alone(schedule: str, model: Path, alone: list[list[list[int]]]) -> None:
-    llm = LLM(str(model), **{**BASE, **SCHEDULES[schedule]})
+    options = {**BASE, **SCHEDULES[schedule]}
+    if "kv_cache_dtype" in options:
+        cold = LLM(str(model), **options, enable_prefix_caching=False)
+        alone = [said(cold, [one], [params])[0] for one, params in zip(prompts(), PARAMS, strict=True)]
+    llm = LLM(str(model), **options)
     for _ in range(2):  # the second time from what the first has left
         assert said(llm, prompts(), PARAMS) == alone
     llm.shutdown()
@@ -104,7 +112,7 @@ def test_a_conversation_computes_its_new_tokens_alone(llm: LLM, model: Path) -> 
     for turn in range(4):
         (found,) = llm.generate({"prompt_token_ids": tokens}, params, use_tqdm=False)
         if turn:
-            assert found.num_cached_tokens == len(tokens) - 4
+            assert found.num_cached_tokens == len(tokens) - 4, "the last answer is computed again"
         answer = list(found.outputs[0].token_ids)
         assert [[answer]] == said(cold, [tokens], [params])
         tokens = [*tokens, *answer, 5, 6, 7]
@@ -115,3 +123,40 @@ def test_samples_and_their_prompt(llm: LLM, model: Path) -> None:
     tokens = prompts()[4]
     cold = LLM(str(model), **BASE, enable_prefix_caching=False)
     assert said(llm, [tokens], [params]) == said(cold, [tokens], [params])
+
+
+def test_a_draft_model_and_a_grammar(model: Path, tmp_path: Path) -> None:
+    """Tokens that are taken back, because a draft was wrong or a grammar was late, leave no trace."""
+    write_checkpoint(tmp_path / "draft", vocab_size=260)
+    drafts = {"model": str(tmp_path / "draft"), "num_speculative_tokens": 3}
+    rule = StructuredOutputsParams(regex="(ab|cd){4,12}")
+    params = [
+        SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True),
+        SamplingParams(max_tokens=30, temperature=1.0, seed=4, structured_outputs=rule),
+        SamplingParams(
+            max_tokens=20, temperature=1.0, seed=5, logprobs=2, prompt_logprobs=1, ignore_eos=True
+        ),
+    ]
+    tokens = [prompts()[i] for i in (6, 2, 7)]
+    cold = LLM(str(model), **BASE, enable_prefix_caching=False)
+    alone = [said(cold, [one], [asked])[0] for one, asked in zip(tokens, params, strict=True)]
+    for more in ({}, {"speculative_config": drafts}, {"async_scheduling": True}):
+        llm = LLM(str(model), **{**BASE, **more})
+        for _ in range(2):
+            assert said(llm, tokens, params) == alone
+        llm.shutdown()
+
+
+def test_sleep_forgets_states(llm: LLM) -> None:
+    before = said(llm, prompts(), PARAMS)
+    llm.sleep()
+    llm.wake_up()
+    assert said(llm, prompts(), PARAMS) == before
+
+
+def test_beams_copy_states(llm: LLM, model: Path) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
+    asked: Any = [{"prompt_token_ids": prompts()[6]}]
+    cold = LLM(str(model), **BASE, state_cache_fraction=0.0)
+    found = [[beam.tokens for beam in one.beam_search(asked, params)[0].sequences] for one in (llm, cold)]
+    assert found[0] == found[1]

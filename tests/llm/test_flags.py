@@ -97,6 +97,8 @@ def test_values_are_written_as_vllm_takes_them(
         ),
         (("--default-mm-loras", "{}"), "--default-mm-loras {} is not supported"),
         (("--worker-cls", "a.B"), "--worker-cls a.B is not supported"),
+        (("--mamba-ssm-cache-dtype", "bfloat16"), "recurrent states are float32"),
+        (("--mamba-cache-mode", "none"), "--state-cache-fraction (0: none)"),
     ],
 )
 def test_flags_that_would_change_a_result_are_refused(args: tuple[str, ...], message: str) -> None:

@@ -119,7 +119,9 @@ def test_states_snapshots_and_blocks_never_take_more_than_is_free(
 def test_snapshots_take_their_share_and_none_without_prefix_caching() -> None:
     plan = plan_memory(CacheConfig(kv_cache_memory_bytes=40_000), STATES, 1_000_000)
     assert snapshots(plan) == 4  # 64 tokens each
-    assert plan_memory(CacheConfig(state_cache_fraction=0.0), STATES, 1_000_000).rows == StateRows(4, 4, 4)
+    assert plan_memory(CacheConfig(state_cache_fraction=0.0), STATES, 1_000_000).rows == StateRows(
+        4, 4, 4, nbytes=700
+    )
     plan = plan_memory(CacheConfig(enable_prefix_caching=False), STATES, 1_000_000)
     assert (snapshots(plan), running(plan)) == (0, 4)
 

@@ -56,6 +56,8 @@ class Families:
             ("kv_blocks_cached", "KV blocks kept for reuse that no sequence uses.", stats.num_cached_blocks),
             ("kv_blocks_free", "KV blocks that hold nothing.", stats.num_free_blocks),
             ("kv_blocks_kept", "KV blocks held for sessions of programs.", stats.num_kept_blocks),
+            ("state_snapshots", "Snapshots of recurrent states.", stats.num_snapshots),
+            ("state_snapshot_bytes", "Bytes that they take.", stats.snapshot_bytes),
             ("num_programs_running", "Running programs.", stats.num_programs),
             ("num_program_sessions", "Programs that wait for their next call.", stats.num_sessions),
         ):
@@ -105,6 +107,9 @@ class Families:
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the cache.", total("prefix_queries")),
             ("prefix_cache_hits", "Prompt tokens found in the cache.", total("prefix_hits")),
+            ("state_snapshots_taken", "Snapshots of recurrent states taken.", total("snapshots_taken")),
+            ("state_snapshots_hit", "Requests that went on from one.", total("snapshot_hits")),
+            ("state_snapshots_evicted", "Snapshots that made room.", total("snapshots_evicted")),
             ("num_preemptions", "Preemptions.", total("num_preemptions")),
             ("jump_forward_tokens", "Forward passes saved by grammars.", total("jump_forward_tokens")),
             ("spec_decode_num_drafts", "Drafts verified.", total("spec_drafts")),

@@ -47,6 +47,9 @@ SMALL_BUCKETS = (1, 2, 5, 10, 20)
 COUNTED = (
     "prefix_queries",
     "prefix_hits",
+    "snapshots_taken",
+    "snapshot_hits",
+    "snapshots_evicted",
     "num_preemptions",
     "jump_forward_tokens",
     "spec_drafts",

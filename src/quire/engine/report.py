@@ -47,6 +47,6 @@ class StartReport:
             memory.num_tokens, memory.available / GIB,
         )  # fmt: skip
         if memory.rows is not None:
-            logger.info("recurrent states: %s", memory.rows.described(memory.state_bytes))
+            logger.info("recurrent states: %s", memory.rows.described())
         parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.phases.items())
         logger.info("started in %.2f s: %s", sum(self.phases.values()), parts)

@@ -90,7 +90,7 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
                 "memory, or lower --max-model-len or --state-cache-fraction"
             )
         length = blocks * size
-    rows = StateRows(running + snapshots, running, num_open, each)
+    rows = StateRows(running + snapshots, running, num_open, each, nbytes=row)
     return MemoryPlan(available, need.weights, need.workspace, block_bytes, blocks, size, length, row, rows)
 
 

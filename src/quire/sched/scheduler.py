@@ -304,6 +304,7 @@ class Scheduler:
         stats.num_kept_blocks = self._queue.num_kept_blocks
         if states is not None:
             stats.num_snapshots, stats.snapshots_taken = states.num_snapshots, states.num_taken
+            stats.snapshot_bytes = states.num_snapshots * states.rows.nbytes
             stats.snapshot_hits, stats.snapshots_evicted = states.num_hits, states.num_evicted
         copies = {"spec_accepted_per_pos": list(stats.spec_accepted_per_pos), "longest_stays": {}}
         return EngineStats(**{**stats.as_dict(), **copies})

@@ -312,7 +312,8 @@ class StatePool:
         if node is None or node.depth <= position or node.value is None or node in self._snapshots:
             return None
         saved = self._saved(node, position)
-        row = -1 if saved < self._least else self._take(self._clock + share * saved)
+        least = self._size if share == 1.0 and position >= self._least else self._least
+        row = -1 if saved < least else self._take(self._clock + share * saved)
         if row < 0:
             return None
         snapshot = Snapshot(row, position, open, share=share)

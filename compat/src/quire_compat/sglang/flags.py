@@ -131,6 +131,10 @@ _ACCEPTED: tuple[tuple[str, str], ...] = (
         "Drafts of every method leave the output as it is",
         "speculative_accept_threshold_single speculative_accept_threshold_acc speculative_attention_mode",
     ),
+    (
+        "Snapshots of recurrent states are taken where prompts part and end",
+        "mamba_scheduler_strategy mamba_track_interval",
+    ),
     ("Drafts are chains, which give the same output as trees", "speculative_eagle_topk"),
 )
 _REFUSED: tuple[tuple[str, str, str], ...] = (
@@ -143,6 +147,11 @@ _REFUSED: tuple[tuple[str, str, str], ...] = (
         "the KV cache stays in this process",
         "--max-total-tokens",
         "enable_hierarchical_cache! disaggregation_mode=null",
+    ),
+    (
+        "recurrent states are float32, and rows for them are a share of memory",
+        "float32, --mamba-full-memory-ratio",
+        "mamba_ssm_dtype=float32 max_mamba_cache_size",
     ),
     ("the device is the CPU", "--threads", "device=cpu,auto"),
     ("classes in requests never run", "custom_params of a request", "enable_custom_logit_processor!"),
@@ -184,6 +193,10 @@ MADE: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "chunked_prefill_size": ("--max-num-batched-tokens", _cut),
     "speculative_algorithm": ("--spec-method", _method),
     "speculative_algo": ("--spec-method", _method),
+    "mamba_full_memory_ratio": (
+        "--state-cache-fraction",
+        lambda value: {"state_cache_fraction": float(value) / (1 + float(value))},
+    ),
     "lora_paths": ("--enable-lora --lora-modules", _adapters),
     "disable_radix_cache": ("--no-enable-prefix-caching", lambda value: {"enable_prefix_caching": not value}),
     "enable_priority_scheduling": (
