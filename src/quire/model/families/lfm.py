@@ -57,7 +57,12 @@ def _read(config: ConfigReader, kinds: list[str], **fields: Any) -> DecoderConfi
         head_tied=config.boolean("tie_embedding", tied),
         qk_norm="head",
         kinds=[CONVOLUTION if kind == CONV else "attention" for kind in kinds],
-        mixers={CONVOLUTION: {"taps": config.integer("conv_L_cache"), "bias": config.boolean("conv_bias")}},
+        mixers={
+            CONVOLUTION: {
+                "taps": config.integer("conv_L_cache", low=2, high=64),
+                "bias": config.boolean("conv_bias"),
+            }
+        },
         **fields,
     )
 
