@@ -293,3 +293,16 @@ def test_recurrences_that_do_not_fit_their_state_are_refused() -> None:
         case.op = lambda t, *place, w=weight, at=(layer, state): Convolve(t, w.astype(np.float32), *at)  # type: ignore[misc]
         with pytest.raises(EngineError, match="recurrence"):
             Machine(native(), case, x)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_softplus_is_right_at_every_size(isa: str) -> None:
+    """Times of states are softplus of a projection; NaN stays NaN."""
+    x = np.concatenate([np.linspace(-80, 80, 2001), [-np.inf, np.inf, np.nan, 0.0]]).astype(np.float32)[
+        :, None
+    ]
+    one = native(isa).matrix([np.ones((1, 1), np.float32)], "float32")
+    got = apply_rows(native(isa), x, lambda g, t: g(Linear(t, one, activation="softplus")), 1)
+    with np.errstate(invalid="ignore"):
+        wanted = np.logaddexp(0, x.astype(np.float64))
+    np.testing.assert_allclose(got, wanted, rtol=6e-7)
