@@ -50,9 +50,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen3_5"])
+@pytest.fixture(scope="module", params=["lfm2", "lfm3", "qwen3_5"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """States that are smaller than a block, and states that are larger than many."""
+    """States that are smaller than a block, with windows too, and states that are larger than many."""
     path = tmp_path_factory.mktemp(request.param)
     make_model(request.param, max_position_embeddings=400, vocab_size=260).save_pretrained(path)
     write_tokenizer(path)
