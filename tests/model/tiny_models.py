@@ -857,7 +857,10 @@ def i32(*values: Any) -> Any:
 
 @dataclasses.dataclass
 class Session:
-    """One sequence in a slot of 3, over blocks in shuffled order among blocks of nobody."""
+    """One sequence in a slot of 3, over blocks in shuffled order among blocks of nobody.
+
+    It uses the adapter of slot 0 if there are slots for `adapters`.
+    """
 
     model: LoadedModel
     backend: Backend
@@ -865,6 +868,7 @@ class Session:
     kv_dtype: KVDtype = "float32"
     max_len: int = 320
     slot: int = 1
+    adapters: int = 0
 
     def __post_init__(self) -> None:
         width = -(-self.max_len // self.block_size)
@@ -872,7 +876,7 @@ class Session:
         self.has_states = spec.bytes_per_state(0) > 0
         rows = 3 if self.has_states else 0
         kv = self.kv = self.backend.kv_cache(spec, 3 * width, self.block_size, rows)
-        limits = Limits(max_tokens=64, max_seqs=4, max_logit_rows=64)
+        limits = Limits(64, 4, 64, self.adapters)
         self.executable = self.backend.compile(self.model.graph, kv, limits)
         self.table = np.random.default_rng(0).permutation(3 * width).astype(np.int32).reshape(3, width)
         self.length = 0
@@ -889,6 +893,7 @@ class Session:
             slots_B=i32(self.slot),
             block_table_SM=self.table,
             logit_rows_L=np.arange(count, dtype=np.int32),
+            adapters_B=i32(0) if self.adapters else None,
             states=self.states([self.slot], [count]),
         )
         return self.executable.run(inputs).numpy().copy()
