@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
@@ -50,11 +51,12 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["lfm2", "lfm3", "qwen3_5"])
+@pytest.fixture(scope="module", params=["lfm2", "lfm3", "qwen3_5", "mamba2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """States that are smaller than a block, with windows too, and states that are larger than many."""
+    """States that are smaller than a block, with windows too; larger than many; and no attention at all."""
     path = tmp_path_factory.mktemp(request.param)
-    make_model(request.param, max_position_embeddings=400, vocab_size=260).save_pretrained(path)
+    length = {} if request.param == "mamba2" else {"max_position_embeddings": 400}
+    make_model(request.param, vocab_size=260, **length).save_pretrained(path)
     write_tokenizer(path)
     return path
 
@@ -145,6 +147,16 @@ def test_a_draft_model_and_a_grammar(model: Path, tmp_path: Path) -> None:
         for _ in range(2):
             assert said(llm, tokens, params) == alone
         llm.shutdown()
+
+
+def test_a_predicted_answer_is_verified_in_pieces(llm: LLM) -> None:
+    """No more tokens of a draft are computed than a row has open rows."""
+    asked = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    tokens = prompts()[6]
+    (answer,) = said(llm, [tokens], [asked])[0]
+    before = llm.stats().spec_accepted_tokens
+    assert said(llm, [tokens], [msgspec.structs.replace(asked, prediction=answer)]) == [[answer]]
+    assert llm.stats().spec_accepted_tokens > before
 
 
 def test_sleep_forgets_states(llm: LLM) -> None:
