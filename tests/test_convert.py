@@ -156,7 +156,7 @@ def test_two_ranks_serve_it_and_an_engine_of_it(model: Path, converted: Path, tm
 
 
 def test_another_number_of_ranks_is_refused(converted: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tensor-parallel-size 2, and 3 is asked for: give 2"):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size 2, and 3 is asked for: give 2"):
         LLM(str(converted), tensor_parallel_size=3)
 
 

@@ -331,7 +331,7 @@ def _run(name: str, args: list[str], program: Program) -> None:
     values = vars(parser.parse_args(args))
     if "config" not in own_names:
         del values["config"]
-    elif Path(values["config"]) in given.files:
+    elif values["config"] and Path(values["config"]) in given.files:
         values["config"] = ""
     try:
         notices = [notice for one in added for notice in dialects.take_dialect(one, values)]

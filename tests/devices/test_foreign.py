@@ -120,7 +120,7 @@ def test_the_choice_of_implementation(
     assert "slower" in caplog.text
     with pytest.raises(UnknownArchitectureError, match="HeliumForCausalLM is not supported"):
         LLM(str(tmp_path), model_impl="quire", skip_tokenizer_init=True)
-    with pytest.raises(ConfigError, match="model-impl"):
+    with pytest.raises(ConfigError, match="model_impl"):
         LLM(str(tmp_path), model_impl="other")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="HeliumForCausalLM runs through transformers, not backend native"):
         LLM(str(tmp_path), backend="native", skip_tokenizer_init=True)
