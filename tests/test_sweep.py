@@ -152,7 +152,7 @@ def test_missing_extras_name_the_line_that_installs_them(
         ("serve -p 8000", "there is no option -p; did you mean --port?"),
         ("generate -n 5 Once", "there is no option -n; did you mean --max-tokens?"),
         ("generate -t 0 Once", "there is no option -t; did you mean --threads?"),
-        ("generate model Once", "'Once' is one argument too many; --model names the model"),
+        ("generate model Once more", "'more' is one argument too many; --model names the model"),
         ("plan model other", "'other' is one argument too many\n"),
     ],
 )
@@ -163,8 +163,23 @@ def test_short_flags_are_no_prefixes(line: str, said: str, capsys: pytest.Captur
 def test_a_prompt_that_is_a_model_is_refused(
     tiny_model: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = tiny_model()
-    assert f"quire generate TEXT --model {model}" in assert_refused(capsys, 2, "generate", model)
+    for model in (tiny_model(), "owner/name", "owner/name-GGUF:Q4_K_M"):
+        assert f"quire generate {model} TEXT" in assert_refused(capsys, 2, "generate", model)
+    assert "two models" in assert_refused(
+        capsys, 2, "generate", "owner/name", "Once", "--model", "other/name"
+    )
+
+
+def test_a_model_may_stand_before_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["generate", "quire-stories", "Once upon", "--max-tokens", "3", "--temperature", "0"])
+    before = capsys.readouterr().out
+    main(["generate", "Once upon", "--model", "quire-stories", "--max-tokens", "3", "--temperature", "0"])
+    assert capsys.readouterr().out == before
+
+
+def test_a_type_that_is_a_quantization_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "give --quantization int8" in assert_refused(capsys, 2, "generate", "Once", "--dtype", "int8")
+    assert "invalid choice: 'int9'" in assert_refused(capsys, 2, "generate", "Once", "--dtype", "int9")
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,10 @@ class Parser(argparse.ArgumentParser):
     unused: Collection[str] = ()  # engine options that the command does not use
 
     def error(self, message: str) -> NoReturn:
+        wrong = re.match("argument --dtype: invalid choice: '(.*?)'", message)
+        action = self._option_string_actions.get("--quantization")
+        if wrong and action is not None and wrong[1] in (action.choices or ()):
+            message = f"--dtype {wrong[1]} is a quantization: give --quantization {wrong[1]}"
         raise UsageError(self.prog, message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:

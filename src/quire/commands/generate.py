@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from quire.cli import Command, ignore_interrupts
@@ -55,16 +56,26 @@ class SamplingOptions:
 class GenerateOptions(SamplingOptions):
     """Options of `quire generate`."""
 
-    prompt: str = option("", "The text to continue; without it, or with -, read it from standard input.")
+    prompt: str = option(
+        "",
+        "The text to continue; without it, or with -, read it from standard input. Or the model of a text.",
+    )
+    text: str = option("", "The text to continue, if a model comes first.")
 
 
 def run(config: EngineConfig, options: GenerateOptions) -> None:
-    piped = options.prompt == "-" or (not options.prompt and not sys.stdin.isatty())
-    prompt = read_text(sys.stdin.buffer) if piped else options.prompt
-    if not config.model.model and _is_model(options.prompt):
+    text = options.prompt
+    if options.text:
+        if config.model.model:
+            raise ConfigError(f"{text} and --model {config.model.model} are two models: leave one out")
+        config, text = replace(config, model=replace(config.model, model=text)), options.text
+    elif not config.model.model and _is_model(text):
         raise ConfigError(
-            f"{prompt} is a model, and the argument is the text: quire generate TEXT --model {prompt}"
+            f"{text} names a model, and no text follows: quire generate {text} TEXT; a text that looks like a name can "
+            "come from standard input"
         )
+    piped = text == "-" or (not text and not sys.stdin.isatty())
+    prompt = read_text(sys.stdin.buffer) if piped else text
     llm = LLM.from_config(config)
     shown = 0
     paper = Paper(sys.stdout)
@@ -78,9 +89,11 @@ def run(config: EngineConfig, options: GenerateOptions) -> None:
 
 
 def _is_model(text: str) -> bool:
-    """Whether a prompt is the path of a model."""
+    """Whether a prompt is the path of a model, or looks like the name of one on the hub."""
     path = existing(text)
-    return path is not None and (path.suffix == ".gguf" or (path / "config.json").is_file())
+    if path is None:
+        return re.fullmatch(r"[\w.-]+/[\w.-]*[\w](:[\w.-]+)?", text) is not None
+    return path.suffix == ".gguf" or (path / "config.json").is_file()
 
 
-COMMAND = Command(run, GenerateOptions, arguments=("prompt",), uses=ONE_TEXT)
+COMMAND = Command(run, GenerateOptions, arguments=("prompt", "text"), uses=ONE_TEXT)
