@@ -235,7 +235,7 @@ from quire.config import EngineConfig
 from quire.engine import process
 process._load_maker("quire.client.start").start_core(EngineConfig.from_options(max_model_len=64, threads=1))
 """
-MOST_LINES = {"generate": 20_500, "server": 20_900, "engine": 18_200}
+MOST_LINES = {"generate": 20_200, "server": 20_450, "engine": 17_900}
 """Lines that a run imports at most. The aim is 15,000 for generate: lower a bound when less is imported."""
 SPINE_ONLY = ("weights.gguf.", "weights.readers.", "text.formats.", "text.output.", "serve.")
 
@@ -258,7 +258,7 @@ def test_a_plain_run_imports_no_feature(run: str, code: str) -> None:
 # Lines of Python at most, of a feature and of the package.
 # The aims are 2,500 and 62,000: lower a bound when less is left.
 MOST_OF_FEATURE = {"program": 3_539, "spec_decode": 2_560}
-MOST_OF_PACKAGE = 80_000  # 58: recurrent models; lowered to what they need when they stand
+MOST_OF_PACKAGE = 79_500
 
 
 def count_lines(folder: Path) -> int:
