@@ -120,7 +120,18 @@ def test_a_model_that_is_not_there(
     ("redirection", "status"),
     [("| true", 141), (">/dev/full", 1), (">&-", 0), ("2>&-", 0), ("<&-", 0)],
 )
-@pytest.mark.parametrize("command", ["--help", "plan", "generate Once --max-tokens 3"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--help",
+        "plan",
+        "generate Once --max-tokens 3",
+        "doctor",
+        "ps",
+        "models --suggest",
+        "completion bash",
+    ],
+)
 def test_closed_outputs(command: str, redirection: str, status: int) -> None:
     line = f"set -o pipefail; run() {{ {sys.executable} -m quire.cli {command}; }}; run {redirection}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quire import LLM
+from quire import LLM, AsyncLLM
 from quire.cli import Program, main
 from quire.commands import flags, serve
 from quire.config import SECTIONS, EngineConfig
@@ -199,3 +199,9 @@ def test_a_program_may_have_other_defaults(monkeypatch: pytest.MonkeyPatch, tmp_
     )
     assert (server.host, engine.cache.gpu_memory_utilization) == ("127.0.0.2", 0.3)
     assert parsed(monkeypatch, "m")[1].host == "127.0.0.1"
+
+
+def test_errors_of_both_classes_spell_options_as_arguments() -> None:
+    for make in (LLM, AsyncLLM.from_options):
+        with pytest.raises(ConfigError, match=r"^max_model_len 1000000000 is more than"):
+            make("quire-stories", max_model_len=10**9)

@@ -32,7 +32,7 @@ from quire.engine.verbs import (
 )
 from quire.errors import EngineError, QuireError, RequestError, named
 from quire.lazy import Lazy
-from quire.llm.options import EngineOptions, engine_config
+from quire.llm.options import EngineOptions, as_arguments, engine_config
 from quire.llm.pooling import pooled_request, pooling_output
 from quire.llm.prompts import Prompt, salt_of, tokens_of
 from quire.params import OutputKind, PoolingParams, SamplingParams
@@ -87,12 +87,14 @@ class AsyncLLM:
         stat_loggers: Any = None,
     ) -> AsyncLLM:
         """Start an engine with the options of vLLM's `AsyncEngineArgs`."""
-        return cls(engine_args.create_engine_config())
+        with as_arguments():
+            return cls(engine_args.create_engine_config())
 
     @classmethod
     def from_options(cls, model: str = "", **options: Any) -> AsyncLLM:
         """Start an engine with the options that `LLM` takes."""
-        return cls(engine_config({"model": str(model), **options}))
+        with as_arguments():
+            return cls(engine_config({"model": str(model), **options}))
 
     @classmethod
     def from_vllm_config(cls, vllm_config: EngineConfig, **ignored: Any) -> AsyncLLM:

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.config import EngineConfig
-from quire.errors import ConfigError
 from quire.lazy import Lazy, lazy_methods
-from quire.llm.options import EngineOptions, engine_config
+from quire.llm.options import EngineOptions, as_arguments, engine_config
 from quire.llm.prompts import Message, Prompt, as_list, no_media
 from quire.llm.running import Kwargs, RunningEngine, Sampling, Tqdm, push, raise_error
 from quire.params import OutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from quire import spelling
     from quire.client import beams
     from quire.client.beams import BeamSearchOutput, BeamSearchParams
     from quire.llm import arrays, pending
@@ -54,7 +52,7 @@ else:
         "ProgramMethods",
         "run_program _program_events end_session role_frames",
     )
-    beams, pending, spelling = Lazy("quire.client.beams"), Lazy("quire.llm.pending"), Lazy("quire.spelling")
+    beams, pending = Lazy("quire.client.beams"), Lazy("quire.llm.pending")
     render, arrays = Lazy("quire.text.template.render"), Lazy("quire.llm.arrays")
 
 L = TypeVar("L", bound="LLM")
@@ -85,11 +83,8 @@ class LLM(ChatMethods, PoolingMethods, ProgramMethods, OperatorMethods, RunningE
         classes = tuple(one for one in processors if not isinstance(one, str))
         names = tuple(one for one in processors if isinstance(one, str))
         given = {"model": model, "logits_processors": names, **options}
-        try:
+        with as_arguments():
             self._start(engine_config(given, self.defaults), classes)
-        except ConfigError as error:
-            error.args = (spelling.as_arguments(str(error)),)
-            raise
 
     @cached_property
     def _pending(self) -> PendingOutputs:
@@ -108,7 +103,8 @@ class LLM(ChatMethods, PoolingMethods, ProgramMethods, OperatorMethods, RunningE
     @classmethod
     def from_engine_args(cls: type[L], engine_args: EngineOptions, **ignored: Any) -> L:
         """Start an engine with the options of vLLM's `EngineArgs`. `ignored` are vLLM's other arguments."""
-        return cls.from_config(engine_args.create_engine_config())
+        with as_arguments():
+            return cls.from_config(engine_args.create_engine_config())
 
     def __enter__(self) -> LLM:
         return self

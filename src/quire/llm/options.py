@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,9 +15,10 @@ from quire.errors import ConfigError
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
+    from quire import spelling
     from quire.flags import foreign
 else:
-    foreign = Lazy("quire.flags.foreign")
+    foreign, spelling = Lazy("quire.flags.foreign"), Lazy("quire.spelling")
 
 log = logging.getLogger("quire")
 
@@ -43,3 +45,13 @@ def engine_config(
     for notice in foreign.take_foreign(given) if given.keys() - own else ():
         log.warning("%s", notice)
     return EngineConfig.from_options(**given)
+
+
+@contextmanager
+def as_arguments() -> Iterator[None]:
+    """Spell options as Python's arguments in ConfigErrors of the body."""
+    try:
+        yield
+    except ConfigError as error:
+        error.args = (spelling.as_arguments(str(error)),)
+        raise
