@@ -129,12 +129,10 @@ def test_the_choice_of_implementation(
 @pytest.mark.parametrize(
     ("name", "fields", "said"),
     [
-        (
-            "Mamba",
-            {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 300},
-            "linear_attention keep what",
-        ),
-        ("Jamba", {**SHAPE, "num_experts": 2}, "layers"),
+        ("RecurrentGemma", SHAPE, "linear_attention keep what"),
+        ("MiniMax", SHAPE, "linear_attention keep what"),
+        ("Zamba", SHAPE, "hybrid keep what"),
+        ("Rwkv", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 300}, "0 of 2 layers"),
     ],
 )
 def test_other_states_are_refused(name: str, fields: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_the_pool_length_ends_a_sequence_that_is_alone() -> None:
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (request("a", [1] * 16, 1), "--max-model-len"),
+        (request("a", [1] * 16, 1), "max_model_len is 16"),
         (request("a", []), "prompt is empty"),
         (request("live", [1, 2]), "choose another id"),
     ],

@@ -106,7 +106,11 @@ def shortened(config: dict[str, Any]) -> dict[str, Any]:
         for key, value in list(about.items()):
             if isinstance(value, list) and layers and layers <= len(value) <= layers + 3:
                 about[key] = value[:3]
+            if key == "hybrid_override_pattern":
+                about[key] = value[:3]
             if key in ("n_routed_experts", "num_local_experts", "num_experts") and value:
+                about[key] = min(value, 16)
+            if key == "num_experts_per_tok" and value:
                 about[key] = min(value, 16)
         if layers:
             about["num_hidden_layers"] = 3
