@@ -45,6 +45,15 @@ class Server:
     def log(self) -> str:
         return "\n".join(self.lines)
 
+    def lines_with(self, *parts: str, seconds: float = 20) -> list[str]:
+        """The lines with all `parts`, once there is one: the log is written beside the answers."""
+        limit = time.monotonic() + seconds
+        while True:
+            found = [line for line in list(self.lines) if all(part in line for part in parts)]
+            if found or time.monotonic() > limit:
+                return found
+            time.sleep(0.02)
+
     @property
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=30)

@@ -105,11 +105,11 @@ def test_logs(server: Server) -> None:
     with server.client as client:
         client.post("/v1/completions", json=body, headers={"X-Request-Id": "logged-1"})
         client.get("/health")
-    (line,) = [line for line in server.lines if "request done" in line and "logged-1" in line]
+    (line,) = server.lines_with("request done", "logged-1")
     assert "prompt=a secret " in line
     assert "long" not in line
+    assert server.lines_with('"POST /v1/completions ')
     assert not [line for line in server.lines if '"GET /health ' in line]
-    assert [line for line in server.lines if '"POST /v1/completions ' in line]
 
 
 def test_endpoints_that_options_add_and_remove(server: Server) -> None:
