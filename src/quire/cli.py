@@ -107,6 +107,15 @@ class Command:
     reads_user_file: bool = True
     foreign: Table = dict
 
+    @property
+    def own_names(self) -> frozenset[str]:
+        """Names of the command's own options."""
+        return frozenset(f.name for f in fields(self.options))
+
+    def foreign_flags(self) -> Mapping[str, ForeignFlag]:
+        """Read the flags of other engines that the command takes."""
+        return {**(engine_flags() if self.uses else {}), **self.foreign()}
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -307,33 +316,17 @@ def _run(name: str, args: list[str], program: Program) -> None:
     args = rewritten(args)
     parser = make_parser(name, command, program, "--help-all" in args)
 
-    def foreign() -> Mapping[str, ForeignFlag]:
-        return {**(engine_flags() if command.uses else {}), **command.foreign()}
-
-    def known() -> config_file.Known:
-        hints = {
-            name: hint
-            for part in (EngineConfig, *SECTIONS.values())
-            for name, hint in get_type_hints(part).items()
-        }
-        types = {name: hints[name] for name in command.uses} | get_type_hints(command.options)
-        parts = (*PARTS.values(), command.options)
-        replaced = {f.name: f.metadata["replaces"] for part in parts for f in fields(part) if f.metadata}
-        everywhere = functools.partial(all_options, program)
-        return config_file.Known(
-            name, bool(command.uses), types, replaced | {"model_flag": ("model",)}, foreign, everywhere
-        )
-
-    own_names = {f.name for f in fields(command.options)}
+    taken = command.own_names | command.uses
     if lacks(parser, args):
-        parser.unused = ENGINE_OPTIONS - command.uses - own_names - foreign().keys()
+        parser.unused = ENGINE_OPTIONS - taken - command.foreign_flags().keys()
         add_unused(parser, PARTS.values(), parser.unused)
-    added = dialects.add_dialects(parser, args, foreign) if lacks(parser, args) else []
+    added = dialects.add_dialects(parser, args, command.foreign_flags) if lacks(parser, args) else []
     mine = config_file.user_file() if command.reads_user_file else None
+    known = functools.partial(_known_options, name, command, program)
     given = config_file.read_files(parser, args, known, program.commands, mine)
     parser.set_defaults(**given.options)
     values = vars(parser.parse_args(args))
-    if "config" not in own_names:
+    if "config" not in command.own_names:
         del values["config"]
     elif values["config"] and Path(values["config"]) in given.files:
         values["config"] = ""
@@ -342,7 +335,7 @@ def _run(name: str, args: list[str], program: Program) -> None:
         _choose_model(parser, values)
         for option in values.keys() & parser.unused:
             parser.error(f"{name or program.name} does not use {_flag(option)}: leave it out")
-        for notice in (*notices, *take_foreign(values, own_names | command.uses, foreign)):
+        for notice in (*notices, *take_foreign(values, taken, command.foreign_flags)):
             log.warning("%s", notice)
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         own = command.options(**{f.name: values.pop(f.name) for f in fields(command.options)})
@@ -359,13 +352,31 @@ def _run(name: str, args: list[str], program: Program) -> None:
         raise
 
 
+def _known_options(name: str, command: Command, program: Program) -> config_file.Known:
+    """Collect the options that a file may hold for a command."""
+    hints: dict[str, Any] = {}
+    for part in (EngineConfig, *SECTIONS.values()):
+        hints |= get_type_hints(part)
+    types = {option: hints[option] for option in command.uses} | get_type_hints(command.options)
+    parts = (*PARTS.values(), command.options)
+    replaced = {f.name: f.metadata["replaces"] for part in parts for f in fields(part) if f.metadata}
+    return config_file.Known(
+        command=name,
+        engine=bool(command.uses),
+        types=types,
+        replaced=replaced | {"model_flag": ("model",)},
+        foreign=command.foreign_flags,
+        everywhere=functools.partial(all_options, program),
+    )
+
+
 def _flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-def all_options(program: Program) -> set[str]:
+def all_options(program: Program) -> frozenset[str]:
     """Name the options of every command, other engines' flags too. Loads the commands."""
-    own = {f.name for name in program.commands for f in fields(load_command(name, program).options)}
+    own = frozenset[str]().union(*(load_command(name, program).own_names for name in program.commands))
     return own | ENGINE_OPTIONS | engine_flags().keys()
 
 

@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ from quire.config import option
 from quire.devices import registry
 from quire.errors import ConfigError
 from quire.flags.config_file import OptionsFile, user_file
-from quire.flags.table import engine_flags
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
@@ -166,8 +165,7 @@ def _config_file() -> str:
     unknown = sorted(file.plain.keys() - all_options(program))
     for name, values in file.sections.items():
         command = load_command(name, program)
-        foreign = engine_flags().keys() if command.uses else set()
-        known = {f.name for f in fields(command.options)} | command.uses | foreign | command.foreign().keys()
+        known = command.own_names | command.uses | command.foreign_flags().keys()
         unknown += [f"{name}: {option}" for option in sorted(values.keys() - known)]
     return f"broken: {path}: unknown option {', '.join(unknown)}" if unknown else str(path)
 
