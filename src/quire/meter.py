@@ -8,10 +8,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Literal, TextIO
 
 from quire.progress import Told, untold
 from quire.progress import log as log
@@ -76,10 +76,10 @@ def telling(work: Work, bar: bool = True) -> Iterator[Told]:
 
 
 @contextmanager
-def shown(total: int, use_tqdm: bool | Callable[..., Any]) -> Iterator[Told]:
+def shown(total: int, use_tqdm: Literal[True] | Callable[..., Any]) -> Iterator[Told]:
     """Show how many of a call's requests have finished; a class like tqdm takes the place of Quire's own bar."""
-    if isinstance(use_tqdm, bool):
-        with telling(Work("generating", total, "requests")) if use_tqdm else nullcontext(untold) as told:
+    if use_tqdm is True:
+        with telling(Work("generating", total, "requests")) as told:
             yield told
         return
     bar = use_tqdm(total=total, desc="Processed prompts")
@@ -89,9 +89,19 @@ def shown(total: int, use_tqdm: bool | Callable[..., Any]) -> Iterator[Told]:
         bar.close()
 
 
+def takes_codes(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that knows escape codes."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def draws() -> bool:
-    """Whether standard error is a terminal that knows escape codes."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    """Whether bars are drawn: on standard error, if it is a terminal."""
+    return takes_codes(sys.stderr)
+
+
+def redrawn(text: str) -> str:
+    """Write `text` in place of a terminal's line, cut at its width."""
+    return CLEAR + text[: shutil.get_terminal_size().columns - 1]
 
 
 def write_lines(work: Work, wait: Wait) -> None:
@@ -109,7 +119,7 @@ def draw_bar(work: Work, wait: Wait) -> None:
     while True:
         said, filled = work.line(), round(WIDTH * work.share())
         line = f"[{'#' * filled}{'-' * (WIDTH - filled)}] {said}"
-        print(CLEAR + line[: shutil.get_terminal_size().columns - 1], end="", file=sys.stderr, flush=True)
+        print(redrawn(line), end="", file=sys.stderr, flush=True)
         if wait(REDRAW):
             print(CLEAR, end="", file=sys.stderr, flush=True)
             return

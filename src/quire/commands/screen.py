@@ -8,6 +8,7 @@ import shutil
 from typing import TYPE_CHECKING, TextIO
 
 from quire.lazy import Lazy
+from quire.meter import CLEAR, redrawn, takes_codes
 
 if TYPE_CHECKING:
     from rich import cells
@@ -25,11 +26,6 @@ def in_words(error: Exception) -> str:
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or type(error).__name__
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-
-
-def takes_codes(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that knows escape codes."""
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Paper:
@@ -90,12 +86,12 @@ class StatusLine:
 
     def show(self, text: str) -> None:
         if self._stream is not None and text != self._shown:
-            self._stream.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+            self._stream.write(redrawn(text))
             self._stream.flush()
             self._shown = text
 
     def clear(self) -> None:
         if self._shown and self._stream is not None:
-            self._stream.write("\r\x1b[K")
+            self._stream.write(CLEAR)
             self._stream.flush()
             self._shown = ""

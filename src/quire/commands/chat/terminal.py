@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from quire.commands.screen import in_words
 from quire.lazy import Lazy
+from quire.meter import takes_codes
 from quire.text.stdin import read_lines
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def lines(commands: Sequence[str]) -> Iterator[str]:
 
 
 def _typed(commands: Sequence[str]) -> Iterator[str]:
-    if os.environ.get("TERM", "dumb") == "dumb":
+    if not takes_codes(sys.stdin):
         yield from _plain()
         return
     bindings = key_binding.KeyBindings()
