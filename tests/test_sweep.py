@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import re
@@ -18,7 +17,7 @@ import pytest
 
 import quire
 from quire import LLM, RequestError, SamplingParams
-from quire.cli import COMMANDS, Command, main
+from quire.cli import COMMANDS, Command, Program, load_command, main
 from quire.config import SECTIONS
 from quire.errors import ConfigError
 from quire.flags.arguments import integer, number
@@ -44,8 +43,7 @@ ENGINE_COMMANDS = [
 
 
 def command_of(name: str) -> Command:
-    found: Command = importlib.import_module(COMMANDS[name].module).COMMAND
-    return found
+    return load_command(name, Program())
 
 
 def wrong_values(options: type, field: Field[Any]) -> Iterator[str]:

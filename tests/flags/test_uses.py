@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from dataclasses import fields
 
 import pytest
 
-from quire.cli import COMMANDS, Command, main
+from quire.cli import COMMANDS, Command, Program, load_command, main
 from quire.flags.foreign import ENGINE_OPTIONS
 
 
 def command_of(name: str) -> Command:
-    entry = COMMANDS[name]
-    found: Command = getattr(importlib.import_module(entry.module), entry.attribute)
-    return found
+    return load_command(name, Program())
 
 
 def flag(name: str) -> str:
