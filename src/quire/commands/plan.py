@@ -353,18 +353,14 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
         ("messages, per step", f"{figures['messages_per_step']:,}"),
         ("link", f"{figures['link_gbit']:g} Gbit/s, {figures['link_us']:g} µs (--link-gbit, --link-us)"),
     ]
-    room = needed = fitting = list[tuple[str, str]]()
     if bounded:
         room = [
             ("KV cache", f"{gib('kv_cache_bytes')}, {figures['kv_tokens']:,} tokens"),
             ("total", f"{gib('total_bytes')} of {gib('available_bytes')} free"),
         ]
-        fitting = [
-            (f"of {length:,} tokens", f"{count:,}") for length, count in figures["max_sequences"].items()
-        ]
     else:
         batch = figures["batch_size"] * figures["sequence_len"] * figures["kv_bytes_per_token"]
-        needed = [
+        room = [
             (f"KV of {figures['max_model_len']:,} tokens", gib("sequence_bytes")),
             (
                 f"KV of {figures['batch_size']} sequences of {figures['sequence_len']:,} tokens",
@@ -381,9 +377,9 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
             ("workspace", gib("workspace_bytes")),
             ("KV per token", f"{figures['kv_bytes_per_token']:,} bytes ({figures['kv_dtype']})"),
             *_state_rows(figures),
-            *(room if bounded else needed),
+            *room,
         ],
-        **({"sequences that fit at once": fitting} if bounded else {}),
+        **({"sequences that fit at once": _fitting(figures)} if bounded else {}),
         "upper bounds, by limits measured now": [
             ("memory read", f"{figures['read_gb_s']:.1f} GB/s"),
             ("arithmetic", f"{figures['peak_gflop_s']:.0f} GFLOP/s"),
@@ -399,6 +395,10 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
             *_cost_rows(figures),
         ],
     }
+
+
+def _fitting(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(f"of {length:,} tokens", f"{count:,}") for length, count in figures["max_sequences"].items()]
 
 
 def _on_disk(figures: dict[str, Any]) -> str:
