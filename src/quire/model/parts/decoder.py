@@ -12,7 +12,7 @@ import msgspec
 
 from quire.devices.graph import Graph, Recorder, record
 from quire.devices.ops import Receive, Scale, SelectRows, Tap, Value
-from quire.devices.protocol import KVDtype, KVLayer, KVSpec, Matrix, Routing
+from quire.devices.protocol import KVDtype, KVSpec, Matrix, Routing
 from quire.errors import ConfigError, ModelError
 from quire.model.parts.bounds import MAX_EXPERTS, MAX_LAYERS, MAX_TABLE, MAX_WIDTHS, check_bounds
 from quire.model.parts.embedding import Embedding, EmbeddingConfig, Head, HeadConfig
@@ -188,8 +188,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         """The KV cache of a rank."""
         division = self.division(shard)
         own, size = [self.layers[i].mixer for i in self.stage(shard)], self.head_dim
-        layers = [self.layers[i].cache(division) or KVLayer(0, size) for i in self.stage(shard)]
-        layers = [one if one.num_kv_heads else msgspec.structs.replace(one, head_dim=size) for one in layers]
+        layers = [self.layers[i].cache(division, size) for i in self.stage(shard)]
         for i, part in enumerate(own):
             if part is not None and part.back and part.scores is not None:  # its source keeps what it sees
                 source = layers[i - part.back]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from quire.devices.ops import Multiply, Normalize, Scale, Value
-from quire.devices.protocol import Activation, KVLayer, Norm
+from quire.devices.protocol import Activation, KVLayer
 from quire.devices.recurrent_ops import DeltaRule, convolution_state, delta_state
 from quire.errors import ModelError
 from quire.model.parts.bounds import MAX_HEADS_DIM
 from quire.model.parts.convolution import Convolution
 from quire.model.parts.linear import Linear, Output, output_messages
-from quire.model.parts.norm import NormConfig
+from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import Mixer
 from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, Use, WeightSource, matrix_of
+from quire.model.parts.source import Use, WeightSource, matrix_of, read_vector
 from quire.model.shard import Shard
 
 
@@ -104,10 +105,9 @@ class Delta:
         self._steps = product("steps", n, each, rank or d, bias=True)
         self._beta = product("beta", n, 1, d)
         self._gate = product("gate", n, config.value_dim, rank or d)
-        self._rates = source.vector(f"{path}.rates", [Piece(f"{path}.rates", (n,), self._values)])
-        weight = source.vector(f"{path}.norm.weight", [Piece(f"{path}.norm.weight", (config.value_dim,))])
-        weight = np.tile(weight, len(self._values))
-        self._norm = Norm(config.norm.kind, weight, None, config.norm.eps)
+        self._rates = read_vector(source, f"{path}.rates", n, self._values)
+        norm = Norm(config.norm, source, f"{path}.norm", config.value_dim).operand
+        self._norm = replace(norm, weight=np.tile(norm.weight, len(self._values)))
         self.out = Output(source, f"{path}.out", (d, values[0]), values[1], False, shard)
 
     def __call__(self, r: Recording, x: Value) -> Value:

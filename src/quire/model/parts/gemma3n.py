@@ -18,7 +18,7 @@ from quire.model.parts.linear import Linear
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import LayerAdditions, ModelAdditions
 from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.parts.source import Piece, WeightSource, matrix_of, read_vector
 from quire.model.shard import Shard
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class AltUp:
         self._router = Linear.plain(source, f"{path}.router", s, d, "exact")
         self._predict = Linear.plain(source, f"{path}.predict", s * s, s, "exact")
         self._correct = Linear.plain(source, f"{path}.correct", s, s, "exact")
-        self._scale = source.vector(f"{path}.scale", [Piece(f"{path}.scale", (d,))])
+        self._scale = read_vector(source, f"{path}.scale", d)
 
     def predict(self, g: Recorder, streams: Value) -> Value:
         """Each stream plus a mixture of all, by factors that the active one gives."""

@@ -13,7 +13,7 @@ from quire.model.parts.linear import Output
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, MixerPart
 from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource
+from quire.model.parts.source import WeightSource, read_vector
 from quire.model.shard import Shard
 
 if TYPE_CHECKING:
@@ -67,12 +67,13 @@ class LayerConfig(msgspec.Struct, frozen=True):
             cast("MixtureConfig", self.mlp) if self.mlp is not None and self.mlp.routing is not None else None
         )
 
-    def cache(self, shard: Shard) -> KVLayer | None:
-        """What a rank keeps; None: nothing mixes tokens."""
+    def cache(self, shard: Shard, head_dim: int) -> KVLayer:
+        """What a rank keeps; a layer without keys has the model's `head_dim`."""
         kept = [part.cache(shard) for part in (self.mixer, self.second) if part is not None]
-        if not kept:
-            return None
-        return msgspec.structs.replace(kept[0], states=tuple(state for one in kept for state in one.states))
+        states = tuple(state for one in kept for state in one.states)
+        own = kept[0] if kept else KVLayer(0, head_dim)
+        size = own.head_dim if own.num_kv_heads else head_dim
+        return msgspec.structs.replace(own, head_dim=size, states=states)
 
     def check(self, index: int, where: str) -> None:
         """Raise ModelError, naming `where`, for parts that do not fit each other."""
@@ -129,7 +130,7 @@ class Layer:
         self._mlp_post_norm = norm("mlp_post_norm", after and mixes)
         self._scale = self._additions = None
         if config.scale:
-            self._scale = float(source.vector(f"{path}.scale", [Piece(f"{path}.scale", (1,))])[0])
+            self._scale = float(read_vector(source, f"{path}.scale", 1)[0])
         if config.additions is not None:
             self._additions = config.additions.make(source, path, place, d)
         self._one_sum = self.mixer is not None and self.mixer.divided and config.sums_once(shard)

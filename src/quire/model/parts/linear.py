@@ -30,9 +30,17 @@ class Linear:
             self.bias = source.vector(f"{path}.bias", [piece.bias for piece in pieces])
 
     @classmethod
-    def plain(cls, source: WeightSource, path: str, out: int, width: int, use: Use = "linear") -> Linear:
-        """A weight of one piece [out, width], whole on each rank, without a bias."""
-        return cls(source, path, [matrix_of(path, out, width)], use=use)
+    def plain(
+        cls,
+        source: WeightSource,
+        path: str,
+        out: int,
+        width: int,
+        use: Use = "linear",
+        bias: bool = False,
+    ) -> Linear:
+        """A weight of one piece [out, width], whole on each rank."""
+        return cls(source, path, [matrix_of(path, out, width)], bias, use)
 
     def __call__(
         self, g: Recorder, x: Value, activation: Activation | None = None, residual: Value | None = None

@@ -19,7 +19,7 @@ from quire.model.parts.mlp import MLP, GatedWeight, MLPConfig
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import FeedForward
 from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.parts.source import Piece, WeightSource, matrix_of, read_vector
 from quire.model.shard import PANEL, Shard, even
 
 Division = Literal["parts", "experts", "rows", "copy"]
@@ -176,8 +176,7 @@ class Mixture:
         return y if self._norm is None else self._norm(g, y)
 
     def _vector(self, name: str, size: int) -> FloatArray:
-        path = f"{self._path}.{name}"
-        return self._source.vector(path, [Piece(path, (size,))])
+        return read_vector(self._source, f"{self._path}.{name}", size)
 
     def _expert(self, path: str, shared: bool) -> Expert:
         config, shard, division, source = self.config, self._shard, self._division, self._source
@@ -227,13 +226,12 @@ class _Beside:
     """Norms before the router, before the experts, and after the MLP; and the scales of the experts' weights."""
 
     def __init__(self, config: NormConfig, source: WeightSource, path: str, d: int, count: int) -> None:
-        scale = source.vector(f"{path}.router_scale", [Piece(f"{path}.router_scale", (d,))])
+        scale = read_vector(source, f"{path}.router_scale", d)
         operand = NormOperand(config.kind, scale * np.float32(d**-0.5), None, config.eps)
         self._router_norm = operand
         self.norm = Norm(config, source, f"{path}.experts_norm", d)
         self.mlp_norm = Norm(config, source, f"{path}.mlp_norm", d)
-        path = f"{path}.expert_scales"
-        self.expert_scales = source.vector(path, [Piece(path, (count,))])
+        self.expert_scales = read_vector(source, f"{path}.expert_scales", count)
 
     def router_norm(self, g: Recorder, x: Value) -> Value:
         return g(Normalize(x, self._router_norm))

@@ -12,7 +12,7 @@ from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import FeedForward
 from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.parts.source import Piece, WeightSource, matrix_of, read_vector
 from quire.model.shard import Shard
 
 
@@ -120,8 +120,7 @@ class GatedWeight:
 def _read_xielu(source: WeightSource, path: str) -> XIELU:
     """The checkpoint stores the parameters before a softplus, which keeps them positive."""
     alpha_p, alpha_n, beta, eps = (
-        float(source.vector(f"{path}.{key}", [Piece(f"{path}.{key}", (1,))])[0])
-        for key in ("alpha_p", "alpha_n", "beta", "eps")
+        float(read_vector(source, f"{path}.{key}", 1)[0]) for key in ("alpha_p", "alpha_n", "beta", "eps")
     )
     positive, negative = (float(np.logaddexp(0.0, np.float64(alpha))) for alpha in (alpha_p, alpha_n))
     return XIELU(positive, beta + negative, beta, eps)

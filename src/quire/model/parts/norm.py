@@ -11,7 +11,7 @@ from quire.devices.graph import Recorder
 from quire.devices.ops import Normalize, Value
 from quire.devices.protocol import FloatArray, NormKind
 from quire.devices.protocol import Norm as Operand
-from quire.model.parts.source import Piece, WeightSource
+from quire.model.parts.source import Piece, WeightSource, read_vector
 
 # One weight shared by all heads, one per head, or statistics over all heads together.
 QKNorm = Literal["head", "own_head", "all_heads"]
@@ -34,10 +34,10 @@ class Norm:
     ) -> None:
         weight = np.ones(size, np.float32)
         if config.weight:
-            weight = source.vector(f"{path}.weight", [Piece(f"{path}.weight", (size,))])
+            weight = read_vector(source, f"{path}.weight", size)
         if scale != 1.0:
             weight = weight * np.float32(scale)
-        bias = source.vector(f"{path}.bias", [Piece(f"{path}.bias", (size,))]) if config.bias else None
+        bias = read_vector(source, f"{path}.bias", size) if config.bias else None
         self.path, self.operand = path, Operand(config.kind, weight, bias, config.eps)
 
     def __call__(self, g: Recorder, x: Value) -> Value:
@@ -63,7 +63,7 @@ def head_norm(
             pieces = [Piece(f"{path}.{n}.{kind}", (size,)) for n in own]
             return source.vector(f"{path}.{kind}", pieces).reshape(-1, size)
         width = heads * size if config.over == "all_heads" else size
-        return source.vector(f"{path}.{kind}", [Piece(f"{path}.{kind}", (width,))])
+        return read_vector(source, f"{path}.{kind}", width)
 
     weight = read("weight") if norm.weight else np.ones(size, np.float32)
     bias = read("bias") if norm.bias and norm.weight else None

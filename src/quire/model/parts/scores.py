@@ -7,7 +7,7 @@ import numpy as np
 
 from quire.devices.protocol import Attention
 from quire.model.parts.distances import alibi_slopes, position_buckets
-from quire.model.parts.source import Piece, WeightSource
+from quire.model.parts.source import WeightSource, read_vector
 
 
 class ScoresConfig(msgspec.Struct, frozen=True):
@@ -41,9 +41,8 @@ def make_scores(config: ScoresConfig, source: WeightSource, path: str, heads: ra
     if config.alibi is not None:
         slopes = np.asarray(alibi_slopes(count) * config.alibi, np.float32)[heads.start : heads.stop]
     if config.sinks:
-        sinks = source.vector(f"{path}.sinks", [Piece(f"{path}.sinks", (count,), heads)])
+        sinks = read_vector(source, f"{path}.sinks", count, heads)
     if config.position_buckets is not None:
         width = len(position_buckets(config.position_buckets))
-        piece = Piece(f"{path}.position_bias", (count * width,))
-        bias = source.vector(f"{path}.position_bias", [piece]).reshape(count, width)
+        bias = read_vector(source, f"{path}.position_bias", count * width).reshape(count, width)
     return Attention(config.scale, config.window, config.chunk, config.ahead, config.cap, slopes, sinks, bias)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
 from quire.devices.ops import Multiply, Normalize, Value
-from quire.devices.protocol import FloatArray, KVLayer
-from quire.devices.protocol import Norm as Operand
+from quire.devices.protocol import KVLayer
 from quire.devices.recurrent_ops import SelectiveScan, convolution_state, selective_state
 from quire.model.parts.convolution import Convolution
 from quire.model.parts.linear import Linear, Output
-from quire.model.parts.norm import NormConfig
+from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import Mixer
 from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.parts.source import WeightSource, read_vector
 from quire.model.shard import Shard
 
 
@@ -55,29 +53,22 @@ class Selective:
     ) -> None:
         self._index, d, inner, n = index, config.hidden_size, config.inner, config.state_dim
 
-        def linear(name: str, out: int, width: int, bias: bool) -> Linear:
-            return Linear(source, f"{path}.{name}", [matrix_of(f"{path}.{name}", out, width)], bias)
-
-        def vector(name: str, size: int) -> FloatArray:
-            return source.vector(f"{path}.{name}", [Piece(f"{path}.{name}", (size,))])
+        def linear(name: str, out: int, width: int, bias: bool = False) -> Linear:
+            return Linear.plain(source, f"{path}.{name}", out, width, bias=bias)
 
         self._x, self._gate = (linear(name, inner, d, config.bias) for name in ("x", "gate"))
         channels = {f"{path}.taps": (inner, range(inner))}
         self._convolution = Convolution(
             source, f"{path}.taps", channels, config.taps, config.conv_bias, "silu"
         )
-        self._down, self._bc = linear("down", config.rank, inner, False), linear("bc", 2 * n, inner, False)
+        self._down, self._bc = linear("down", config.rank, inner), linear("bc", 2 * n, inner)
         self._steps = linear("steps", inner, config.rank, True)
-        self._rates, self._skip = vector("rates", inner * n).reshape(inner, n), vector("skip", inner)
-        self._norms: tuple[Operand, Operand] | None = None
+        self._rates = read_vector(source, f"{path}.rates", inner * n).reshape(inner, n)
+        self._skip = read_vector(source, f"{path}.skip", inner)
+        self._norms = None
         if (norm := config.norm) is not None:
             sizes = {"steps_norm": config.rank, "bc_norm": 2 * n}
-            weights = (
-                vector(f"{name}.weight", size) if norm.weight else np.ones(size, np.float32)
-                for name, size in sizes.items()
-            )
-            first, second = (Operand(norm.kind, weight, None, norm.eps) for weight in weights)
-            self._norms = first, second
+            self._norms = [Norm(norm, source, f"{path}.{name}", sizes[name]).operand for name in sizes]
         self.out = Output(source, f"{path}.out", (d, inner), range(inner), config.bias, shard, False)
 
     def __call__(self, r: Recording, x: Value) -> Value:
@@ -86,7 +77,8 @@ class Selective:
         gate, inner = self._gate(g, x, "silu"), self._convolution(g, self._x(g, x), layer)
         low, bc = self._down(g, inner), self._bc(g, inner)
         if self._norms is not None:
-            low, bc = g(Normalize(low, self._norms[0])), g(Normalize(bc, self._norms[1], groups=2))
+            steps_norm, bc_norm = self._norms
+            low, bc = g(Normalize(low, steps_norm)), g(Normalize(bc, bc_norm, groups=2))
         steps = self._steps(g, low, "softplus")
         y = g(SelectiveScan(inner, steps, bc, self._rates, self._skip, layer, 1))
         return g(Multiply(y, gate))

@@ -63,6 +63,11 @@ class WeightSource(Protocol):
     def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray: ...
 
 
+def read_vector(source: WeightSource, path: str, size: int, own: range | None = None) -> FloatArray:
+    """Read the vector [size] at a path, or the `own` values of it."""
+    return source.vector(path, [Piece(path, (size,), own)])
+
+
 class Given:
     """A source of weights that are packed already. ModelError for a path that they lack."""
 

@@ -7,16 +7,15 @@ import numpy as np
 
 from quire.devices.ops import Multiply, Normalize, Scale, Value
 from quire.devices.protocol import FloatArray, KVLayer
-from quire.devices.protocol import Norm as Operand
 from quire.devices.recurrent_ops import StateSpace, convolution_state, state_space_state
 from quire.errors import ModelError
 from quire.model.parts.bounds import MAX_NUMBER
 from quire.model.parts.convolution import Convolution
 from quire.model.parts.linear import Linear, Output
-from quire.model.parts.norm import NormConfig
+from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import Mixer
 from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.parts.source import WeightSource, read_vector
 from quire.model.shard import Shard
 
 
@@ -85,10 +84,10 @@ class StateSpacePart:
         self.config, self._index, d, inner = config, index, config.hidden_size, config.inner
 
         def linear(name: str, out: int) -> Linear:
-            return Linear(source, f"{path}.{name}", [matrix_of(f"{path}.{name}", out, d)], config.bias)
+            return Linear.plain(source, f"{path}.{name}", out, d, bias=config.bias)
 
         def vector(name: str) -> FloatArray:
-            return source.vector(f"{path}.{name}", [Piece(f"{path}.{name}", (config.num_heads,))])
+            return read_vector(source, f"{path}.{name}", config.num_heads)
 
         self._z, self._xbc = linear("z", inner), linear("xbc", config.channels)
         self._dt = linear("dt", config.num_heads)
@@ -107,10 +106,9 @@ class StateSpacePart:
         )
         self._rates = vector("rates")
         self._skip = vector("skip")
-        self._norm: Operand | None = None
+        self._norm = None
         if config.norm is not None:
-            weight = source.vector(f"{path}.norm.weight", [Piece(f"{path}.norm.weight", (inner,))])
-            self._norm = Operand(config.norm.kind, weight, None, config.norm.eps)
+            self._norm = Norm(config.norm, source, f"{path}.norm", inner).operand
         columns = range(inner)
         self.out = Output(source, f"{path}.out", (d, inner), columns, config.projects_bias, shard, False)
 
