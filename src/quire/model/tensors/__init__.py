@@ -47,14 +47,7 @@ FINDERS = {
 }
 ADDED = ("input", "laurel", "altup")
 # Matrices of a layer that are as a family stores others, those that are never transposed, and vectors.
-MATRICES = (
-    "attention.gate",
-    "mlp.down",
-    "input.gate",
-    "input.out",
-    "mixture.latent_down",
-    "mixture.latent_up",
-)
+MATRICES = ("mlp.down", "input.gate", "input.out", "mixture.latent_down", "mixture.latent_up")
 PLAIN = ("attention.q_down", "mixture.router", "mixture.shared_gate")
 VECTORS = ("attention.sinks", "scale", "mixture.router_scale", "mixture.expert_scales")
 # Norms that are found in a way of their own.
@@ -154,13 +147,9 @@ class LayerTensors:
             return part(stored, shape)
         if module.endswith("norm") and module in names.modules and module not in OTHER_NORMS:
             return norm(names, stored, kind, shape)
-        if (
-            module in MATRICES
-            and kind == "weight"
-            and not (module == "attention.gate" and names[module] == names["attention.q"])
-        ):
-            return linear(names, stored, shape)
-        if (module in MATRICES and kind != "weight") or module in PLAIN:
+        if module in MATRICES:
+            return fused(names, stored, kind, shape, None)
+        if module in PLAIN:
             return part(f"{stored}.{kind}", shape)
         group, _, name = module.partition(".")
         if group == "mlp":

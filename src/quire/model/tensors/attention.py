@@ -25,6 +25,8 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     name, _, number = name.partition(".")
     if name == "out":
         return _out(layer, config, shape)
+    if name == "gate" and names["attention.gate"] != names["attention.q"]:
+        return linear(names, layer.prefix + names["attention.gate"], shape)
     if name in ("q", "k", "v", "gate"):
         return _qkv(layer, config, name, kind)
     if name in ("q_norm", "k_norm"):

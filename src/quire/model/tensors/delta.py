@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.model.parts.delta import DeltaConfig
-from quire.model.tensors.stored import Shape, rates
+from quire.model.tensors.stored import Shape, rates, taps
 from quire.weights.parts import Part, Take, chain, part, row_range, rows_of_groups
 from quire.weights.tensor import Array
 
@@ -50,18 +50,15 @@ def _place(layer: LayerTensors, config: DeltaConfig, name: str, shape: Shape) ->
 
 
 def _taps(layer: LayerTensors, config: DeltaConfig, name: str) -> Part:
-    """Find the weights [C, 1, K] of queries, keys or values, one after the other."""
-    names, taps = layer.names, config.taps
+    """Find the weights of the convolution of queries, keys or values, in a module of their own or of all."""
+    names = layer.names
     keys, values = config.key_heads * config.key_dim, config.value_heads * config.value_dim
     own, start = values if name == "v" else keys, ("q", "k", "v").index(name) * keys
     untiled = _untiled(layer, config, config.value_dim) if name == "v" else None
-    flat: Take = lambda array: array.reshape(-1)  # noqa: E731
-    if names[f"delta.{name}_taps"]:
-        stored = f"{layer.prefix}{names[f'delta.{name}_taps']}.weight"
-        return part(stored, (own, *names.taps_axes, taps), chain(untiled, flat))
-    take = chain(row_range(start, start + own), untiled, flat)
-    shape = (2 * keys + values, *names.taps_axes, taps)
-    return part(f"{layer.prefix}{names['delta.taps']}.weight", shape, take)
+    if module := names[f"delta.{name}_taps"]:
+        return taps(names, layer.prefix + module, "weight", own, config.taps, untiled)
+    module, take = layer.prefix + names["delta.taps"], chain(row_range(start, start + own), untiled)
+    return taps(names, module, "weight", 2 * keys + values, config.taps, take)
 
 
 def _rates(layer: LayerTensors, config: DeltaConfig) -> Part:

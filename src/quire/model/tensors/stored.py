@@ -36,11 +36,14 @@ def norm(names: TensorNames, module: str, kind: str, shape: Shape, take: Take | 
     return part(f"{module}.{kind}", shape, chain(take, added))
 
 
-def taps(names: TensorNames, module: str, kind: str, channels: int, count: int) -> Part:
-    """Take the weights [C, 1, K] of a convolution by channel, one after the other, or its biases."""
+def taps(
+    names: TensorNames, module: str, kind: str, channels: int, count: int, take: Take | None = None
+) -> Part:
+    """Take rows of the weights [C, 1, K] of a convolution by channel, one after the other, or of its biases."""
     if kind == "bias":
-        return part(f"{module}.bias", (channels,))
-    return part(f"{module}.{kind}", (channels, *names.taps_axes, count), lambda array: array.reshape(-1))
+        return part(f"{module}.bias", (channels,), take)
+    flat: Take = lambda array: array.reshape(-1)  # noqa: E731
+    return part(f"{module}.{kind}", (channels, *names.taps_axes, count), chain(take, flat))
 
 
 def rates(names: TensorNames, module: str, shape: Shape, take: Take | None = None) -> Part:
