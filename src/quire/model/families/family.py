@@ -154,6 +154,16 @@ def layer_kinds(
     return found
 
 
+def listed_layers(config: ConfigReader, key: str, default: Sequence[int]) -> list[int]:
+    """Read a list of layers by number, or take the family's own where the key is absent or null."""
+    layers, found = num_layers(config), config.get(key)
+    if found is None:
+        return list(default)
+    if not isinstance(found, list) or any(type(i) is not int or not 0 <= i < layers for i in found):
+        raise config.wrong(key, found, f"a list of layers from 0 to {layers - 1}")
+    return found
+
+
 def windows_of(config: ConfigReader, kinds: Sequence[str]) -> list[int | None]:
     """Read the window of each layer by its kind; the key is required if a layer slides."""
     window = config.optional_integer("sliding_window", low=0)

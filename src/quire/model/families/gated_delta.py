@@ -48,17 +48,25 @@ STACKED = {
 }
 
 
-def delta_kinds(config: ConfigReader, layers: list[str]) -> list[str]:
-    """Name the mixers of layers by their kinds."""
-    return [DELTA if kind == LINEAR else "attention" for kind in layers]
+def delta_names(module: str) -> dict[str, str]:
+    """Name the parts of the delta rule as the library fla does, whose projections are not fused."""
+    return {
+        **{f"delta.{name}": f"{module}.{name}_proj" for name in ("q", "k", "v")},
+        **{f"delta.{name}_taps": f"{module}.{name}_conv1d" for name in ("q", "k", "v")},
+        "delta.beta": f"{module}.b_proj",
+        "delta.steps.bias": f"{module}.dt_bias",
+        "delta.rates": f"{module}.A_log",
+        "delta.norm": f"{module}.o_norm",
+        "delta.out": f"{module}.o_proj",
+    }
 
 
-def read_delta(config: ConfigReader, eps: float, **fields: Any) -> dict[str, Any]:
-    """Read the fields of the delta rule by Qwen's keys."""
+def read_delta(config: ConfigReader, kinds: list[str], eps: float, **fields: Any) -> dict[str, Any]:
+    """Read what mixes tokens in layers of these kinds; the delta rule by Qwen's keys and other `fields`."""
     keys, values = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
     if values % keys:
         raise config.wrong("linear_num_value_heads", values, f"a multiple of linear_num_key_heads ({keys})")
-    return {
+    delta = {
         "key_heads": keys,
         "value_heads": values,
         "key_dim": config.integer("linear_key_head_dim"),
@@ -66,6 +74,10 @@ def read_delta(config: ConfigReader, eps: float, **fields: Any) -> dict[str, Any
         "taps": config.integer("linear_conv_kernel_dim", low=2, high=64),
         "norm": NormConfig("rms", eps),
         **fields,
+    }
+    return {
+        "kinds": [DELTA if kind == LINEAR else "attention" for kind in kinds],
+        "mixers": {DELTA: delta},
     }
 
 
@@ -95,8 +107,7 @@ def read_qwen(config: ConfigReader, **fields: Any) -> DecoderConfig:
         **biases(config),
         qk_norm="head",
         attention_gate="elements",
-        kinds=delta_kinds(config, kinds),
-        mixers={DELTA: read_delta(config, eps, gate_activation=GATES[gate])},
+        **read_delta(config, kinds, eps, gate_activation=GATES[gate]),
         **fields,
     )
 
@@ -115,23 +126,17 @@ def read_qwen3_next(config: ConfigReader) -> DecoderConfig:
     return read_qwen(config, moe=_moe(config, sparse_layers(config)))
 
 
-def read_qwen3_5(config: ConfigReader) -> DecoderConfig:
-    _skip_positions(config)
-    config.expect("mlp_only_layers", [], None)
-    return read_qwen(config)
-
-
-def read_qwen3_5_moe(config: ConfigReader) -> DecoderConfig:
-    _skip_positions(config)
-    config.expect("mlp_only_layers", [], None)
-    return read_qwen(config, moe=_moe(config, None))
-
-
-def _skip_positions(config: ConfigReader) -> None:
-    """Pass over what divides a rope among the axes of pictures: a text's positions are the same on all."""
+def read_qwen3_5(config: ConfigReader, **fields: Any) -> DecoderConfig:
+    """Parts of a rope belong to the axes of pictures: a text's positions are the same on all."""
     rope = config.section("rope_parameters")
     if rope is not None:
         rope.skip("mrope_section mrope_interleaved")
+    config.expect("mlp_only_layers", [], None)
+    return read_qwen(config, **fields)
+
+
+def read_qwen3_5_moe(config: ConfigReader) -> DecoderConfig:
+    return read_qwen3_5(config, moe=_moe(config, None))
 
 
 def read_olmo_hybrid(config: ConfigReader) -> DecoderConfig:
@@ -160,8 +165,7 @@ def read_olmo_hybrid(config: ConfigReader) -> DecoderConfig:
         **biases(config),
         qk_norm="all_heads",
         placement=["pre" if kind == LINEAR else "post" for kind in kinds],
-        kinds=delta_kinds(config, kinds),
-        mixers={DELTA: read_delta(config.derived(given), 1e-5, beta_scale=2.0 if negative else 1.0)},
+        **read_delta(config.derived(given), kinds, 1e-5, beta_scale=2.0 if negative else 1.0),
     )
 
 
@@ -189,13 +193,7 @@ FAMILIES = {
         "qwen3_next",
         "Qwen3-Next-80B-A3B",
         read_qwen3_next,
-        {
-            **NAMES.modules,
-            "norm_offset": 1.0,
-            "ignored": NAMES.ignored,
-            "delta.qkvz": "linear_attn.in_proj_qkvz",
-            "delta.ba": "linear_attn.in_proj_ba",
-        },
+        NAMES.changed({"delta.qkvz": "linear_attn.in_proj_qkvz", "delta.ba": "linear_attn.in_proj_ba"}),
         {**NEXT, **MOE, "decoder_sparse_step": 1},
     ),
     "Qwen3_5ForCausalLM": Family(
@@ -222,15 +220,9 @@ FAMILIES = {
             "attention_post_norm": "feedforward_layer_norm",
             "mlp_post_norm": "post_feedforward_layernorm",
             "spellings": {"attention_post_norm": "post_attention_layernorm"},
-            **{f"delta.{name}": f"linear_attn.{name}_proj" for name in ("q", "k", "v")},
-            **{f"delta.{name}_taps": f"linear_attn.{name}_conv1d" for name in ("q", "k", "v")},
+            **delta_names("linear_attn"),
             "delta.gate": "linear_attn.g_proj",
-            "delta.beta": "linear_attn.b_proj",
             "delta.steps": "linear_attn.a_proj",
-            "delta.steps.bias": "linear_attn.dt_bias",
-            "delta.rates": "linear_attn.A_log",
-            "delta.norm": "linear_attn.o_norm",
-            "delta.out": "linear_attn.o_proj",
         },
         {
             "max_position_embeddings": 65536,

@@ -6,8 +6,7 @@ from typing import Any
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, num_layers, read_decoder, read_moe
-from quire.model.families.mamba import BACKBONE_KEYS, BACKBONE_NAMES, UNUSED, scans_alone
-from quire.model.families.names import LLAMA_NAMES
+from quire.model.families.mamba import BACKBONE_KEYS, BACKBONE_NAMES, HYBRID_NAMES, UNUSED, scans_alone
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.norm import NormConfig
 
@@ -79,7 +78,6 @@ SCAN_DEFAULTS = {
     "hidden_act": "silu",
 }
 MAMBA = {**SCAN_DEFAULTS, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
-NAMES = BACKBONE_NAMES.changed({"selective": "mixer."})
 KEYS = {**BACKBONE_KEYS, "mamba_d_state": "state_size", "mamba_dt_rank": "time_step_rank"}
 OTHERS = UNUSED + "time_step_scale time_step_init_scheme use_mambapy use_falcon_mambapy use_associative_scan "
 FAMILIES = {
@@ -87,14 +85,8 @@ FAMILIES = {
         "jamba",
         "Jamba 1.5, 1.6, Reasoning",
         read_jamba,
-        LLAMA_NAMES.changed(
+        HYBRID_NAMES.changed(
             {
-                "selective": "mamba.",
-                "norm": "model.final_layernorm",
-                "mlp_norm": "pre_ff_layernorm",
-                "mlp.gate": "feed_forward.gate_proj",
-                "mlp.up": "feed_forward.up_proj",
-                "mlp.down": "feed_forward.down_proj",
                 "mixture.router": "feed_forward.router",
                 "mixture.experts": "feed_forward.experts.{e}.",
             }
@@ -112,12 +104,14 @@ FAMILIES = {
         },
         unused=OTHERS + "mamba_inner_layernorms",
     ),
-    "MambaForCausalLM": Family("mamba", "Mamba (130M to 2.8B)", read_mamba, NAMES, MAMBA, KEYS, OTHERS),
+    "MambaForCausalLM": Family(
+        "mamba", "Mamba (130M to 2.8B)", read_mamba, BACKBONE_NAMES, MAMBA, KEYS, OTHERS
+    ),
     "FalconMambaForCausalLM": Family(
         "falcon_mamba",
         "Falcon-Mamba 7B",
         read_falcon_mamba,
-        NAMES,
+        BACKBONE_NAMES,
         {**MAMBA, "mixer_rms_eps": 1e-6},
         KEYS,
         OTHERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import FULL, Family, layer_kinds, num_layers, read_decoder, sparse_after
-from quire.model.families.gated_delta import LINEAR
+from quire.model.families.gated_delta import DELTA, LINEAR, delta_names
 from quire.model.families.mixtures import mtp_ignored, v3_moe
 from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.parts.decoder import DecoderConfig
@@ -13,17 +13,11 @@ from quire.model.parts.rope import RopeSpec
 
 NAMES = LLAMA_NAMES.changed(
     {
-        **{f"delta.{name}": f"self_attn.{name}_proj" for name in ("q", "k", "v")},
-        **{f"delta.{name}_taps": f"self_attn.{name}_conv1d" for name in ("q", "k", "v")},
+        **delta_names("self_attn"),
         "delta.steps_down": "self_attn.f_a_proj",
         "delta.steps": "self_attn.f_b_proj",
-        "delta.steps.bias": "self_attn.dt_bias",
-        "delta.beta": "self_attn.b_proj",
         "delta.gate_down": "self_attn.g_a_proj",
         "delta.gate": "self_attn.g_b_proj",
-        "delta.rates": "self_attn.A_log",
-        "delta.norm": "self_attn.o_norm",
-        "delta.out": "self_attn.o_proj",
         "rates_axes": True,
         "mixture.router": "block_sparse_moe.gate",
         "mixture.correction": "block_sparse_moe.gate.e_score_correction_bias",
@@ -88,8 +82,8 @@ def read_kimi_linear(config: ConfigReader) -> DecoderConfig:
         head_dim=nope + shared,
         rotated=0,
         layer_ropes=still,
-        kinds=["delta" if kind == LINEAR else "latent" for kind in kinds],
-        mixers={"delta": delta, "latent": latent},
+        kinds=[DELTA if kind == LINEAR else "latent" for kind in kinds],
+        mixers={DELTA: delta, "latent": latent},
         moe=v3_moe(config, sparse_after(config)),
     )
 

@@ -12,6 +12,7 @@ from quire.model.families.family import (
     Family,
     head_size,
     layer_kinds,
+    listed_layers,
     num_layers,
     read_decoder,
     read_moe,
@@ -69,11 +70,9 @@ def _read(config: ConfigReader, kinds: list[str], **fields: Any) -> DecoderConfi
 
 def read_lfm2(config: ConfigReader) -> DecoderConfig:
     """Older files list the layers with attention (full_attn_idxs) in place of the kinds of all."""
-    layers, found = num_layers(config), config.get("full_attn_idxs")
-    attends = list(range(layers)) if found is None else found
-    if not isinstance(attends, list) or any(type(i) is not int or not 0 <= i < layers for i in attends):
-        raise config.wrong("full_attn_idxs", attends, f"a list of layers from 0 to {layers - 1}")
-    kinds = layer_kinds(config, [FULL if i in attends else CONV for i in range(layers)], (FULL, CONV))
+    layers = range(num_layers(config))
+    attends = listed_layers(config, "full_attn_idxs", layers)
+    kinds = layer_kinds(config, [FULL if i in attends else CONV for i in layers], (FULL, CONV))
     return _read(config, kinds, intermediate_size=_inner_size(config))
 
 
@@ -172,14 +171,15 @@ FAMILIES = {
         "lfm3",
         "LFM3",
         read_lfm3,
-        {
-            **LFM_NAMES.modules,
-            "attention.q_norm": "self_attn.q_norm",
-            "attention.k_norm": "self_attn.k_norm",
-            "attention.out": "self_attn.o_proj",
-            "attention_post_norm": "post_operator_norm",
-            "mlp_post_norm": "post_ffn_norm",
-        },
+        LFM_NAMES.changed(
+            {
+                "attention.q_norm": "self_attn.q_norm",
+                "attention.k_norm": "self_attn.k_norm",
+                "attention.out": "self_attn.o_proj",
+                "attention_post_norm": "post_operator_norm",
+                "mlp_post_norm": "post_ffn_norm",
+            }
+        ),
         {
             **LFM,
             "num_key_value_heads": 4,

@@ -15,6 +15,7 @@ from quire.model.families.family import (
     biases,
     head_size,
     layer_kinds,
+    listed_layers,
     num_layers,
     read_decoder,
     read_moe,
@@ -67,12 +68,6 @@ def _steps(config: ConfigReader) -> tuple[float, float]:
 
 def _inner(config: ConfigReader) -> int:
     return config.integer("mamba_expand") * config.integer("hidden_size")
-
-
-def _kinds(config: ConfigReader, names: tuple[str, ...], default: list[str]) -> list[str]:
-    """Read the kinds of layers, of which `names` are those with a scan."""
-    found = layer_kinds(config, default, (*names, FULL, ATTENTION))
-    return [SCAN if kind in names else "attention" for kind in found]
 
 
 def _blocks(config: ConfigReader) -> list[str]:
@@ -158,11 +153,12 @@ def read_granite_hybrid(config: ConfigReader) -> DecoderConfig:
         config.skip("num_experts_per_tok intermediate_size")
     if place != "rope":
         config.skip("rope_theta rope_scaling rope_parameters")
+    kinds = layer_kinds(config, [MAMBA] * num_layers(config), (MAMBA, LINEAR, FULL, ATTENTION))
     return read_granite(
         config,
         **({} if place == "rope" else {"rotated": 0}),
         intermediate_size=shared,
-        kinds=_kinds(config, (MAMBA, LINEAR), [MAMBA] * num_layers(config)),
+        kinds=[SCAN if kind in (MAMBA, LINEAR) else "attention" for kind in kinds],
         mixers={SCAN: _scan(config, _inner(config))},
         moe=moe,
     )
@@ -170,15 +166,13 @@ def read_granite_hybrid(config: ConfigReader) -> DecoderConfig:
 
 def read_bamba(config: ConfigReader) -> DecoderConfig:
     """IBM 2024: every mixer is followed by an MLP; half of a head turns."""
-    layers, attends = num_layers(config), config.get("attn_layer_indices") or []
-    if not isinstance(attends, list) or any(type(i) is not int or not 0 <= i < layers for i in attends):
-        raise config.wrong("attn_layer_indices", attends, f"a list of layers from 0 to {layers - 1}")
+    attends = listed_layers(config, "attn_layer_indices", ())
     return read_decoder(
         config,
         **biases(config),
         rotated=rotary_dim(config, head_size(config), 0.5),
         mlp_bias=config.boolean("mlp_bias"),
-        kinds=["attention" if i in attends else SCAN for i in range(layers)],
+        kinds=["attention" if i in attends else SCAN for i in range(num_layers(config))],
         mixers={SCAN: _scan(config, _inner(config))},
     )
 
@@ -189,7 +183,7 @@ def read_falcon_h1(config: ConfigReader) -> DecoderConfig:
     normed = config.boolean("mamba_rms_norm")
     if normed:
         config.expect("mamba_norm_before_gate", False)
-    config.skip("mamba_norm_before_gate mamba_use_mlp")
+    config.skip("mamba_norm_before_gate")
     inner = config.optional_integer("mamba_d_ssm") or _inner(config)
     before, after = config.number("attention_in_multiplier"), config.number("attention_out_multiplier")
     into, parts = config.number("ssm_in_multiplier"), _numbers(config, "ssm_multipliers", 5)
@@ -267,12 +261,19 @@ SCAN_DEFAULTS = {
     "mamba_hidden_act": "silu",
     "time_step_limit": [0.0, math.inf],
 }
-TRAINED = (
+UNUSED = (
     "time_step_min time_step_max time_step_floor time_step_rank rescale_prenorm_residual residual_in_fp32 "
+    "mamba_chunk_size chunk_size num_logits_to_keep use_mamba_kernels mamba_ssm_cache_dtype z_loss_coefficient "
 )
-EXECUTED = "mamba_chunk_size chunk_size num_logits_to_keep use_mamba_kernels mamba_ssm_cache_dtype z_loss_coefficient "
-UNUSED = TRAINED + EXECUTED
-HYBRID_NAMES = LLAMA_NAMES.changed({"state_space": "mamba."})
+HYBRID_NAMES = LLAMA_NAMES.changed(
+    {
+        "state_space": "mamba.",
+        "selective": "mamba.",
+        "norm": "model.final_layernorm",
+        "mlp_norm": "pre_ff_layernorm",
+        **{f"mlp.{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
+    }
+)
 BACKBONE_NAMES = LLAMA_NAMES.changed(
     {
         "base": "backbone.",
@@ -283,6 +284,7 @@ BACKBONE_NAMES = LLAMA_NAMES.changed(
         "attention_norm": "norm",
         "mlp_norm": "norm",
         "state_space": "mixer.",
+        "selective": "mixer.",
         "attention.q": "mixer.q_proj",
         "attention.k": "mixer.k_proj",
         "attention.v": "mixer.v_proj",
@@ -351,7 +353,7 @@ FAMILIES = {
         "granitemoehybrid",
         "Granite 4 (Micro, Tiny, Small)",
         read_granite_hybrid,
-        lambda model, config: (MOE_NAMES if config.get("num_local_experts") else HYBRID_NAMES).changed(
+        lambda model, config: (MOE_NAMES if config.get("num_local_experts") else LLAMA_NAMES).changed(
             {
                 "state_space": "mamba.",
                 "mlp.gate_up": "shared_mlp.input_linear",
@@ -359,21 +361,13 @@ FAMILIES = {
             }
         ),
         {**GRANITE, **SCAN_DEFAULTS, "shared_intermediate_size": 1024, "intermediate_size": 11008},
-        unused=UNUSED + "normalization_function init_method mamba_expand",
+        unused=UNUSED + "normalization_function init_method",
     ),
     "BambaForCausalLM": Family(
         "bamba",
         "Bamba",
         read_bamba,
-        HYBRID_NAMES.changed(
-            {
-                "norm": "model.final_layernorm",
-                "mlp_norm": "pre_ff_layernorm",
-                "mlp.gate": "feed_forward.gate_proj",
-                "mlp.up": "feed_forward.up_proj",
-                "mlp.down": "feed_forward.down_proj",
-            }
-        ),
+        HYBRID_NAMES,
         {**HYBRID, "max_position_embeddings": 262144},
         unused=UNUSED,
     ),
@@ -381,15 +375,7 @@ FAMILIES = {
         "falcon_h1",
         "Falcon-H1 (0.5B to 34B)",
         read_falcon_h1,
-        HYBRID_NAMES.changed(
-            {
-                "norm": "model.final_layernorm",
-                "mlp_norm": "pre_ff_layernorm",
-                "mlp.gate": "feed_forward.gate_proj",
-                "mlp.up": "feed_forward.up_proj",
-                "mlp.down": "feed_forward.down_proj",
-            }
-        ),
+        HYBRID_NAMES,
         {
             **HYBRID,
             "max_position_embeddings": 8192,
