@@ -13,9 +13,10 @@ from safetensors.numpy import load_file
 
 from quire.files import read_json
 from quire.model.families import read_model
+from quire.model.gguf.architectures import ARCHITECTURES
 from quire.model.load import open_checkpoint_files
 from tests.gguf_files import add_tensor, finish
-from tests.model.gguf.test_families import check
+from tests.model.gguf import test_families
 from tests.model.tiny_models import make_model
 
 PLAIN = {"layer_types": None}
@@ -164,4 +165,9 @@ def test_spec_and_weights_come_back(called: str, tmp_path: Path) -> None:
     spec, _ = read_model(read_json(tmp_path / "model" / "config.json"))
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     write(tmp_path / "m.gguf", called, model.config, tensors)
-    check(tmp_path / "m.gguf", spec, expected.names, expected.checkpoint)
+    test_families.check(tmp_path / "m.gguf", spec, expected.names, expected.checkpoint)
+
+
+def test_every_architecture_has_a_case() -> None:
+    """Here, or in test_families."""
+    assert {*CASES, *test_families.CASES.values(), *test_families.CONFIGS} == set(ARCHITECTURES)
