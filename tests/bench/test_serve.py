@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -205,6 +206,17 @@ def test_a_timed_trace_is_sent_in_time_and_compared_with_the_ideal(tmp_path: Pat
     assert (starts - starts[0] >= np.arange(6) * 0.04 - 0.02).all()
     assert result["ideal_prefix_hit_rate"] == pytest.approx(5 * 512 / 3600, abs=0.01)
     assert result["total_cached_tokens"] == 60
+
+
+def test_a_key_may_come_through_a_pipe() -> None:
+    """As in a shell's --api-key-file <(...), which can be read once."""
+    reads, writes = os.pipe()
+    os.write(writes, b"top-secret\n")
+    os.close(writes)
+    options = ServeOptions(api_key_file=f"/dev/fd/{reads}", sweep="1,2")
+    os.close(reads)
+    for load in (options, *options.loads()):
+        assert load.target().headers["Authorization"] == "Bearer top-secret"
 
 
 def test_a_sweep_is_one_result_a_load_with_prompts_of_their_own(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ class ServeOptions(DatasetOptions):
             raise ConfigError(
                 f"--ramp-up-strategy must be linear or exponential, got {self.ramp_up_strategy!r}"
             )
-        _ = self.key
+        object.__setattr__(self, "api_key", client_key(self.api_key, self.api_key_file))
+        object.__setattr__(self, "api_key_file", None)  # read once: it may be a pipe
         self.summary()
         self.arrivals()
         self.loads()
@@ -130,16 +131,11 @@ class ServeOptions(DatasetOptions):
     def timed(self) -> bool:
         return self.dataset_name == "timed_trace" if self.self_timed is None else self.self_timed
 
-    @property
-    def key(self) -> str | None:
-        """The key to send. ConfigError: it cannot be read or sent."""
-        return client_key(self.api_key, self.api_key_file)
-
     def target(self) -> Target:
         """The server and the headers to send."""
         headers = _pairs(self.header, "header")
-        if self.key:
-            headers.setdefault("Authorization", f"Bearer {self.key}")
+        if self.api_key:
+            headers.setdefault("Authorization", f"Bearer {self.api_key}")
         host = f"[{self.host}]" if ":" in self.host else self.host
         return Target.from_url(self.base_url or f"http://{host}:{self.port}", headers, self.insecure)
 
@@ -249,7 +245,7 @@ async def _served(client: Client, options: ServeOptions) -> _Served:
         await asyncio.sleep(0.25)
     wanted = options.served_model_name or options.model
     if status == 401:
-        raise EngineError(f"{client.target.url}: {key_advice(options.key)}")
+        raise EngineError(f"{client.target.url}: {key_advice(options.api_key)}")
     if status != 200:
         if wanted is None:
             raise EngineError(f"{client.target.url}/v1/models answered {status}: pass --model NAME")
