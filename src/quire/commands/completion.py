@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from quire.cli import COMMANDS, Command, Program, load_command, make_parser
 from quire.config import check_options, option
@@ -38,11 +38,14 @@ end
 """
 
 
+Shell = Literal["bash", "zsh", "fish"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOptions:
     """Options of `quire completion`."""
 
-    shell: Literal["bash", "zsh", "fish"] = option("bash", "The shell that reads the script.")
+    shell: Shell = option("bash", "The shell that reads the script.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -71,7 +74,7 @@ def bash() -> str:
             for flag, action in found
             if action.choices
         ]
-    choices.append('        "completion completion") found="bash zsh fish" ;;')
+    choices.append(f'        "completion completion") found="{" ".join(get_args(Shell))}" ;;')
     for group in dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name):
         inner = " ".join(name.split()[1] for name in COMMANDS if name.startswith(f"{group} "))
         choices.append(f'        "{group} {group}"|" {group}") found="{inner}" ;;')
