@@ -6,7 +6,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -72,10 +72,7 @@ class Formats:
         """
         if self.reasoning is None or self.reasoning.in_content:
             return None
-        form = replace(self.reasoning, opened=False)  # a text without markers has no reasoning
-        place = form.place(prompt())
-        if place == "answer" and form.channels is None:
-            place = "start"  # what the prompt closes may be of an earlier answer
+        form, place = self.reasoning.of_text(prompt())
         return Reading(None, form, {}, place)
 
 

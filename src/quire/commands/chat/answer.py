@@ -15,7 +15,6 @@ from quire.errors import ConfigError, PromptTooLongError, QuireError
 from quire.llm import LLM
 from quire.serve.keys import key_advice
 from quire.text.formats.reasoning.qwen3 import FORMAT as TAGS
-from quire.text.formats.shapes import Place
 from quire.text.output.events import Parsed
 from quire.text.output.parser import OutputParser
 
@@ -127,8 +126,7 @@ class RemoteAnswerer:
 
     def complete(self, prompt: str, settings: dict[str, Any]) -> Iterator[AnswerPart]:
         """Yield the text that follows `prompt` in pieces, with reasoning between think tags apart. QuireError."""
-        form = replace(TAGS, opened=False)
-        place: Place = "reasoning" if form.place(prompt) == "reasoning" else "start"
+        form, place = TAGS.of_text(prompt)
         parser = OutputParser(None, form, None, place)
         for piece in self._pieces("/v1/completions", {"prompt": prompt, **settings}):
             parsed = Parsed(reasoning=piece.reasoning)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Place = Literal["start", "reasoning", "answer"]
@@ -223,6 +223,14 @@ class ReasoningFormat:
         if continued and turn.strip():
             return "answer"
         return "reasoning" if self.opened else "start"
+
+    def of_text(self, text: str) -> tuple[ReasoningFormat, Place]:
+        """Return the format of what continues a plain text, and where it starts."""
+        form = replace(self, opened=False)  # a text without markers has no reasoning
+        place = form.place(text)
+        if place == "answer" and form.channels is None:
+            place = "start"  # what the text closes may be of an earlier answer
+        return form, place
 
 
 def _place_in_channels(form: Channels, turn: str) -> Place:
