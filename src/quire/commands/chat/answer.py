@@ -15,12 +15,12 @@ from quire.errors import ConfigError, PromptTooLongError, QuireError
 from quire.llm import LLM
 from quire.serve.keys import key_advice
 from quire.text.formats.reasoning.qwen3 import FORMAT as TAGS
+from quire.text.formats.shapes import SWITCHES
 from quire.text.output.events import Parsed
 from quire.text.output.parser import OutputParser
 
 Message = dict[str, Any]
 THINK = "enable_thinking"
-SWITCHES = (THINK, "thinking")  # the variables of chat templates that turn reasoning on or off
 BROKEN = "the connection broke off before the answer was complete"
 CONNECT_TIMEOUT = 600.0  # seconds; a long prompt sends nothing for a while
 

@@ -9,6 +9,7 @@ from quire.serve.anthropic.protocol import CountRequest
 from quire.serve.errors import invalid
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import text_format
+from quire.text.formats.shapes import SWITCHES
 
 if TYPE_CHECKING:
     from quire.serve.anthropic import input as reading
@@ -45,7 +46,7 @@ def conversation(body: CountRequest, tools: Tools) -> ChatRequest:
 
 
 def _thinking(body: CountRequest) -> tuple[dict[str, Any], int | None]:
-    """Template variables that switch reasoning on or off (templates use either name), and its bound in tokens."""
+    """Template variables that switch reasoning on or off, and its bound in tokens."""
     if body.thinking is None:
         return {}, None
     kind, budget = body.thinking.get("type"), body.thinking.get("budget_tokens")
@@ -56,5 +57,4 @@ def _thinking(body: CountRequest) -> tuple[dict[str, Any], int | None]:
         raise invalid(
             "thinking.budget_tokens must be an integer above 0", "thinking.budget_tokens", "invalid_type"
         )
-    on = kind != "disabled"
-    return {"enable_thinking": on, "thinking": on}, budget if kind == "enabled" else None
+    return dict.fromkeys(SWITCHES, kind != "disabled"), budget if kind == "enabled" else None

@@ -10,6 +10,7 @@ from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import constrained_by
 from quire.serve.service import Service
 from quire.serve.tools import Offer, Reading, reading_of, with_tools
+from quire.text.formats.shapes import SWITCHES
 
 if TYPE_CHECKING:
     from quire.text.template.render import Rendered
@@ -21,11 +22,11 @@ _OWN_FIELDS = {"messages", "tools", "documents", "add_generation_prompt", "conti
 def render(service: Service, body: ChatRequest, offer: Offer) -> Rendered:
     """The conversation as the model's text, with the tools that may be called."""
     variables = dict(body.chat_template_kwargs or {})
-    for name in ("reasoning_effort", "verbosity", "enable_thinking"):
+    for name in ("reasoning_effort", "verbosity"):
         if (value := getattr(body, name)) is not None:
             variables.setdefault(name, value)
     if body.enable_thinking is not None:
-        variables.setdefault("thinking", body.enable_thinking)  # DeepSeek's and Granite's name
+        variables = dict.fromkeys(SWITCHES, body.enable_thinking) | variables
     if body.reasoning_effort is not None:
         variables.setdefault("enable_thinking", body.reasoning_effort != "none")
     if body.chat_template is not None and not service.config.trust_request_chat_template:

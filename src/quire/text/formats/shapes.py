@@ -7,6 +7,9 @@ from typing import Literal
 
 Place = Literal["start", "reasoning", "answer"]
 
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates that turn reasoning on or off: the usual name, and DeepSeek's and Granite's."""
+
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:

@@ -110,7 +110,7 @@ class ChatTemplate:
 
     @property
     def switches_thinking(self) -> bool:
-        """Whether a variable turns reasoning on or off: enable_thinking, or thinking."""
+        """Whether a variable turns reasoning on or off. `thinking` alone may be a field of messages."""
         return re.search(r"\benable_thinking\b|\b(?:if|and|or|not)\s+thinking\b", self.source) is not None
 
     def of_request(self, source: str) -> ChatTemplate:
