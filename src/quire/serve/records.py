@@ -44,7 +44,7 @@ def recorded(names: Sequence[str], url: str, metrics_prefix: str) -> Iterator[No
         metrics_prefix=metrics_prefix,
         host=host,
         pid=pid,
-        began=_began(pid),
+        began=process_start(pid),
         since=time.time(),
     )
     path = folder() / f"{host}-{pid}.json"
@@ -98,10 +98,10 @@ def _runs(record: Record) -> bool:
         os.kill(record.pid, 0)
     except (OSError, OverflowError):
         return False
-    return _began(record.pid) == record.began
+    return process_start(record.pid) == record.began
 
 
-def _began(pid: int) -> int | None:
+def process_start(pid: int) -> int | None:
     """Read when a process started, in ticks since the boot; None if the system does not tell."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

@@ -213,11 +213,10 @@ class _Clock:
 
 def _process_age() -> float:
     """Seconds since this process was started; 0 if the system does not tell (only Linux does)."""
-    try:
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError, IndexError):
+    started = records.process_start(os.getpid())
+    if started is None:
         return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 class _Server(uvicorn.Server):
