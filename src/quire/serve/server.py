@@ -112,7 +112,7 @@ def _summary(service: Service, engine_config: EngineConfig) -> str:
         f"  longest request   {info.max_model_len} tokens\n"
         f"  KV cache          {stats.num_blocks} blocks of {size}, {tokens} tokens\n"
         f"  longest requests  {tokens / info.max_model_len:.1f} at once\n"
-        f"  served as         {', '.join(service.config.served_model_name or (info.name,))}"
+        f"  served as         {', '.join(service.names)}"
     )
 
 
@@ -285,9 +285,10 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self._clock.mark("listening")
         self._clock.log()
-        log.info("serving %s at %s", self._service.name, _url(self._service.config, self._listener))
+        url = _url(self._service.config, self._listener)
+        log.info("serving %s at %s", self._service.name, url)
         if self._service.config.uds is None:
-            log.info("the page is at %s/", _url(self._service.config, self._listener))
+            log.info("the page is at %s/", url)
         if who := banner.reach(self._service.config):
             log.log(logging.WARNING if who == banner.OPEN_TO_ALL else logging.INFO, who)
         log.info("try: %s", _curl(self._service, self._listener))
