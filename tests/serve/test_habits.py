@@ -347,9 +347,8 @@ def test_a_stream_may_report_the_progress_of_its_prompt(thinking: Server) -> Non
     body = {"messages": talk, "max_tokens": 2}
     with httpx.Client(base_url=thinking.url) as http:
         found: list[dict[str, Any]] = []
-        for salt in map(
-            str, range(20)
-        ):  # a reader that is late finds the progress merged with the first token
+        # A reader that is late finds the progress merged with the first token.
+        for salt in map(str, range(20)):
             asked = {**body, "cache_salt": salt, "return_progress": True}
             found += chunks(http, "/v1/chat/completions", asked)
         plain = chunks(http, "/v1/chat/completions", {**body, "cache_salt": "plain"})
