@@ -334,7 +334,7 @@ class Plan {
   std::vector<Op> ops_;
   std::vector<Buffer> buffers_;
   std::vector<int> taps_;
-  bool finished_ = false;
+  bool finished_ = false, recurrent_ = false;  // recurrent_: some op carries a state
   size_t head_begin_ = 0;
   int hidden_ = -1, head_input_ = -1, logits_ = -1, vocab_rows_ = 0, position_rows_ = 0, received_width_ = 0, scored_positions_ = 0;
   size_t arena_floats_ = 0, workspace_bytes_ = 0, total_bytes_ = 0;

@@ -43,6 +43,7 @@ int Plan::add_recurrent(Op op, size_t row, size_t state, int64_t width) {
   require(layer >= 0 && layer < int(layers_.size()) && i >= 0 && i < int(layers_[size_t(layer)].states.size()),
           "a recurrence has no place in the cache");
   require(layers_[size_t(layer)].states[size_t(i)] == StateSize{state, row}, "a recurrence keeps another state than its layer");
+  recurrent_ = true;
   return add_op(std::move(op), width, RowKind::tokens);
 }
 
@@ -124,8 +125,7 @@ int Plan::gated_recurrence(int x, int input_gate, int rate_gate, std::vector<flo
 
 void Plan::check_states(const StepInput& in) const {
   const int rows = kv_->num_states(), most = kv_->num_open();
-  const bool carries = std::any_of(ops_.begin(), ops_.end(), [](const Op& op) { return op.kind >= OpKind::convolve; });
-  require((in.state_rows || !carries) && (in.state_rows || rows == 0), "a step of a model with states came without their rows");
+  require(in.state_rows || (!recurrent_ && rows == 0), "a step of a model with states came without their rows");
   if (!in.state_rows) return;
   std::vector<bool> taken(static_cast<size_t>(rows));
   auto take = [&](int32_t row) {
