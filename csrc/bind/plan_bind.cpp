@@ -337,18 +337,12 @@ std::vector<KVLayer> to_layers(const LayerTuples& tuples) {
   return layers;
 }
 
-void copy_states(KVStore& kv, const IntTable& copies) {
-  std::vector<int32_t> source, destination;
-  for (size_t i = 0; i < copies.shape(0) && copies.shape(1) == 2; ++i)
-    source.push_back(copies.data()[2 * i]), destination.push_back(copies.data()[2 * i + 1]);
-  nb::gil_scoped_release release;
-  kv.copy_states(source.data(), destination.data(), source.size());
-}
-
-void copy_blocks(KVStore& kv, const Ints& source, const Ints& destination) {
+// KVStore::copy_blocks or copy_states.
+template <void (KVStore::*copy)(const int32_t*, const int32_t*, size_t)>
+void copy_rows(KVStore& kv, const Ints& source, const Ints& destination) {
   if (source.shape(0) != destination.shape(0)) throw std::invalid_argument("as many sources as destinations");
   nb::gil_scoped_release release;
-  kv.copy_blocks(source.data(), destination.data(), source.shape(0));
+  (kv.*copy)(source.data(), destination.data(), source.shape(0));
 }
 
 void place_blocks(KVStore& kv, const IntTable& rows) {
@@ -433,11 +427,12 @@ void bind_plan(nb::module_& m) {
                                 std::move(scales), std::move(columns), num_slabs, num_states, num_open);
            },
            "layers"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a,
-           "scales"_a = std::vector<std::vector<float>>{}, "columns"_a = std::vector<int>{}, "num_slabs"_a = 0, "num_states"_a = 0, "num_open"_a = 0)
+           "scales"_a = std::vector<std::vector<float>>{}, "columns"_a = std::vector<int>{}, "num_slabs"_a = 0,
+           "num_states"_a = 0, "num_open"_a = 0)
       .def_prop_ro("nbytes", &KVStore::nbytes)
       .def("place_blocks", &place_blocks, "rows"_a.noconvert())
-      .def("copy_states", &copy_states, "copies"_a.noconvert())
-      .def("copy_blocks", &copy_blocks, "source"_a.noconvert(), "destination"_a.noconvert());
+      .def("copy_blocks", &copy_rows<&KVStore::copy_blocks>, "source"_a.noconvert(), "destination"_a.noconvert())
+      .def("copy_states", &copy_rows<&KVStore::copy_states>, "source"_a.noconvert(), "destination"_a.noconvert());
 
   nb::class_<Plan> plan(m, "Plan", "A recorded forward pass.");
   plan.def("__init__",

@@ -58,15 +58,17 @@ class NativeKVCache:
             self.store.place_blocks(np.array(rows, np.int32))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        if copies:
-            pairs = np.array(copies, np.int32).reshape(-1, 2)
-            with native_errors:
-                self.store.copy_blocks(pairs[:, 0].copy(), pairs[:, 1].copy())
+        _copy(self.store.copy_blocks, copies)
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
-        if copies:
-            with native_errors:
-                self.store.copy_states(np.array(copies, np.int32))
+        _copy(self.store.copy_states, copies)
+
+
+def _copy(copy: Callable[[IntArray, IntArray], None], copies: Sequence[tuple[int, int]]) -> None:
+    if copies:
+        sources, destinations = np.array(copies, np.int32).T.copy()
+        with native_errors:
+            copy(sources, destinations)
 
 
 class NativeExecutable:
