@@ -26,7 +26,7 @@ class StateRows(msgspec.Struct, frozen=True):
     def common(self, others: Sequence[StateRows]) -> StateRows:
         """Choose the rows for which all ranks have room: a row is the same sequence's in all."""
         running = min(rows.num_running for rows in others)
-        snapshots = min(rows.num_rows - rows.num_running for rows in others)
+        snapshots = min(rows.num_snapshots for rows in others)
         each = all(rows.in_each_block for rows in others)
         return msgspec.structs.replace(
             self, num_rows=running + snapshots, num_running=running, in_each_block=each
@@ -36,17 +36,17 @@ class StateRows(msgspec.Struct, frozen=True):
         """Say for the log what the rows are for."""
         none = (
             ""
-            if self.snapshots
+            if self.num_snapshots
             else ": no prefix is reused (--state-cache-fraction, --enable-prefix-caching)"
         )
         return (
             f"{self.nbytes} bytes a sequence, {self.num_running} sequences run at once; "
-            f"{self.num_rows - self.num_running} snapshots fit{none}"
+            f"{self.num_snapshots} snapshots fit{none}"
         )
 
     @property
-    def snapshots(self) -> bool:
-        return self.num_rows > self.num_running
+    def num_snapshots(self) -> int:
+        return self.num_rows - self.num_running
 
 
 class StateUse(msgspec.Struct, frozen=True, array_like=True):

@@ -191,7 +191,7 @@ def _state_figures(memory: MemoryPlan) -> dict[str, int]:
     return {
         "state_bytes_per_sequence": memory.state_bytes,
         "running_sequences": rows.num_running,
-        "snapshots": rows.num_rows - rows.num_running,
+        "snapshots": rows.num_snapshots,
     }
 
 

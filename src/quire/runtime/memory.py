@@ -42,8 +42,8 @@ class MemoryPlan:
 
     @property
     def kv_cache(self) -> int:
-        states = 0 if self.rows is None else self.rows.num_rows * self.state_bytes
-        return self.num_blocks * self.block_bytes + states
+        rows = 0 if self.rows is None else self.rows.num_rows
+        return self.num_blocks * self.block_bytes + rows * self.state_bytes
 
     @property
     def total(self) -> int:

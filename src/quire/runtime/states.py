@@ -99,6 +99,6 @@ def count_sequences(memory: MemoryPlan, length: int) -> int:
     if memory.rows is None:
         return memory.num_tokens // length
     rows = memory.rows
-    room = memory.kv_cache - (rows.num_rows - rows.num_running) * memory.state_bytes
+    room = memory.kv_cache - rows.num_snapshots * memory.state_bytes
     each = memory.state_bytes + length * memory.block_bytes // memory.block_size
     return min(room // each, rows.num_running)

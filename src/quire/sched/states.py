@@ -259,7 +259,7 @@ class StatePool:
 
     def commit(self, plan: StepPlan) -> None:
         """Tell each sequence of a planned step what its row takes in, and choose the snapshots."""
-        takes = self.rows.snapshots
+        takes = self.rows.num_snapshots > 0
         for i, (item, seq) in enumerate(zip(plan.seqs, plan.flight, strict=True)):
             own, start, kept = seq.state, item.start, len(item.tokens)
             assert own is not None

@@ -50,7 +50,7 @@ class BlockTables:
         """
         self._recompute_last = recompute_last
         self.block_size = block_size
-        self.caching = enable_prefix_caching and (rows is None or rows.snapshots)
+        self.caching = enable_prefix_caching and (rows is None or rows.num_snapshots > 0)
         self.num_blocks = num_blocks
         self._shape, self._full, self._windowed = shape, shape.full, shape.windowed
         self._num_slabs = num_blocks * shape.slabs
