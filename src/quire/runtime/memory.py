@@ -78,22 +78,14 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
     shape, size, budget = need.shape, cache.block_size, need.budget
     longest = shape.cost(-(-need.max_model_len // size), shape.most_in_sight(size, budget))
     useful = need.max_num_seqs * -(-longest // shape.slabs)
-    rest = bytes_left(need, available)
+    rest, asked, memory = room(cache, need, available)
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
-        asked = f"--num-gpu-blocks-override {num_blocks}"
     elif cache.kv_cache_memory_bytes is not None:
-        num_blocks = cache.kv_cache_memory_bytes // block_bytes
-        asked = f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}"
+        num_blocks = memory // block_bytes
     else:
-        memory = int(available * cache.gpu_memory_utilization) - need.weights - need.workspace
         num_blocks = min(useful, memory // block_bytes)
-        asked = f"--gpu-memory-utilization {cache.gpu_memory_utilization}"
-    if num_blocks * block_bytes > rest:
-        raise ResourceError(
-            f"{asked} asks for {num_blocks * block_bytes / GIB:.2f} GiB of KV cache, but only {rest / GIB:.2f} GiB "
-            "are free after weights and workspace: ask for less"
-        )
+    check_asked(asked, num_blocks * block_bytes, rest)
     max_model_len = need.max_model_len
     fits = shape.longest(max(0, num_blocks) * shape.slabs, size, budget)
     if fits < max_model_len:
@@ -109,8 +101,11 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
     )
 
 
-def bytes_left(need: MemoryNeed, available: int) -> int:
-    """Bytes that are left for the KV cache. ResourceError if there are none."""
+def room(cache: CacheConfig, need: MemoryNeed, available: int) -> tuple[int, str, int]:
+    """Return the bytes that are left for the KV cache, the option that sizes it, and its bytes; 0: it gives blocks.
+
+    ResourceError if none are left.
+    """
     rest = available - need.weights - need.workspace
     if rest <= 0:
         raise ResourceError(
@@ -118,4 +113,18 @@ def bytes_left(need: MemoryNeed, available: int) -> int:
             f"the {available / GIB:.2f} GiB of free memory: use a smaller model, --quantization int8 or int4, or lower "
             "--max-num-batched-tokens"
         )
-    return rest
+    if cache.num_gpu_blocks_override is not None:
+        return rest, f"--num-gpu-blocks-override {cache.num_gpu_blocks_override}", 0
+    if cache.kv_cache_memory_bytes is not None:
+        return rest, f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}", cache.kv_cache_memory_bytes
+    memory = int(available * cache.gpu_memory_utilization) - need.weights - need.workspace
+    return rest, f"--gpu-memory-utilization {cache.gpu_memory_utilization}", memory
+
+
+def check_asked(asked: str, memory: int, rest: int) -> None:
+    """Raise ResourceError if an option asks for more bytes of KV cache than are left."""
+    if memory > rest:
+        raise ResourceError(
+            f"{asked} asks for {memory / GIB:.2f} GiB of KV cache, but only {rest / GIB:.2f} GiB are free after "
+            "weights and workspace: ask for less"
+        )

@@ -7,7 +7,7 @@ import numpy as np
 from quire.config import CacheConfig
 from quire.devices.protocol import StateInput
 from quire.errors import EngineError, ResourceError
-from quire.runtime.memory import GIB, MemoryNeed, MemoryPlan, bytes_left
+from quire.runtime.memory import MemoryNeed, MemoryPlan, check_asked, room
 from quire.state_rows import StateRows
 from quire.types import ScheduledSeq
 
@@ -45,23 +45,14 @@ def plan_memory(cache: CacheConfig, need: MemoryNeed, available: int) -> MemoryP
     size, num_open = cache.block_size, open_rows(need.most_draft)
     row = 0 if need.bytes_per_state is None else need.bytes_per_state(num_open)
     block_bytes = need.kv_bytes_per_token * size
-    rest, usual = bytes_left(need, available), -(-min(need.max_model_len, USUAL_LENGTH) // size)
+    usual = -(-min(need.max_model_len, USUAL_LENGTH) // size)
     share = cache.state_cache_fraction if cache.enable_prefix_caching else 0.0
+    rest, asked, memory = room(cache, need, available)
     given = cache.num_gpu_blocks_override
     if given is not None:
-        asked = f"--num-gpu-blocks-override {given}"
         running = max(1, min(need.max_num_seqs, given // usual))
         memory = int((given * block_bytes + running * row) / (1 - share))
-    elif cache.kv_cache_memory_bytes is not None:
-        asked, memory = f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}", cache.kv_cache_memory_bytes
-    else:
-        asked = f"--gpu-memory-utilization {cache.gpu_memory_utilization}"
-        memory = min(rest, int(available * cache.gpu_memory_utilization) - need.weights - need.workspace)
-    if memory > rest:
-        raise ResourceError(
-            f"{asked} asks for {memory / GIB:.2f} GiB of KV cache, but only {rest / GIB:.2f} GiB are free after "
-            "weights and workspace: ask for less"
-        )
+    check_asked(asked, memory, rest)
     snapshots = int(memory * share) // row
     memory -= snapshots * row
     if memory < row + block_bytes:
