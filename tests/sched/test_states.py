@@ -9,7 +9,11 @@ import pytest
 from fake_executor import FakeExecutor, Journal, Loop, alone, drain, request
 
 from quire.config import SchedulerConfig
+from quire.radix import RadixNode
 from quire.sched import Scheduler
+from quire.sched.pool import BlockPool
+from quire.sched.prefix import PrefixIndex
+from quire.sched.states import Snapshot, StatePool
 from quire.state_rows import StateRows
 from quire.types import FinishReason
 
@@ -193,6 +197,22 @@ def test_what_saves_more_tokens_or_was_used_later_stays() -> None:
     for seed in range(1, 40):
         world.say(text(48, seed), 1)
     assert world.say([*long, 5], 1)[1] < 100, "what nobody uses stays for ever"
+
+
+def test_what_became_worth_more_goes_back_among_the_others() -> None:
+    """Also while the heap of snapshots is made anew, because most of its entries are out of date."""
+    pool = StatePool(StateRows(3, 0), SIZE, PrefixIndex(BlockPool(9), SIZE))
+    short = RadixNode[int]([0] * 21, 21, None)
+    long = RadixNode[int]([0] * 40, 61, short)
+    other = RadixNode[int]([1] * 51, 51, None)
+    for row, node in enumerate((short, long, other)):
+        pool._add(Snapshot(row, node.depth - 1), node)  # the long one saves 40 tokens, the other one 50
+    pool.forget(short)  # now the long one saves 60
+    pool._free.clear()
+    pool._heap += [(1e9, i, pool._snapshots[long]) for i in range(100, 120)]
+    assert pool._take() == 2
+    assert list(pool._snapshots) == [long]
+    assert pool._take() == 1
 
 
 def test_a_kept_prefix_keeps_its_state() -> None:

@@ -170,11 +170,14 @@ class StatePool:
         self._push(snapshot)
 
     def _push(self, snapshot: Snapshot) -> None:
-        snapshot.worth = snapshot.since + snapshot.share * self._saved(snapshot.node, snapshot.position)
+        snapshot.worth = self._worth(snapshot)
         if len(self._heap) > 4 * self.rows.num_rows:  # most entries are out of date
             self._heap = [entry for entry in self._heap if entry[2].node and entry[0] == entry[2].worth]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (snapshot.worth, next(self._order), snapshot))
+
+    def _worth(self, snapshot: Snapshot) -> float:
+        return snapshot.since + snapshot.share * self._saved(snapshot.node, snapshot.position)
 
     def _saved(self, node: Node | None, position: int) -> int:
         """Count the tokens that a snapshot at `node` saves over the one before it."""
@@ -190,19 +193,19 @@ class StatePool:
         while self._heap:
             least, _, snapshot = self._heap[0]
             stale = snapshot.node is None or snapshot.holders > 0 or snapshot.worth != least
-            if not stale and snapshot is not spare:
-                now = snapshot.since + snapshot.share * self._saved(snapshot.node, snapshot.position)
-                if now <= least:
-                    if least <= worth:
-                        self._clock = max(self._clock, least)
-                        self.num_evicted += 1
-                        assert snapshot.node is not None
-                        self.forget(snapshot.node)
-                        row = self._free.pop()
-                    break
-                self._push(snapshot)  # the one before it has gone meanwhile
-            spared = spared or (not stale and snapshot is spare)
+            if not stale and snapshot is not spare and self._worth(snapshot) <= least:
+                if least <= worth:
+                    self._clock = max(self._clock, least)
+                    self.num_evicted += 1
+                    assert snapshot.node is not None
+                    self.forget(snapshot.node)
+                    row = self._free.pop()
+                break
             heapq.heappop(self._heap)
+            if not stale and snapshot is spare:
+                spared = True
+            elif not stale:
+                self._push(snapshot)  # the one before it has gone meanwhile
         if spared and spare is not None:
             self._push(spare)
         return row
