@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
 from quire.devices.adapters import StepAdapters
 from quire.devices.graph import Evaluator, widths
-from quire.devices.protocol import StateInput
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.reference.ops import FORMULAS, ReferenceStep
 from tests.devices.native_cases import rows_step
+from tests.model.test_stages import with_states
 from tests.model.tiny_models import VARIANTS, make_model
 from tests.models import load_model
 
@@ -36,14 +34,8 @@ def test_results_are_as_wide_as_their_records_say(variant: str, tmp_path: Path) 
 
     graph, spec = model.graph, model.spec.kv_spec("float32")
     evaluator = Evaluator(graph, {kind: watched(formula) for kind, formula in FORMULAS.items()})
-    inputs = rows_step(3)
-    count = len(inputs.kv_len_B)
-    if spec.bytes_per_state(0):
-        counts = np.diff(inputs.cu_q_B1).astype(np.int32)
-        none, rows = np.zeros(count, np.int32), np.arange(count, dtype=np.int32)
-        states = StateInput(rows, none, counts, np.zeros((0, 3), np.int32))
-        inputs = msgspec.structs.replace(inputs, states=states)
-    step = ReferenceStep(inputs, ReferenceBackend().kv_cache(spec, 3, 1, count), StepAdapters())
+    inputs = with_states(rows_step(3), spec)
+    step = ReferenceStep(inputs, ReferenceBackend().kv_cache(spec, 3, 1, 1), StepAdapters())
     evaluator.logits(step, evaluator.hidden(step))
     assert seen == widths(graph, spec)
     assert seen[-1] == graph.vocab_size

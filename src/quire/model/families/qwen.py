@@ -13,7 +13,7 @@ from quire.model.families.family import (
     read_decoder,
     read_moe,
 )
-from quire.model.families.names import LLAMA_NAMES, TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.parts.decoder import DecoderConfig
 
 
@@ -22,15 +22,11 @@ def read_qwen2(config: ConfigReader) -> DecoderConfig:
 
 
 def read_mimo(config: ConfigReader) -> DecoderConfig:
-    """Qwen2 with layers that predict further tokens: `mtp_names` leaves these out."""
+    """Qwen2 with layers that predict further tokens, which are left out."""
     config.expect("attention_bias", True)
     config.expect("use_mrope", False, None)
     config.count("num_nextn_predict_layers", 0)
     return read_qwen2(config)
-
-
-def mtp_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return LLAMA_NAMES.changed({"ignored": (*LLAMA_NAMES.ignored, r"model\.mtp_layers\..*")})
 
 
 def read_qwen3(config: ConfigReader) -> DecoderConfig:
@@ -106,8 +102,8 @@ FAMILIES = {
         "mimo",
         "MiMo-7B",
         read_mimo,
-        mtp_names,
-        defaults={**QWEN, "attention_bias": True, "num_nextn_predict_layers": 0},
+        {"ignored": (*LLAMA_NAMES.ignored, r"model\.mtp_layers\..*")},
+        {**QWEN, "attention_bias": True, "num_nextn_predict_layers": 0},
     ),
     "Qwen2MoeForCausalLM": Family(
         "qwen2_moe",
