@@ -10,7 +10,7 @@ import numpy as np
 from quire.devices import ops
 from quire.devices.graph import Recorder
 from quire.devices.ops import Add, Normalize, Route, RunExperts, Scale, Value
-from quire.devices.protocol import Activation, Expert, FloatArray, Routing
+from quire.devices.protocol import Activation, Expert, Routing
 from quire.devices.protocol import Norm as NormOperand
 from quire.errors import ModelError
 from quire.model.parts.bounds import MAX_EXPERTS_DIM
@@ -139,8 +139,10 @@ class Mixture:
         self.experts = tuple(experts)
         self.router = Linear(source, f"{path}.router", router, use="exact")
         if config.bias:
-            self.router.bias = self._vector("router.bias", count)
-        self._correction = self._vector("correction", scored) if config.correction else None
+            self.router.bias = read_vector(source, f"{path}.router.bias", count)
+        self._correction = None
+        if config.correction:
+            self._correction = read_vector(source, f"{path}.correction", scored)
         self._norm = None if config.norm is None else Norm(config.norm, source, f"{path}.norm", d)
         self._beside = None if config.beside is None else _Beside(config.beside, source, path, d, scored)
         del self._source  # all is read
@@ -174,9 +176,6 @@ class Mixture:
         if config.scale != 1.0:
             y = g(Scale(y, config.scale))
         return y if self._norm is None else self._norm(g, y)
-
-    def _vector(self, name: str, size: int) -> FloatArray:
-        return read_vector(self._source, f"{self._path}.{name}", size)
 
     def _expert(self, path: str, shared: bool) -> Expert:
         config, shard, division, source = self.config, self._shard, self._division, self._source
