@@ -36,9 +36,6 @@ class SelectiveConfig(Mixer, msgspec.Struct, frozen=True, tag="selective"):
         states = convolution_state(self.inner, self.taps), selective_state(self.inner, self.state_dim)
         return KVLayer(0, 1, states=states)
 
-    def messages(self, shard: Shard) -> list[int]:
-        return []
-
     def make(self, source: WeightSource, path: str, index: int, shard: Shard) -> Selective:
         return Selective(self, source, f"{path}.selective", index, shard)
 

@@ -66,9 +66,6 @@ class StateSpaceConfig(Mixer, msgspec.Struct, frozen=True, tag="state_space"):
         scan = state_space_state(self.num_heads, self.head_dim, self.groups, self.state_dim)
         return KVLayer(0, 1, states=(convolution_state(self.channels, self.taps), scan))
 
-    def messages(self, shard: Shard) -> list[int]:
-        return []
-
     def make(self, source: WeightSource, path: str, index: int, shard: Shard) -> StateSpacePart:
         return StateSpacePart(self, source, f"{path}.state_space", index, shard)
 
