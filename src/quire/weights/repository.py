@@ -46,6 +46,11 @@ class Repository:
     weights: tuple[str, ...]
     gguf: bool
 
+    @property
+    def place(self) -> Path:
+        """The folder of the hub's cache."""
+        return Path(self.cache or constants.HF_HUB_CACHE).expanduser().absolute()
+
     def local(self, file: str) -> Path | None:
         found = huggingface_hub.try_to_load_from_cache(self.name, file, self.cache, self.commit)
         return Path(found) if isinstance(found, str) else None
@@ -56,8 +61,7 @@ class Repository:
 
     def bytes_here(self) -> int:
         """Count the bytes of the repository's files in the cache, unfinished ones included."""
-        cache = Path(self.cache or constants.HF_HUB_CACHE).expanduser()
-        blobs = cache / repo_folder_name(repo_id=self.name, repo_type="model") / "blobs"
+        blobs = self.place / repo_folder_name(repo_id=self.name, repo_type="model") / "blobs"
         try:
             return sum(entry.stat().st_size for entry in os.scandir(blobs))
         except FileNotFoundError:  # not yet there, or just renamed
@@ -79,7 +83,7 @@ class Repository:
         """Say how much there is to fetch, or nothing. ModelError: the disk has no room for it."""
         absent = self.absent()
         size, needed = (sum(self.sizes[file] for file in files) for files in (self.weights, absent))
-        place = Path(self.cache or constants.HF_HUB_CACHE).expanduser().absolute()
+        place = self.place
         free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
         if needed > free:
             raise ModelError(
