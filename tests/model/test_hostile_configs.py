@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
+from quire.model.families import read_model
 from quire.model.outline import outline_config
 from quire.text.tokenizer import Tokenizer
 from tests.models import inspect_model
@@ -52,6 +54,55 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("gpt_neo", {"attention_types": [[["global"], [1]]]}, "attention_types"),
     ("gpt_neo", {"attention_types": [[["global"] * 3, 2**40]]}, "attention_types"),
 ]
+
+SCANS: dict[str, dict[str, Any]] = {
+    "Mamba2": {"hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 10},
+    "Mamba": {"hidden_size": 64, "state_size": 10},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field"),
+    [
+        ("Mamba2", {"state_size": BIG}, "state_dim must be"),
+        (
+            "Mamba2",
+            {"n_groups": 2**15, "num_heads": 2**15, "head_dim": 1, "expand": 2**9},
+            "num_heads must be",
+        ),
+        (
+            "Mamba2",
+            {"n_groups": 64, "num_heads": 64, "head_dim": 1, "expand": 1, "state_size": 2**16},
+            "groups' states must",
+        ),
+        (
+            "Mamba2",
+            {"hidden_size": 2**20, "expand": 2**4, "num_heads": 2**10, "head_dim": 2**14},
+            "num_heads x",
+        ),
+        ("Mamba2", {"state_size": 2**14, "head_dim": 2**14, "expand": 2**11}, "states of .* elements"),
+        ("Mamba", {"state_size": BIG}, "state_dim must be"),
+        ("Mamba", {"expand": 2**20}, "inner must be"),
+        ("Mamba", {"expand": 2**10, "state_size": 2**8}, "channels x state_dim"),
+        ("Mamba", {"num_hidden_layers": 1024, "expand": 2**10, "state_size": 2**6}, "states of .* elements"),
+    ],
+)
+def test_scans_have_bounds(name: str, changes: dict[str, Any], field: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    common = {"architectures": [f"{name}ForCausalLM"], "vocab_size": 64, "num_hidden_layers": 2}
+    path.write_text(json.dumps({**common, **SCANS[name], **changes}))
+    with pytest.raises(ModelError, match=f"config.json.*{field}"):
+        outline_config(path, NativeBackend(threads=1).outline())
+
+
+def test_a_plan_without_groups_is_refused_by_name() -> None:
+    """As an engine directory could have it."""
+    common = {"architectures": ["Mamba2ForCausalLM"], "vocab_size": 64, "num_hidden_layers": 1}
+    spec, _ = read_model({**common, **SCANS["Mamba2"]})
+    mixer = msgspec.structs.replace(cast(Any, spec.layers[0].mixer), groups=0)
+    layer = msgspec.structs.replace(spec.layers[0], mixer=mixer)
+    with pytest.raises(ModelError, match="groups must be"):
+        msgspec.structs.replace(spec, layers=(layer,)).check("here")
 
 
 @pytest.mark.parametrize(("family", "changes", "field"), CASES)

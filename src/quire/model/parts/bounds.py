@@ -20,6 +20,7 @@ MAX_EXPERTS_DIM = 1 << 24  # of all experts of a layer
 MAX_WIDTHS = 1 << 25  # of all layers
 MAX_TABLE = 1 << 22  # rows of a table of positions
 MAX_LATENT = 1 << 16
+MAX_STATES = 1 << 29  # elements of recurrent states of all layers
 MAX_STREAMS = 16
 MAX_REACH = 1 << 15  # tokens, of scores by distance
 MAX_NUMBER = 1e30  # float32 holds its square root's reciprocal, and products with what a model computes
@@ -41,6 +42,10 @@ SIZES = {
     "key_heads": (1, MAX_HEADS),
     "value_heads": (1, MAX_HEADS),
     "key_dim": (1, MAX_LATENT),
+    "groups": (1, MAX_HEADS),
+    "state_dim": (1, MAX_LATENT),
+    "inner": (1, MAX_HEADS_DIM),
+    "latent_size": (0, 1 << 20),
     "intermediate_size": (1, 1 << 20),
     "shared_intermediate_size": (0, 1 << 20),
     "num_experts": (1, 1 << 17),

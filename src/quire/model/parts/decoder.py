@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import Any, cast
 
 import msgspec
@@ -14,7 +15,7 @@ from quire.devices.graph import Graph, Recorder, record
 from quire.devices.ops import Receive, Scale, SelectRows, Tap, Value
 from quire.devices.protocol import KVDtype, KVSpec, Matrix, Routing
 from quire.errors import ConfigError, ModelError
-from quire.model.parts.bounds import MAX_EXPERTS, MAX_LAYERS, MAX_TABLE, MAX_WIDTHS, check_bounds
+from quire.model.parts.bounds import MAX_EXPERTS, MAX_LAYERS, MAX_STATES, MAX_TABLE, MAX_WIDTHS, check_bounds
 from quire.model.parts.embedding import Embedding, EmbeddingConfig, Head, HeadConfig
 from quire.model.parts.layer import Layer, LayerConfig
 from quire.model.parts.linear import Linear
@@ -138,6 +139,11 @@ class DecoderConfig(msgspec.Struct, frozen=True):
             layer.check(i, f"{where}: layer {i}")
             if layer.hidden_size != self.hidden_size:
                 raise ModelError(f"{where}: layer {i} has another hidden_size than the embedding")
+        kept = [state.shape for layer in self.layers for state in layer.cache(WHOLE, 1).states]
+        if (elements := sum(map(prod, kept))) > MAX_STATES:
+            raise ModelError(
+                f"{where}: states of {elements} elements in all layers; at most {MAX_STATES} are read"
+            )
         for before, after in pairwise((*self.layers, None)):
             if before is not None and before.carries and (after is None or after.mixture is not None):
                 raise ModelError(f"{where}: a mixture that joins later needs a layer after it without one")

@@ -7,6 +7,8 @@ import msgspec
 from quire.devices.ops import Multiply, Normalize, Value
 from quire.devices.protocol import KVLayer
 from quire.devices.recurrent_ops import SelectiveScan, convolution_state, selective_state
+from quire.errors import ModelError
+from quire.model.parts.bounds import MAX_HEADS_DIM
 from quire.model.parts.convolution import Convolution
 from quire.model.parts.linear import Linear, Output
 from quire.model.parts.norm import Norm, NormConfig
@@ -31,6 +33,10 @@ class SelectiveConfig(Mixer, msgspec.Struct, frozen=True, tag="selective"):
     norm: NormConfig | None = None
     conv_bias: bool = True
     bias: bool = False
+
+    def check(self, index: int, where: str) -> None:
+        if self.inner * self.state_dim > MAX_HEADS_DIM:
+            raise ModelError(f"{where}: channels x state_dim must be at most {MAX_HEADS_DIM}")
 
     def cache(self, shard: Shard) -> KVLayer:
         states = convolution_state(self.inner, self.taps), selective_state(self.inner, self.state_dim)

@@ -9,7 +9,7 @@ from quire.devices.ops import Multiply, Normalize, Scale, Value
 from quire.devices.protocol import FloatArray, KVLayer
 from quire.devices.recurrent_ops import StateSpace, convolution_state, state_space_state
 from quire.errors import ModelError
-from quire.model.parts.bounds import MAX_NUMBER
+from quire.model.parts.bounds import MAX_HEADS_DIM, MAX_NUMBER
 from quire.model.parts.convolution import Convolution
 from quire.model.parts.linear import Linear, Output
 from quire.model.parts.norm import Norm, NormConfig
@@ -54,6 +54,10 @@ class StateSpaceConfig(Mixer, msgspec.Struct, frozen=True, tag="state_space"):
         if self.num_heads % self.groups:
             raise ModelError(
                 f"{where}: {self.num_heads} heads of {self.head_dim} channels do not divide into {self.groups} groups"
+            )
+        if self.channels > MAX_HEADS_DIM:
+            raise ModelError(
+                f"{where}: num_heads x head_dim and the groups' states must be at most {MAX_HEADS_DIM}"
             )
         if self.projects_bias and self.scale != 1.0:
             raise ModelError(f"{where}: the last projection has both a bias and a multiplier")
