@@ -58,6 +58,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 SCANS: dict[str, dict[str, Any]] = {
     "Mamba2": {"hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 10},
     "Mamba": {"hidden_size": 64, "state_size": 10},
+    "NemotronH": {"hidden_size": 64, "num_attention_heads": 4, "mamba_num_heads": 8, "intermediate_size": 64},
 }
 
 
@@ -84,10 +85,14 @@ SCANS: dict[str, dict[str, Any]] = {
         ("Mamba", {"state_size": BIG}, "state_dim must be"),
         ("Mamba", {"expand": 2**20}, "inner must be"),
         ("Mamba", {"expand": 2**10, "state_size": 2**8}, "channels x state_dim"),
+        ("NemotronH", {"hybrid_override_pattern": ["M", [1]]}, "hybrid_override_pattern must be"),
+        ("NemotronH", {"layers_block_type": ["mamba", {}, "mamba"]}, "layers_block_type must be"),
         ("Mamba", {"num_hidden_layers": 1024, "expand": 2**10, "state_size": 2**6}, "states of .* elements"),
     ],
 )
-def test_scans_have_bounds(name: str, changes: dict[str, Any], field: str, tmp_path: Path) -> None:
+def test_scans_and_patterns_have_bounds(
+    name: str, changes: dict[str, Any], field: str, tmp_path: Path
+) -> None:
     path = tmp_path / "config.json"
     common = {"architectures": [f"{name}ForCausalLM"], "vocab_size": 64, "num_hidden_layers": 2}
     path.write_text(json.dumps({**common, **SCANS[name], **changes}))

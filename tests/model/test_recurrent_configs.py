@@ -31,6 +31,7 @@ LINEAR = "linear_attention"
         ("kimi_linear", {"linear_attn_config": {**KDA, "kda_layers": [1, 2, 3]}}, "kda_layers must be"),
         ("kimi_linear", {"linear_attn_config": {**KDA, "kda_layers": [0, 1]}}, "kda_layers must be"),
         ("kimi_linear", {"linear_attn_config": {**KDA, "kda_layers": "all"}}, "kda_layers must be"),
+        ("kimi_linear", {"linear_attn_config": {**KDA, "kda_layers": [1, [3]]}}, "kda_layers must be"),
         (
             "kimi_linear",
             {"linear_attn_config": {**KDA, "short_conv_kernel_size": 1}},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import FULL, Family, layer_kinds, num_layers, read_decoder, sparse_after
 from quire.model.families.gated_delta import DELTA, LINEAR, delta_names
@@ -95,15 +97,15 @@ def _kinds(config: ConfigReader, inner: ConfigReader) -> list[str]:
     default = [FULL if i and i % 4 == 0 else LINEAR for i in range(layers)]
     if None in lists.values():
         return layer_kinds(config, default, (FULL, LINEAR))
-    found: dict[object, str] = {}
+    found: list[tuple[Any, str]] = []
     for kind, given in lists.items():
-        found |= dict.fromkeys(given if isinstance(given, list) else [given], kind)
-    listed = sum(len(given) if isinstance(given, list) else 1 for given in lists.values())
-    if listed != layers or any(type(i) is not int for i in found) or set(found) != set(range(1, layers + 1)):
+        found += [(i, kind) for i in (given if isinstance(given, list) else [given])]
+    numbers = [i for i, _ in found]
+    if any(type(i) is not int for i in numbers) or sorted(numbers) != list(range(1, layers + 1)):
         raise inner.wrong(
             "kda_layers", lists[LINEAR], f"with full_attn_layers each layer from 1 to {layers} once"
         )
-    return layer_kinds(config, [found[i + 1] for i in range(layers)], (FULL, LINEAR))
+    return layer_kinds(config, [kind for _, kind in sorted(found)], (FULL, LINEAR))
 
 
 FAMILIES = {

@@ -79,7 +79,11 @@ def _blocks(config: ConfigReader) -> list[str]:
         len(found) if isinstance(found, (str, list)) else 1
     )
     key = "hybrid_override_pattern" if listed is None else "layers_block_type"
-    if not isinstance(found, (str, list)) or len(found) != count or any(kind not in known for kind in found):
+    if (
+        not isinstance(found, (str, list))
+        or len(found) != count
+        or any(not isinstance(kind, str) or kind not in known for kind in found)
+    ):
         raise config.wrong(key, found, f"{count} layers, each one of {' '.join(known)}")
     return [known[kind] for kind in found]
 
