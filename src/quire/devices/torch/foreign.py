@@ -46,12 +46,8 @@ from quire.pretrained import check_directory, load_pretrained
 CHECKED = 13, 10  # least tokens of the two texts that are checked
 CHECKED_STEPS = 4  # the last of these tokens are computed one by one
 CHECKED_WORK = 2**38  # tokens times parameters: the most that a check of more tokens may cost
-LONGER = (
-    "window",
-    "block",
-    "chunk",
-    "pool",
-)  # words in the names of fields that say after how many tokens layers differ
+# LONGER are words in the names of fields that say after how many tokens layers differ.
+LONGER = "window", "block", "chunk", "pool"
 PLACEHOLDERS = "_token_id", "_token_index"
 # PAGED are kinds of layers whose states are keys and values by position; KEPT are their caches, and no subclass.
 PAGED = {"full_attention", "sliding_attention"}
