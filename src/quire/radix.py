@@ -24,6 +24,13 @@ class RadixNode(Generic[V]):
         self.value: V | None = None
         self.children: dict[Hashable, RadixNode[V]] = {}
 
+    def above(self, depth: int) -> RadixNode[V]:
+        """Find the lowest node on the path from the root to this one, itself included, that is at most at `depth`."""
+        node = self
+        while node.depth > depth and node.parent is not None:
+            node = node.parent
+        return node
+
 
 def _common(edge: Sequence[Hashable], key: Sequence[Hashable], at: int) -> int:
     """Count the elements of `edge` that equal `key` from `at` on."""

@@ -74,9 +74,7 @@ class PrefixIndex:
             while below.value is None:
                 below = next(iter(below.children.values()))
             source = below.value
-        while node.depth > count * self._block_size + 1:
-            assert node.parent is not None
-            node = node.parent
+        node = node.above(count * self._block_size + 1)
         cursor = node if count else self.root
         blocks: list[int] = []
         while len(blocks) < count:

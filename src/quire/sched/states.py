@@ -309,10 +309,8 @@ class StatePool:
 
     def _snap(self, seq: Sequence, position: int, open: int, share: float) -> Snapshot | None:
         """Make room for a snapshot of `seq`, if it is worth more than another one."""
-        node: Node | None = seq.cursor
-        while node is not None and node.depth > position + 1:
-            node = node.parent
-        if node is None or node.depth <= position or node.value is None or node in self._snapshots:
+        node = seq.cursor.above(position + 1)
+        if node.depth != position + 1 or node.value is None or node in self._snapshots:
             return None
         saved = self._saved(node, position)
         least = self._size if share == 1.0 and position >= self._least else self._least

@@ -132,10 +132,7 @@ class BlockTables:
             self._shorten(match, match.num_tokens - 1) if less_one and match.num_tokens else match
         )
         if whole.num_tokens < match.num_tokens:
-            depth = len(whole.blocks) * self.block_size
-            while cursor.depth > depth + 1:
-                assert cursor.parent is not None
-                cursor = cursor.parent
+            cursor = cursor.above(len(whole.blocks) * self.block_size + 1)
         return whole, cursor if whole.blocks else self.prefix.root
 
     def _longer(self, match: PrefixMatch, other: PrefixMatch) -> PrefixMatch:
