@@ -1,4 +1,4 @@
-"""What backends over arrays do with a step's input: checks, and what comes from other stages and ranks."""
+"""Checks a step's input for backends over arrays, and takes in what other stages and ranks send."""
 
 from __future__ import annotations
 

@@ -131,14 +131,14 @@ class GatedRecurrence(Op[T], frozen=True, eq=False):
 
 
 def convolution_state(channels: int, taps: int) -> StateSpec:
-    """What Convolve keeps."""
+    """Describe the state of Convolve."""
     return StateSpec((taps - 1, channels), row=channels)
 
 
 def delta_state(
     key_heads: int, value_heads: int, key_dim: int, value_dim: int, by_channel: bool = False
 ) -> StateSpec:
-    """What DeltaRule keeps; an open row is keys, values, steps, beta. `by_channel`: steps are [T, Hv dk]."""
+    """Describe the state of DeltaRule: a row is keys, values, steps, beta. `by_channel`: steps are [T, Hv dk]."""
     steps = value_heads * key_dim if by_channel else value_heads
     row = key_heads * key_dim + value_heads * value_dim + steps + value_heads
     return StateSpec((value_heads, key_dim, value_dim), row=row)
@@ -147,16 +147,16 @@ def delta_state(
 def state_space_state(
     heads: int, head_dim: int, groups: int, state_dim: int, timed: bool = True
 ) -> StateSpec:
-    """What StateSpace keeps; an open row is x, B, dt. `timed`: there is a dt."""
+    """Describe the state of StateSpace: a row is x, B, dt. `timed`: there is a dt."""
     row = heads * head_dim + groups * state_dim + (heads if timed else 0)
     return StateSpec((heads, state_dim, head_dim), row=row)
 
 
 def selective_state(channels: int, state_dim: int) -> StateSpec:
-    """What SelectiveScan keeps; an open row is x, dt, B."""
+    """Describe the state of SelectiveScan: a row is x, dt, B."""
     return StateSpec((state_dim, channels), row=2 * channels + state_dim)
 
 
 def gated_state(channels: int) -> StateSpec:
-    """What GatedRecurrence keeps; an open row is x and both gates."""
+    """Describe the state of GatedRecurrence: a row is x and both gates."""
     return StateSpec((channels,), row=3 * channels)

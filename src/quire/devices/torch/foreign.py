@@ -149,7 +149,7 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
 
 
 def _kind(directory: Path, dtype: str) -> tuple[Any, Any, FloatDtype]:
-    """The library's class for the model, its configuration with its dtype set, and that dtype."""
+    """Find the library's class for the model, its configuration with its dtype set, and that dtype."""
     check_directory(directory)
     config = _made(lambda: AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
     text = config.get_text_config(decoder=True)
@@ -171,7 +171,7 @@ def _kind(directory: Path, dtype: str) -> tuple[Any, Any, FloatDtype]:
 
 
 def _check_fields(directory: Path, config: Any, text: Any) -> None:
-    """ModelError if a field says that the model keeps more than keys and values, or that a step's tokens meet."""
+    """Raise ModelError if a field says that the model keeps more than keys and values, or that a step's tokens meet."""
     kinds = set(getattr(text, "layer_types", None) or ()) - PAGED
     if kinds:
         raise ModelError(
@@ -187,7 +187,7 @@ def _check_fields(directory: Path, config: Any, text: Any) -> None:
 
 
 def _fields(config: Any) -> Iterator[tuple[str, Any]]:
-    """All fields of a configuration and of the objects in it."""
+    """List all fields of a configuration and of the objects in it."""
     waiting: list[Any] = [config.to_dict()]
     while waiting:
         for name, value in waiting.pop().items():
@@ -247,7 +247,7 @@ def _probe(model: Any, paged: PagedAttention, directory: Path) -> tuple[dict[int
 
 
 def _longest(text: Any) -> int:
-    """The largest number of tokens that a field names as one window, block, chunk or pool."""
+    """Find the largest number of tokens that a field names as one window, block, chunk or pool."""
     return max(
         value
         for name, value in (*_fields(text), ("block", CHECKED[0]))
