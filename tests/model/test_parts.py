@@ -11,6 +11,7 @@ import pytest
 
 from quire.devices.protocol import KVLayer, StateSpec
 from quire.errors import ModelError
+from quire.model.families import read_model
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.latent import LatentConfig
 from quire.model.parts.norm import NormConfig
@@ -138,3 +139,16 @@ def test_kinds_of_another_number_of_layers_are_refused() -> None:
     with pytest.raises(ModelError, match="kind has 2 entries for 3 layers"):
         make_decoder("Some", vocab_size=9, hidden_size=16, num_layers=3, max_position=32, activation="silu",
                      kinds=["attention", None], norm_kind="rms", norm_eps=1e-6)  # fmt: skip
+
+
+def test_only_a_recurrence_may_lie_beside_attention() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "mamba_d_ssm": 96, "mamba_n_heads": 8}
+    heads = {"num_attention_heads": 8, "num_hidden_layers": 1, "vocab_size": 64}
+    config, _ = read_model({"architectures": ["FalconH1ForCausalLM"], **sizes, **heads})
+    config.check("here")
+    layer = config.layers[0]
+    mixers = {"mixer": layer.mixer, "second": layer.second}
+    for changes in ({"second": layer.mixer}, {"mixer": layer.second}, {"mixer": None}):
+        changed = msgspec.structs.replace(layer, **{**mixers, **changes})
+        with pytest.raises(ModelError, match="a second mixer must be"):
+            msgspec.structs.replace(config, layers=(changed,)).check("here")

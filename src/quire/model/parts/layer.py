@@ -9,6 +9,7 @@ import msgspec
 from quire.devices.graph import Recorder
 from quire.devices.ops import Add, Scale, Value
 from quire.devices.protocol import KVLayer
+from quire.errors import ModelError
 from quire.model.parts.linear import Output
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, MixerPart
@@ -80,6 +81,9 @@ class LayerConfig(msgspec.Struct, frozen=True):
         for part in (self.mixer, self.second, self.mlp, self.additions):
             if part is not None:
                 part.check(index, where)
+        attends = self.mixer is not None and self.mixer.scores is not None
+        if self.second is not None and (self.second.scores is not None or not attends):
+            raise ModelError(f"{where}: a second mixer must be a recurrence beside attention")
 
     def messages(self, shard: Shard) -> list[int]:
         """The activations per token that a rank sends to each other one of its stage: one entry per message."""
