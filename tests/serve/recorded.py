@@ -15,7 +15,10 @@ COMMAND = {
 PATH = {
     "$schema": "http://json-schema.org/draft-07/schema#",
     "type": "object",
-    "properties": {"path": {"enum": ["a.txt", "b.txt"]}, "limit": {"type": "integer", "maximum": 99}},
+    "properties": {
+        "path": {"enum": ["a.txt", "b.txt"]},
+        "limit": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["path"],
     "additionalProperties": False,
 }
