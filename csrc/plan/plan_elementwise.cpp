@@ -4,6 +4,7 @@
 #include <iterator>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "plan/lane_sum.h"
 #include "plan/plan.h"
@@ -51,21 +52,62 @@ void sparse_gelu_row(const float* x, float* y, size_t n, const float* p, int32_t
   }
 }
 
+float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+
+// Each of n groups of n elements, `apart` from each other, is divided by its sum plus eps.
+void divide_by_sums(float* x, size_t n, size_t group, size_t apart, float eps) {
+  for (size_t i = 0; i < n; ++i) {
+    float* own = x + i * group;
+    double sum = 0;
+    for (size_t j = 0; j < n; ++j) sum += double(own[j * apart]);
+    const float by = float(sum) + eps;
+    for (size_t j = 0; j < n; ++j) own[j * apart] /= by;
+  }
+}
+
+// n x n shares of streams: softmax by row, Sinkhorn's iterations, transposed.
+void mix_streams(float* x, size_t n, int iterations, float eps) {
+  for (size_t i = 0; i < n; ++i) {
+    float* own = x + i * n;
+    const float most = *std::max_element(own, own + n);
+    for (size_t j = 0; j < n; ++j) own[j] = std::exp(own[j] - most);
+  }
+  divide_by_sums(x, n, n, 1, 0);
+  for (size_t i = 0; i < n * n; ++i) x[i] += eps;
+  divide_by_sums(x, n, 1, n, eps);
+  for (int i = 1; i < iterations; ++i) {
+    divide_by_sums(x, n, n, 1, eps);
+    divide_by_sums(x, n, 1, n, eps);
+  }
+  for (size_t i = 0; i < n; ++i)
+    for (size_t j = 0; j < i; ++j) std::swap(x[i * n + j], x[j * n + i]);
+}
+
+// Streams, iterations, eps, magnitude, floor; factors and biases by column (Xie et al. 2025, arXiv:2512.24880).
+void stream_gates_row(const float* x, float* y, size_t width, const float* p, int32_t) {
+  const size_t n = std::min(width, size_t(p[0]));
+  const float *factors = p + 5, *biases = factors + width;
+  for (size_t i = 0; i < width; ++i) y[i] = x[i] * factors[i] + biases[i];
+  for (size_t i = 0; i < n; ++i) y[i] = sigmoid(y[i]) + p[2];
+  for (size_t i = n; i < std::min(width, 2 * n); ++i) y[i] = p[3] * sigmoid(y[i]) + p[4];
+  if (width == n * (n + 2)) mix_streams(y + 2 * n, n, int(p[1]), p[2]);
+}
+
 // By the names and fields of the structs in devices/elementwise.py.
-constexpr size_t kByColumn = ~size_t(0);
 struct Elementwise {
   const char* name;
-  size_t params;     // kByColumn: one for each column
+  size_t params, by_column;  // in all, and then for each column
   bool by_position;  // reads the position of its row's token
   void (*row)(const float* x, float* y, size_t n, const float* params, int32_t position);
 };
 constexpr Elementwise kElementwise[] = {
-    {"Clamp", 1, false, clamp_row},
-    {"Temperature", 3, true, temper_row},
-    {"XIELU", 4, false, xielu_row},
-    {"GELU", 0, false, gelu_row},
-    {"ColumnScale", kByColumn, false, scale_columns_row},
-    {"SparseGELU", 1, false, sparse_gelu_row},
+    {"Clamp", 1, 0, false, clamp_row},
+    {"Temperature", 3, 0, true, temper_row},
+    {"XIELU", 4, 0, false, xielu_row},
+    {"GELU", 0, 0, false, gelu_row},
+    {"ColumnScale", 0, 1, false, scale_columns_row},
+    {"SparseGELU", 1, 0, false, sparse_gelu_row},
+    {"StreamGates", 5, 2, false, stream_gates_row},
 };
 
 }  // namespace
@@ -81,7 +123,7 @@ int Plan::elementwise(const std::string& name, int x, std::vector<float> params)
                                       [&](const Elementwise& f) { return name == f.name; });
   require(function != std::end(kElementwise), "there is no function " + name);
   const Buffer in = checked(x, "the input of an element-wise function");
-  const size_t wanted = function->params == kByColumn ? size_t(in.width) : function->params;
+  const size_t wanted = function->params + function->by_column * size_t(in.width);
   require(params.size() == wanted, name + " has " + std::to_string(wanted) + " parameters");
   require(!function->by_position || in.rows == RowKind::tokens, name + " needs one row per token");
   Op op{.kind = OpKind::elementwise, .in = x};

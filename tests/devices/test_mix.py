@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.devices.cpu.backend import NativeBackend
-from quire.devices.ops import Apply, Combine, Linear, MatchRMS, Mix
+from quire.devices.ops import Apply, Linear
 from quire.devices.protocol import Backend, ColumnScale, SparseGELU
 from quire.devices.reference.backend import ReferenceBackend
+from quire.devices.stream_ops import Combine, MatchRMS, Mix, StreamGates
 from quire.devices.torch.backend import TorchBackend
 from quire.errors import EngineError
 from tests.devices.native_cases import apply_rows, native, normal
@@ -109,6 +110,47 @@ def test_sparse_gelu_keeps_the_top_of_each_row(other: Backend, cutoff: float) ->
     np.testing.assert_array_equal(want > 0, x > bound[:, None])
 
 
+@settings(deadline=None, max_examples=20)
+@given(
+    rows=st.integers(1, 9),
+    n=st.integers(1, 6),
+    parts=st.sampled_from([1, 2, None]),
+    iterations=st.integers(1, 20),
+    spread=st.sampled_from([0.1, 3.0, 100.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_streams_get_their_gates(
+    other: Backend, rows: int, n: int, parts: int | None, iterations: int, spread: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    width = n * (parts or n + 2)
+    x = np.float32(spread) * normal(rng, rows, width)
+    factors, biases = normal(rng, width), normal(rng, width)
+    function = StreamGates(n, iterations, 1e-6, 1.75, 0.25, tuple(factors.tolist()), tuple(biases.tolist()))
+    want = compare(other, x, lambda g, t: g(Apply(t, function)), width)
+    made = x.astype(np.float64) * factors + biases
+    gates = 1 / (1 + np.exp(-made))
+    np.testing.assert_allclose(want[:, :n], gates[:, :n] + 1e-6, rtol=1e-5, atol=1e-6)
+    if parts == 1:
+        return
+    np.testing.assert_allclose(want[:, n : 2 * n], 1.75 * gates[:, n : 2 * n] + 0.25, rtol=1e-5, atol=1e-6)
+    for row, logits in zip(want[:, 2 * n :], made[:, 2 * n :], strict=True):
+        if parts is None:
+            np.testing.assert_allclose(
+                row.reshape(n, n).T, sinkhorn(logits.reshape(n, n), iterations), atol=2e-5
+            )
+
+
+def sinkhorn(logits: Any, iterations: int) -> Any:
+    """Shares by row, then columns and rows divided in turn, columns last."""
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares = shares / shares.sum(axis=1, keepdims=True) + 1e-6
+    for i in range(iterations):
+        shares = shares / (shares.sum(axis=1, keepdims=True) + 1e-6) if i else shares
+        shares = shares / (shares.sum(axis=0, keepdims=True) + 1e-6)
+    return shares
+
+
 def test_parts_that_do_not_fit_are_refused() -> None:
     x = normal(np.random.default_rng(2), 2, 6)
     for op in (
@@ -116,6 +158,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         lambda g, t: g(Combine(t, np.ones((1, 3), np.float32), t)),
         lambda g, t: g(Mix(t, t, 4)),
         lambda g, t: g(Apply(t, ColumnScale((1.0, 2.0)))),
+        lambda g, t: g(Apply(t, StreamGates(3, 1, 0.0, 1.0, 0.0, (1.0,) * 3, (1.0,) * 3))),
         lambda g, t: g(MatchRMS(t, g(Combine(t, np.ones((2, 3), np.float32))), 0.0)),
     ):
         with pytest.raises((EngineError, ValueError)):

@@ -15,8 +15,9 @@ from quire.model.families import read_model
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.latent import LatentConfig
 from quire.model.parts.norm import NormConfig
-from quire.model.parts.part import PARTS, Mixer, Part, config_of, kind_of
+from quire.model.parts.part import PARTS, Mixer, ModelAdditions, Part, config_of, kind_of
 from quire.model.parts.rope import RopeSpec
+from quire.model.parts.streams import HyperConfig, StreamEndsConfig
 from quire.model.shard import Shard
 from quire.model.tree import make_decoder
 from tests.models import inspect_model
@@ -152,3 +153,9 @@ def test_only_a_recurrence_may_lie_beside_attention() -> None:
         changed = msgspec.structs.replace(layer, **{**mixers, **changes})
         with pytest.raises(ModelError, match="a second mixer must be"):
             msgspec.structs.replace(config, layers=(changed,)).check("here")
+
+
+def test_streams_survive_their_plain_form() -> None:
+    ends = StreamEndsConfig(2, HyperConfig(2, NormConfig("rms", 1e-6, False), 1e-6, joins=False))
+    plain = msgspec.to_builtins(ends)
+    assert config_of(ModelAdditions, plain) == ends

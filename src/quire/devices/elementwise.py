@@ -5,13 +5,17 @@ from __future__ import annotations
 import msgspec
 
 
-class Clamp(msgspec.Struct, frozen=True):
+class Elementwise(msgspec.Struct, frozen=True):
+    """A function. csrc/plan/plan_elementwise.cpp takes its fields in order."""
+
+
+class Clamp(Elementwise, frozen=True):
     """x limited to [-limit, limit]."""
 
     limit: float
 
 
-class Temperature(msgspec.Struct, frozen=True):
+class Temperature(Elementwise, frozen=True):
     """The row of the token at position p is multiplied by 1 + beta * log(1 + floor((p + offset) / length))."""
 
     beta: float
@@ -19,7 +23,7 @@ class Temperature(msgspec.Struct, frozen=True):
     offset: int = 0
 
 
-class XIELU(msgspec.Struct, frozen=True):
+class XIELU(Elementwise, frozen=True):
     """alpha_p x^2 + beta x for x > 0, else alpha_n (e^min(x, eps) - 1 - x) + beta x (Huang and Schlag 2024,
     arXiv:2411.13010).
     """
@@ -30,24 +34,20 @@ class XIELU(msgspec.Struct, frozen=True):
     eps: float
 
 
-class GELU(msgspec.Struct, frozen=True):
+class GELU(Elementwise, frozen=True):
     """x / 2 (1 + erf(x / sqrt 2))."""
 
 
-class ColumnScale(msgspec.Struct, frozen=True):
+class ColumnScale(Elementwise, frozen=True):
     """Each column of x is multiplied by its own factor."""
 
     factors: tuple[float, ...]
 
 
-class SparseGELU(msgspec.Struct, frozen=True):
+class SparseGELU(Elementwise, frozen=True):
     """GELU (its tanh form) of max(x - mean - cutoff * deviation, 0), with mean and standard deviation of the whole row.
 
     The statistical top-k of Spark Transformer (You et al. 2025, arXiv:2506.06644).
     """
 
     cutoff: float
-
-
-# csrc/plan/plan_elementwise.cpp takes their fields in order.
-Elementwise = Clamp | Temperature | XIELU | GELU | ColumnScale | SparseGELU

@@ -14,34 +14,19 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.devices import ops, recurrent_formulas
+from quire.devices import element_formulas, ops, recurrent_formulas, stream_ops
+from quire.devices.element_formulas import by_row
 from quire.devices.inputs import all_gathered, all_reduced, received
 from quire.devices.operands import padded_positions
 from quire.devices.ops import Op
 from quire.devices.protocol import (
-    GELU,
-    XIELU,
     Activation,
-    Clamp,
-    ColumnScale,
     Expert,
     Matrix,
     Norm,
     Routing,
-    SparseGELU,
-    Temperature,
 )
 from quire.devices.step import Step
-
-
-def by_row(step: Step, function: Callable[..., Any], *arrays: Any) -> Any:
-    """`function` of each row of the arrays alone: wide [rows, any]."""
-    rows = [function(*(step.row(x, i) for x in arrays)) for i in range(len(arrays[0]))]
-    if rows:
-        return step.xp.stack(rows)
-    empty = [step.own(np.zeros(tuple(x.shape[1:]))) for x in arrays]  # a step may read no rows
-    return function(*empty)[None][:0]
-
 
 # --- tokens and positions
 
@@ -90,41 +75,12 @@ def multiply(step: Step, op: ops.Multiply[Any]) -> Any:
     return step.single(each.reshape(rows, -1))
 
 
-def apply(step: Step, op: ops.Apply[Any]) -> Any:
-    x, function, xp = op.x, op.function, step.xp
-    if isinstance(function, Clamp):
-        return xp.clip(x, -function.limit, function.limit)
-    if isinstance(function, Temperature):
-        steps = (step.inputs.positions_T + function.offset) // function.length
-        scales = np.array([1 + function.beta * np.log(1.0 + number) for number in steps.tolist()])
-        return step.single(step.wide(x) * step.own(scales)[:, None])
-    if isinstance(function, ColumnScale):
-        return step.single(step.wide(x) * step.own(np.array(function.factors)))
-
-    def xielu(row: Any, f: XIELU) -> Any:
-        below = f.alpha_n * (xp.expm1(xp.clip(row, None, f.eps)) - row)
-        return xp.where(row > 0, f.alpha_p * row * row, below) + f.beta * row
-
-    def sparse_gelu(row: Any, f: SparseGELU) -> Any:
-        wide = step.double(row)
-        apart = wide - wide.mean()
-        kept = xp.clip(apart - f.cutoff * xp.sqrt((apart * apart).mean()), 0.0, None)
-        return step.activate("gelu_tanh", kept)
-
-    def changed(row: Any) -> Any:
-        if isinstance(function, GELU):
-            return step.activate("gelu", row)
-        return sparse_gelu(row, function) if isinstance(function, SparseGELU) else xielu(row, function)
-
-    return step.single(by_row(step, changed, x))
-
-
-def combine(step: Step, op: ops.Combine[Any]) -> Any:
+def combine(step: Step, op: stream_ops.Combine[Any]) -> Any:
     factors = step.own(op.factors)
     return mixed(step, op.x, step.xp.broadcast_to(factors, (len(op.x), *factors.shape)), op.residual)
 
 
-def mix(step: Step, op: ops.Mix[Any]) -> Any:
+def mix(step: Step, op: stream_ops.Mix[Any]) -> Any:
     shape = len(op.x), op.factors.shape[1] // op.vectors, op.vectors
     return mixed(step, op.x, step.wide(op.factors).reshape(shape), op.residual)
 
@@ -143,7 +99,7 @@ def mixed(step: Step, x: Any, factors: Any, residual: Any) -> Any:
     return step.single(whole if residual is None else whole + residual)
 
 
-def match_rms(step: Step, op: ops.MatchRMS[Any]) -> Any:
+def match_rms(step: Step, op: stream_ops.MatchRMS[Any]) -> Any:
     def matched(row: Any, like: Any) -> Any:
         wanted, parts = (step.double(like) ** 2).mean(), step.double(row).reshape(-1, len(like))
         found = [step.xp.clip((part * part).mean(), op.floor, None) for part in parts]
@@ -467,10 +423,10 @@ FORMULAS: Formulas = {
     ops.Add: add,
     ops.Scale: scale,
     ops.Multiply: multiply,
-    ops.Apply: apply,
-    ops.Combine: combine,
-    ops.Mix: mix,
-    ops.MatchRMS: match_rms,
+    ops.Apply: element_formulas.apply,
+    stream_ops.Combine: combine,
+    stream_ops.Mix: mix,
+    stream_ops.MatchRMS: match_rms,
     ops.Normalize: normalize_rows,
     ops.Linear: linear,
     ops.GatedLinear: gated_linear,

@@ -146,48 +146,6 @@ class Apply(Op[T], frozen=True, eq=False):
         return self.x
 
 
-class Combine(Op[T], frozen=True, eq=False):
-    """Linear combinations of the equal parts of each row: [rows, A D] -> [rows, B D] + residual.
-
-    `factors` is [B, A]. Part b of the result is the sum over a, in ascending order, of factors[b, a] times part a;
-    parts whose factor is 0 are left out.
-    """
-
-    x: T
-    factors: FloatArray
-    residual: T | None = None
-
-    def width(self: Combine[int], kv: KVSpec) -> int:
-        made, parts = self.factors.shape
-        return self.x // int(parts) * int(made)
-
-
-class Mix(Op[T], frozen=True, eq=False):
-    """Combine with factors of its own for each row, [rows, B A]; A = `vectors`."""
-
-    x: T
-    factors: T
-    vectors: int
-    residual: T | None = None
-
-    def width(self: Mix[int], kv: KVSpec) -> int:
-        return self.x // self.vectors * (self.factors // self.vectors)
-
-
-class MatchRMS(Op[T], frozen=True, eq=False):
-    """Scale each part of a row, as wide as `like`, to its root mean square: [rows, A D], [rows, D] -> [rows, A D].
-
-    A mean square of a part below `floor` counts as `floor`.
-    """
-
-    x: T
-    like: T
-    floor: float
-
-    def width(self: MatchRMS[int], kv: KVSpec) -> int:
-        return self.x
-
-
 class Normalize(Op[T], frozen=True, eq=False):
     """The norm of each row, with the statistics of each of `groups` equal parts: [rows, D] -> [rows, D]."""
 

@@ -15,7 +15,7 @@ from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.embedding import EmbeddingConfig, HeadConfig, PositionsConfig
 from quire.model.parts.layer import LayerConfig
 from quire.model.parts.norm import HeadNormConfig, NormConfig
-from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, config_class
+from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, ModelAdditions, config_class
 from quire.model.parts.scores import ScoresConfig
 
 PARTS = ("norm", "qk", "attention", "scores", "mlp", "embedding", "positions", "head", "added", "layer")
@@ -38,6 +38,7 @@ def make_decoder(
     bidirectional: bool = False,
     final_norm: bool = True,
     headless: bool = False,
+    additions: ModelAdditions | None = None,
     **fields: Any,
 ) -> DecoderConfig:
     """Make the config of a model.
@@ -71,7 +72,7 @@ def make_decoder(
         norm=norm if final_norm else None,
         head=None if headless else HeadConfig(**head),
         bidirectional=bidirectional,
-        additions=config_class("streams")(**added) if added else None,
+        additions=config_class("streams")(**added) if added else additions,
     )
 
 

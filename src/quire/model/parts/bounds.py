@@ -63,6 +63,7 @@ SIZES = {
     "laurel": (1, MAX_LATENT),
     "size": (1, MAX_LATENT),
     "streams": (1, MAX_STREAMS),
+    "iterations": (0, 1000),
     "active": (0, MAX_STREAMS - 1),
     "back": (0, MAX_LAYERS),
     "segments": (0, 1 << 10),

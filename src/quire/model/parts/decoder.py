@@ -17,7 +17,7 @@ from quire.devices.protocol import KVDtype, KVSpec, Matrix, Routing
 from quire.errors import ConfigError, ModelError
 from quire.model.parts.bounds import MAX_EXPERTS, MAX_LAYERS, MAX_STATES, MAX_TABLE, MAX_WIDTHS, check_bounds
 from quire.model.parts.embedding import Embedding, EmbeddingConfig, Head, HeadConfig
-from quire.model.parts.layer import Layer, LayerConfig
+from quire.model.parts.layer import LayerConfig
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import Mixer, ModelAdditions
@@ -270,7 +270,7 @@ class Decoder:
         tied = config.tied and shard.alone
         self.embedding = Embedding(config.embedding, kept, tied) if embeds else None
         stage, count = config.stage(shard), config.num_layers
-        self.layers = {i: Layer(config.layers[i], kept, f"layers.{i}", (i, count), division) for i in stage}
+        self.layers = {i: config.layers[i].make(kept, f"layers.{i}", (i, count), division) for i in stage}
         self.norm = None if config.norm is None or not ends else Norm(config.norm, kept, "norm", d)
         self._project = None
         if config.embedding.projected and ends:

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 
 from quire.devices.graph import Recorder
-from quire.devices.ops import Add, Apply, Combine, Embed, MatchRMS, Mix, Multiply, Scale, Value
+from quire.devices.ops import Add, Apply, Embed, Multiply, Scale, Value
 from quire.devices.ops import Linear as Product
 from quire.devices.protocol import Activation, ColumnScale, FloatArray, Matrix
+from quire.devices.stream_ops import Combine, MatchRMS, Mix
 from quire.errors import ModelError
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import Norm, NormConfig

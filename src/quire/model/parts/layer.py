@@ -12,7 +12,7 @@ from quire.devices.protocol import KVLayer
 from quire.errors import ModelError
 from quire.model.parts.linear import Output
 from quire.model.parts.norm import Norm, NormConfig
-from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, MixerPart
+from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, MixerPart, Streams
 from quire.model.parts.recording import Recording
 from quire.model.parts.source import WeightSource, read_vector
 from quire.model.shard import Shard
@@ -34,6 +34,7 @@ class LayerConfig(msgspec.Struct, frozen=True):
 
     A `second` mixer may read the same input; the results of both are added. Residual branches are multiplied by
     `multiplier`. `bare`: no norm comes before attention. `scale`: the stream is multiplied by a number after the layer.
+    `streams` is how attention and MLP work on several residual streams.
     """
 
     hidden_size: int
@@ -46,6 +47,7 @@ class LayerConfig(msgspec.Struct, frozen=True):
     bare: bool = False
     scale: bool = False
     additions: LayerAdditions | None = None
+    streams: Streams | None = None
 
     @property
     def parallel(self) -> bool:
@@ -84,6 +86,13 @@ class LayerConfig(msgspec.Struct, frozen=True):
         attends = self.mixer is not None and self.mixer.scores is not None
         if self.second is not None and (self.second.scores is not None or not attends):
             raise ModelError(f"{where}: a second mixer must be a recurrence beside attention")
+        if self.streams is not None:
+            self.streams.check_layer(self, where)
+
+    def make(self, source: WeightSource, path: str, place: tuple[int, int], shard: Shard) -> Layer:
+        """Read the layer at `path`; `place` is its index and the number of layers."""
+        kind = Layer if self.streams is None else self.streams.layer
+        return kind(self, source, path, place, shard)
 
     def messages(self, shard: Shard) -> list[int]:
         """The activations per token that a rank sends to each other one of its stage: one entry per message."""

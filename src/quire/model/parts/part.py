@@ -21,6 +21,7 @@ from quire.model.shard import Shard
 
 if TYPE_CHECKING:
     from quire.model.parts.decoder import DecoderConfig
+    from quire.model.parts.layer import Layer, LayerConfig
     from quire.model.parts.linear import Output
     from quire.model.parts.rope import RopeSpec
     from quire.model.parts.scores import ScoresConfig
@@ -38,6 +39,8 @@ PARTS = {
     "mixture": "mixture:MixtureConfig",
     "gemma3n": "gemma3n:LayerExtrasConfig",
     "streams": "gemma3n:ModelExtrasConfig",
+    "hyper": "streams:HyperConfig",
+    "stream_ends": "streams:StreamEndsConfig",
 }
 
 
@@ -171,6 +174,20 @@ class FeedForward(Part):
 class FeedForwardPart(Protocol):
     def compute(self, r: Recording, x: Value, stream: Value) -> tuple[Value, Output | None]:
         """The result for `x`, the normed `stream`, or what a projection makes the result of, and that projection."""
+
+
+class Streams(Part):
+    """How attention and MLP of a layer work on several residual streams."""
+
+    __slots__ = ()
+
+    @property
+    def layer(self) -> type[Layer]:
+        """The class of the layer."""
+        raise NotImplementedError
+
+    def check_layer(self, layer: LayerConfig, where: str) -> None:
+        """Raise ModelError, naming `where`, for a layer that cannot have several streams."""
 
 
 class LayerAdditions(Part):

@@ -7,8 +7,9 @@ import numpy as np
 
 from quire.devices import ops
 from quire.devices.graph import Recorder
-from quire.devices.ops import Combine, HeadLinear, Value
+from quire.devices.ops import HeadLinear, Value
 from quire.devices.protocol import Matrix
+from quire.devices.stream_ops import Combine
 from quire.errors import ModelError
 from quire.model.parts.distances import relative_places
 from quire.model.parts.part import DistanceScores

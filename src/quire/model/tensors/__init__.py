@@ -27,9 +27,10 @@ from quire.weights.parts import Part, part, row_range
 from quire.weights.tensor import Array
 
 if TYPE_CHECKING:
-    from quire.model.tensors import gemma3n
+    from quire.model.tensors import gemma3n, streams
 else:
     gemma3n = Lazy("quire.model.tensors.gemma3n")
+    streams = Lazy("quire.model.tensors.streams")
 
 M = TypeVar("M", bound=Mixer)
 # FINDERS are the modules that find the pieces of a kind of attention, or below a path of a layer.
@@ -44,8 +45,10 @@ FINDERS = {
     "input": "gemma3n",
     "laurel": "gemma3n",
     "altup": "gemma3n",
+    "attention_streams": "streams",
+    "mlp_streams": "streams",
 }
-ADDED = ("input", "laurel", "altup")
+ADDED = ("input", "laurel", "altup", "attention_streams", "mlp_streams")
 # Matrices of a layer that are as a family stores others, those that are never transposed, and vectors.
 MATRICES = ("mlp.down", "input.gate", "input.out", "mixture.latent_down", "mixture.latent_up")
 PLAIN = ("attention.q_down", "mixture.router", "mixture.shared_gate")
@@ -103,6 +106,8 @@ class Tensors:
             return norm(names, names[base], kind, shape)
         if base in ("spread", "merge", "layer_inputs"):
             return gemma3n.find_model(self, base, number, shape)
+        if base == "streams":
+            return streams.find_model(self, kind, shape)
         return part(f"{names[base]}.{kind}", shape)
 
     def _embedding(self, config: EmbeddingConfig) -> Part:

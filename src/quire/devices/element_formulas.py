@@ -1,0 +1,79 @@
+"""The formula of Apply over an array namespace, numpy or torch: functions of elements and of whole rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from quire.devices import ops
+from quire.devices.elementwise import (
+    GELU,
+    XIELU,
+    Clamp,
+    ColumnScale,
+    SparseGELU,
+    Temperature,
+)
+from quire.devices.step import Step
+from quire.devices.stream_ops import StreamGates
+
+
+def by_row(step: Step, function: Callable[..., Any], *arrays: Any) -> Any:
+    """`function` of each row of the arrays alone: wide [rows, any]."""
+    rows = [function(*(step.row(x, i) for x in arrays)) for i in range(len(arrays[0]))]
+    if rows:
+        return step.xp.stack(rows)
+    empty = [step.own(np.zeros(tuple(x.shape[1:]))) for x in arrays]  # a step may read no rows
+    return function(*empty)[None][:0]
+
+
+def apply(step: Step, op: ops.Apply[Any]) -> Any:
+    x, function, xp = op.x, op.function, step.xp
+    if isinstance(function, Clamp):
+        return xp.clip(x, -function.limit, function.limit)
+    if isinstance(function, Temperature):
+        steps = (step.inputs.positions_T + function.offset) // function.length
+        scales = np.array([1 + function.beta * np.log(1.0 + number) for number in steps.tolist()])
+        return step.single(step.wide(x) * step.own(scales)[:, None])
+    if isinstance(function, ColumnScale):
+        return step.single(step.wide(x) * step.own(np.array(function.factors)))
+
+    def xielu(row: Any, f: XIELU) -> Any:
+        below = f.alpha_n * (xp.expm1(xp.clip(row, None, f.eps)) - row)
+        return xp.where(row > 0, f.alpha_p * row * row, below) + f.beta * row
+
+    def sparse_gelu(row: Any, f: SparseGELU) -> Any:
+        wide = step.double(row)
+        apart = wide - wide.mean()
+        kept = xp.clip(apart - f.cutoff * xp.sqrt((apart * apart).mean()), 0.0, None)
+        return step.activate("gelu_tanh", kept)
+
+    def changed(row: Any) -> Any:
+        if isinstance(function, GELU):
+            return step.activate("gelu", row)
+        if isinstance(function, StreamGates):
+            return stream_gates(step, row, function)
+        if isinstance(function, SparseGELU):
+            return sparse_gelu(row, function)
+        assert isinstance(function, XIELU)
+        return xielu(row, function)
+
+    return step.single(by_row(step, changed, x))
+
+
+def stream_gates(step: Step, row: Any, f: StreamGates) -> Any:
+    """How a block reads streams, how its result joins them and, by Sinkhorn's iterations, how they mix."""
+    n, xp = f.streams, step.xp
+    made = row * step.own(np.array(f.factors)) + step.own(np.array(f.biases))
+    parts = [step.activate("sigmoid", made[:n]) + f.eps]
+    if len(made) > n:
+        parts.append(f.magnitude * step.activate("sigmoid", made[n : 2 * n]) + f.floor)
+    if len(made) > 2 * n:
+        shares = [xp.exp(one - one.max()) for one in made[2 * n :].reshape(n, n)]
+        mixed = xp.stack([one / one.sum() for one in shares]) + f.eps
+        for i in range(2 * f.iterations - 1):
+            mixed = mixed / (mixed.sum(axis=i % 2, keepdims=True) + f.eps)
+        parts.append(mixed.T.reshape(-1))
+    return xp.concatenate(parts)
