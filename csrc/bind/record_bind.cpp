@@ -39,6 +39,11 @@ class Record {
   std::vector<float> floats(const char* name) const { return values<float>(name); }
   std::vector<int32_t> integers(const char* name) const { return values<int32_t>(name); }
   Weight weight(const char* name) const { return to_weight(field(name)); }
+  std::vector<Weight> weights(const char* name) const {
+    std::vector<Weight> found;
+    for (nb::handle weight : field(name)) found.push_back(to_weight(weight));
+    return found;
+  }
   Activation activation(const char* name) const;
   NormParams norm(const char* name) const;
 
@@ -139,11 +144,7 @@ int gated_linear(Plan& plan, const Record& op) {
                      op.real("limit"));
 }
 
-int head_linear(Plan& plan, const Record& op) {
-  std::vector<Weight> weights;
-  for (nb::handle weight : op.field("weights")) weights.push_back(Record::to_weight(weight));
-  return plan.head_linear(op.buffer("x"), std::move(weights));
-}
+int head_linear(Plan& plan, const Record& op) { return plan.head_linear(op.buffer("x"), op.weights("weights")); }
 
 int attend(Plan& plan, const Record& op) {
   const Record a = op.inner("attention");
@@ -246,7 +247,12 @@ const std::map<std::string, Encoder>& encoders() {
       {"Convolve",
        [](P p, R op) {
          return p.convolve(op.buffer("x"), op.floats("weight"), op.floats("bias"), op.activation("activation"),
-                           state_place(op));
+                           op.number("dilation"), state_place(op));
+       }},
+      {"EmbedNgrams",
+       [](P p, R op) {
+         return p.embed_ngrams(op.weights("tables"), nb::cast<std::vector<int64_t>>(op.field("multipliers")),
+                               op.number("end"), state_place(op));
        }},
       {"DeltaRule", delta_rule},
       {"StateSpace", state_space},

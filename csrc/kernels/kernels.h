@@ -251,7 +251,7 @@ struct StateStep {
 // The operations of devices/recurrent_ops.py. Open rows are written by the plan.
 struct ConvolveArgs : StateStep {
   const float* x;  // [T, channels], as y
-  int channels, taps;
+  int channels, taps, dilation;
   const float* weight;  // [taps, channels]
   const float* bias;    // or null
   Activation activation;

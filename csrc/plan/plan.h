@@ -148,7 +148,11 @@ class Plan {
   // What the distances in whole sequences add to scores: scale * (by_query + by_key) at the place of each distance.
   int relative_scores(int by_query, int by_key, int num_heads, std::vector<int32_t> places, float scale);
   // The operations of devices/recurrent_ops.py; -1: no such operand.
-  int convolve(int x, const std::vector<float>& weight, std::vector<float> bias, Activation activation, StatePlace place);
+  int convolve(int x, const std::vector<float>& weight, std::vector<float> bias, Activation activation, int dilation,
+               StatePlace place);
+  // `tables` by number of tokens, from 2 on, as many of each; the ids before `end` do not count.
+  int embed_ngrams(std::vector<std::shared_ptr<PackedMatrix>> tables, std::vector<int64_t> multipliers, int end,
+                   StatePlace place);
   int delta_rule(int qkv, int steps, int beta, ScanParams params, StatePlace place);
   int state_space(int xbc, int dt, ScanParams params, StatePlace place);
   int selective_scan(int x, int dt, int bc, const std::vector<float>& rates, std::vector<float> skip, StatePlace place);
@@ -204,7 +208,7 @@ class Plan {
   enum class OpKind : int {
     embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
     head_linear, route, experts, receive, multiply, elementwise, mix, match_rms, relative_scores, all_reduce, all_gather,
-    convolve, scan, selective_scan, gated_recurrence
+    convolve, scan, selective_scan, gated_recurrence, embed_ngrams
   };
 
   struct Op {
@@ -226,6 +230,7 @@ class Plan {
     std::vector<ExpertWeights> experts{};
     std::vector<int> widths{};
     std::vector<int32_t> places{};
+    std::vector<int64_t> multipliers{};
     std::shared_ptr<Peers> peers{};
 
     std::array<int*, 4> inputs() { return {&in, &residual, &angles, &other}; }
@@ -309,6 +314,7 @@ class Plan {
   void execute_recurrent(const Op& op);
   StateStep place_states(const Op& op);
   void keep_open_rows(const Op& op);
+  void execute_ngrams(const Op& op, const StateStep& step);
   void execute_route(const Op& op);
   void execute_experts(const Op& op);
   struct ExpertMemory {  // rows of a mixture in the workspace (plan_moe.cpp), then the workspaces of its products

@@ -7,10 +7,13 @@
 #include <string>
 
 #include "plan/plan.h"
+#include "recurrent/tail.h"
 
 namespace quire {
 
 namespace {
+
+constexpr size_t kMostNgram = 16;  // tokens that are hashed together
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
@@ -47,17 +50,40 @@ int Plan::add_recurrent(Op op, size_t row, size_t state, int64_t width) {
   return add_op(std::move(op), width, RowKind::tokens);
 }
 
-int Plan::convolve(int x, const std::vector<float>& weight, std::vector<float> bias, Activation activation,
+int Plan::convolve(int x, const std::vector<float>& weight, std::vector<float> bias, Activation activation, int dilation,
                    StatePlace place) {
   const size_t channels = size_t(checked(x, "the input of convolve").width), taps = weight.size() / channels;
   require(taps > 0 && taps <= 64 && weight.size() == taps * channels, "convolve: the weight is not [channels, taps]");
   require(bias.empty() || bias.size() == channels, "convolve: the bias is not of the input's width");
+  require(dilation > 0 && dilation <= 64, "convolve: the dilation must be from 1 to 64");
   Op op{.kind = OpKind::convolve, .in = x};
   op.vector = transposed(weight, channels, taps);
   op.scan.skip = std::move(bias);
   op.activation = activation;
+  op.offset = dilation;
   op.place = place;
-  return add_recurrent(std::move(op), channels, (taps - 1) * channels, int64_t(channels));
+  return add_recurrent(std::move(op), channels, (taps - 1) * size_t(dilation) * channels, int64_t(channels));
+}
+
+int Plan::embed_ngrams(std::vector<std::shared_ptr<PackedMatrix>> tables, std::vector<int64_t> multipliers, int end,
+                       StatePlace place) {
+  const size_t orders = multipliers.size() - 1;
+  require(!multipliers.empty() && multipliers.size() <= kMostNgram && orders > 0 && !tables.empty() &&
+              tables.size() % orders == 0,
+          "embed_ngrams: as many tables for each number of tokens, from 2 to " + std::to_string(kMostNgram));
+  int64_t width = 0;
+  for (const auto& table : tables) {
+    const MatrixView& view = table->view();
+    require(!view.gated && !view.format.inputs && !view.format.nonzeros, "embed_ngrams: a table is a plain weight");
+    require(width == 0 || view.cols * int64_t(tables.size()) == width, "embed_ngrams: all tables are of one width");
+    width = view.cols * int64_t(tables.size());
+  }
+  Op op{.kind = OpKind::embed_ngrams};
+  op.weights = std::move(tables);
+  op.multipliers = std::move(multipliers);
+  op.offset = end;
+  op.place = place;
+  return add_recurrent(std::move(op), 1, orders, width);
 }
 
 // What both kinds of scan need; the width of keys.
@@ -191,8 +217,42 @@ void Plan::keep_open_rows(const Op& op) {
   }
 }
 
+// The state is the last token ids, as what they differ from `end`: zeros stand for no token, which counts as an end.
+void Plan::execute_ngrams(const Op& op, const StateStep& step) {
+  const int count = int(op.multipliers.size()), tokens = step_.num_tokens, end = op.offset;
+  const size_t tables = op.weights.size(), each = tables / size_t(count - 1), width = size_t(this->width(op.out));
+  std::vector<float> own(static_cast<size_t>(tokens));
+  for (int t = 0; t < tokens; ++t) own[size_t(t)] = float(step_.tokens[t] - end);
+  std::vector<uint64_t> hashes(size_t(tokens) * size_t(count - 1));
+  for (int b = 0; b < step.num_seqs; ++b) {
+    const StateSeq& s = step.seqs[b];
+    const Tail tail{s, own.data(), 1, step.row, count - 1};
+    tail.begin(0, 1);
+    for (int t = 0; t < s.tokens; ++t) {
+      uint64_t hash = 0;
+      bool ended = false;
+      for (int back = 0; back < count; ++back) {
+        const int id = ended ? end : int(*tail.seen(s.open + t + count - 1 - back)) + end;
+        hash ^= uint64_t(id) * uint64_t(op.multipliers[size_t(back)]);
+        ended = ended || (back > 0 && id == end);
+        if (back > 0) hashes[size_t(s.first + t) * size_t(count - 1) + size_t(back - 1)] = hash;
+      }
+    }
+    tail.keep(0, 1);
+    float* open = kv_->open_rows(op.place.layer, op.place.state, step_.state_rows[b]);
+    std::copy(own.begin() + s.first + s.kept, own.begin() + s.first + s.tokens, open);
+  }
+  for (size_t i = 0; i < tables; ++i) {
+    const MatrixView& table = op.weights[i]->view();
+    for (int t = 0; t < tokens; ++t)
+      table_rows_[size_t(t)] = int32_t(hashes[size_t(t) * size_t(count - 1) + i / each] % uint64_t(table.rows));
+    kernels_.embed({table_rows_.data(), tokens, table, 1.0f, data(op.out) + i * size_t(table.cols), width}, *pool_);
+  }
+}
+
 void Plan::execute_recurrent(const Op& op) {
   const StateStep step = place_states(op);
+  if (op.kind == OpKind::embed_ngrams) return execute_ngrams(op, step);
   auto at = [&](int buffer) { return buffer < 0 ? nullptr : data(buffer); };
   const float *x = at(op.in), *other = at(op.other), *third = at(op.angles);
   const ScanParams& p = op.scan;
@@ -200,7 +260,8 @@ void Plan::execute_recurrent(const Op& op) {
   const int channels = width(op.in);
   float* y = data(op.out);
   if (op.kind == OpKind::convolve)
-    kernels_.convolve({step, x, channels, int(op.vector.size()) / channels, op.vector.data(), skip, op.activation, y}, *pool_);
+    kernels_.convolve({step, x, channels, int(op.vector.size()) / channels, op.offset, op.vector.data(), skip, op.activation, y},
+                      *pool_);
   else if (op.kind == OpKind::scan)
     kernels_.scan({step, p.delta, p.by_channel, x, other, third, p.key_heads, p.heads, p.rows, p.columns, p.rates.data(), skip,
                    p.bound, p.least, p.most, y},

@@ -209,6 +209,7 @@ void Plan::execute_op(const Op& op) {
     case OpKind::scan:
     case OpKind::selective_scan:
     case OpKind::gated_recurrence:
+    case OpKind::embed_ngrams:
       return execute_recurrent(op);
     case OpKind::receive:
       std::memcpy(out, step_.hidden, size_t(rows) * width * sizeof(float));

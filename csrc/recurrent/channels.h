@@ -3,6 +3,7 @@
 #pragma once
 
 #include "recurrent/segments.h"
+#include "recurrent/tail.h"
 #include "rowwise/activation.h"
 
 namespace quire::QUIRE_ISA {
@@ -26,21 +27,14 @@ QUIRE_INLINE void convolve_row(const float* const* x, const float* w, size_t cha
 constexpr int kMostTaps = 64;
 constexpr int kConvolvedChannels = 256;  // at once, over all tokens: their weights and rows stay in the first cache
 
-// Channels [first, last) of a sequence. Row j of what the convolution sees is, in order: of the tail, of the open rows, of
-// the tokens.
+// Channels [first, last) of a sequence.
 inline void convolve_channels(const ConvolveArgs& a, const StateSeq& s, int first, int last) {
-  const size_t channels = size_t(a.channels), bytes = size_t(last - first) * sizeof(float);
-  const int tail = a.taps - 1;
-  if (s.fresh)
-    for (int r = 0; r < tail; ++r) std::memset(s.state + size_t(r) * channels + first, 0, bytes);
-  auto seen = [&](int j) -> const float* {
-    if (j < tail) return s.state + size_t(j) * channels;
-    if (j < tail + s.open) return s.open_rows + size_t(j - tail) * a.row;
-    return a.x + size_t(s.first + j - tail - s.open) * channels;
-  };
+  const size_t channels = size_t(a.channels);
+  const Tail tail{s, a.x, channels, a.row, (a.taps - 1) * a.dilation};
+  tail.begin(first, last);
   for (int t = 0; t < s.tokens; ++t) {
     const float* rows[kMostTaps];
-    for (int i = 0; i < a.taps; ++i) rows[i] = seen(s.open + t + i) + first;
+    for (int i = 0; i < a.taps; ++i) rows[i] = tail.seen(s.open + t + i * a.dilation) + first;
     float* y = a.y + size_t(s.first + t) * channels + first;
     auto run = [&](auto&& act) QUIRE_INLINE_LAMBDA {
       const float *w = a.weight + first, *bias = a.bias ? a.bias + first : nullptr;
@@ -50,15 +44,7 @@ inline void convolve_channels(const ConvolveArgs& a, const StateSeq& s, int firs
     if (a.activation == Activation::silu) run([](V v) QUIRE_INLINE_LAMBDA { return v * sigmoid(v); });
     else run([&](V v) QUIRE_INLINE_LAMBDA { return activate(a.activation, v); });
   }
-  auto keep = [&](int count, float* state) {  // rows move to lower places: in place too
-    for (int r = 0; r < tail; ++r) {
-      const float* from = seen(s.open + count + r) + first;
-      float* to = state + size_t(r) * channels + first;
-      if (from != to) std::memcpy(to, from, bytes);
-    }
-  };
-  for (int m = 0; m < s.num_marks; ++m) keep(s.marks[m].count, s.marks[m].state);
-  keep(s.kept, s.state);
+  tail.keep(first, last);
 }
 
 // Runs panels [first, last) of `rows` rows each over all rows of a sequence: `token` changes a panel at a channel.

@@ -71,15 +71,16 @@ inline V activate(Activation kind, V x) {
 }
 
 // activation(gate) * up; with a limit > 0 the first is at most that, the second within it both ways. gpt-oss clamps both
-// before and multiplies with up + 1 (arXiv:2508.10925).
+// before, to 7 without a limit, and multiplies with up + 1 (arXiv:2508.10925).
 inline V gate(Activation kind, V g, V up, float most) {
   if (kind != Activation::clamped_swiglu) {
     const V v = activate(kind, g);
     if (most <= 0) return v * up;
     return min(set1(most), v) * max(set1(-most), min(set1(most), up));
   }
-  const V limit = set1(7.0f), low = min(limit, g);
-  const V u = max(set1(-7.0f), min(limit, up));
+  const float bound = most > 0 ? most : 7.0f;
+  const V limit = set1(bound), low = min(limit, g);
+  const V u = max(set1(-bound), min(limit, up));
   return low * sigmoid(low * set1(1.702f)) * (u + set1(1.0f));
 }
 

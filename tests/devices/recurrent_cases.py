@@ -17,6 +17,7 @@ from quire.devices.protocol import Backend, KVLayer, KVSpec, Limits, ModelInput,
 from quire.devices.recurrent_ops import (
     Convolve,
     DeltaRule,
+    EmbedNgrams,
     GatedRecurrence,
     SelectiveScan,
     StateSpace,
@@ -41,6 +42,7 @@ class Case:
     op: Callable[..., Any]
     plain: Callable[..., Array]
     prepare: Callable[[Array], Array] = field(default=lambda x: x)
+    packs: bool = False  # the operation has matrices, which a backend packs
 
 
 def sigmoid(x: Array) -> Array:
@@ -52,20 +54,55 @@ def silu(x: Array) -> Array:
 
 
 def convolution(
-    rng: np.random.Generator, channels: int = 37, taps: int = 4, plain_form: bool = False
+    rng: np.random.Generator,
+    channels: int = 37,
+    taps: int = 4,
+    plain_form: bool = False,
+    dilation: int = 1,
 ) -> Case:
     weight = normal(rng, channels, taps)
     bias = None if plain_form else normal(rng, channels)
 
     def plain(x: Array) -> Array:
-        wide = np.concatenate([np.zeros((taps - 1, channels)), x])
-        y = np.stack([sum(weight[:, i] * wide[t + i] for i in range(taps)) for t in range(len(x))])
+        wide = np.concatenate([np.zeros(((taps - 1) * dilation, channels)), x])
+        y = np.stack([sum(weight[:, i] * wide[t + i * dilation] for i in range(taps)) for t in range(len(x))])
         return y if bias is None else silu(y + bias)
 
     def op(x: Any, layer: int, state: int) -> Any:
-        return Convolve(x, weight, layer, state, bias, None if plain_form else "silu")
+        return Convolve(x, weight, layer, state, bias, None if plain_form else "silu", dilation)
 
-    return Case([channels], channels, convolution_state(channels, taps), op, plain)
+    return Case([channels], channels, convolution_state(channels, taps, dilation), op, plain)
+
+
+def ngrams(rng: np.random.Generator, longest: int = 3, each: int = 2, end: int = 3) -> Case:
+    """Tables of hashed n-grams: rows of inputs begin with the number of their token, for the plain formula."""
+    sizes = [int(size) for size in rng.integers(5, 90, (longest - 1) * each)]
+    multipliers = [2 * int(half) + 1 for half in rng.integers(0, (1 << 62) // 40, longest)]
+    tables = [normal(rng, size, 3) for size in sizes]
+
+    def plain(x: Array) -> Array:
+        ids, rows = [int(number) for number in x[:, 0]], []
+        for t in range(len(ids)):
+            since = max((i for i in range(t) if ids[i] == end), default=-1)
+            own = [ids[t - back] if t - back > since else end for back in range(longest)]
+            row = []
+            for i, table in enumerate(tables):
+                mixed = 0
+                for number, factor in list(zip(own, multipliers, strict=True))[: i // each + 2]:
+                    mixed ^= number * factor
+                row.append(table[mixed % len(table)])
+            rows.append(np.concatenate(row))
+        return np.stack(rows)
+
+    def numbered(x: Array) -> Array:
+        return np.arange(len(x), dtype=np.float64)[:, None] + 0 * x
+
+    def op(x: Any, layer: int, state: int, backend: Backend) -> Any:
+        packed = [backend.matrix([table], "float32") for table in tables]
+        return EmbedNgrams(packed, multipliers, end, layer, state)
+
+    spec = convolution_state(1, longest)
+    return Case([1], 3 * len(tables), spec, op, plain, numbered, packs=True)
 
 
 def delta(
@@ -204,6 +241,9 @@ def gated(rng: np.random.Generator, channels: int = 21) -> Case:
 KINDS: dict[str, Callable[[np.random.Generator], Case]] = {
     "convolution": convolution,
     "short convolution": lambda rng: convolution(rng, 70, 3, True),
+    "dilated convolution": lambda rng: convolution(rng, 37, 4, dilation=3),
+    "ngrams": ngrams,
+    "long ngrams": lambda rng: ngrams(rng, 5, 1, 0),
     "delta": delta,
     "delta by channel": lambda rng: delta(rng, 3, 3, 10, 17, True),
     "delta with a bound": lambda rng: delta(rng, 2, 2, 8, 16, True, -5.0),
@@ -245,7 +285,8 @@ class Machine:
                 g(Linear(row, backend.matrix([eye[first : first + width]], "float32")))
                 for first, width in zip(firsts, case.widths, strict=False)
             ]
-            return g(SelectRows(g(case.op(*pieces, 1, 1))))
+            own = (backend,) if case.packs else ()
+            return g(SelectRows(g(case.op(*pieces, 1, 1, *own))))
 
         graph = record(body, lambda g, h: g(Linear(h, head)), len(x), case.out)
         other = convolution_state(3, 2)

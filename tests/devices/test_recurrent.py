@@ -241,6 +241,7 @@ def test_threads_and_columns_do_not_change_a_bit(isa: str, kind: str) -> None:
         "mamba1": lambda rng: mamba1(rng, 300, 16),
         "gated": lambda rng: gated(rng, 700),
         "convolution": lambda rng: convolution(rng, 700),
+        "dilated convolution": lambda rng: convolution(rng, 700, 3, dilation=2),
     }
     if kind not in wide:
         return

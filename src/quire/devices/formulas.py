@@ -190,8 +190,9 @@ def gate(step: Step, kind: Activation, x: Any, up: Any, limit: float) -> Any:
     """activation(x) * up of one row; gpt-oss clamps both and multiplies with up + 1 (arXiv:2508.10925)."""
     clip = step.xp.clip
     if kind == "clamped_swiglu":
-        low = clip(x, None, 7.0)
-        return low * step.activate("sigmoid", 1.702 * low) * (clip(up, -7.0, 7.0) + 1.0)
+        limit = limit or 7.0
+        low = clip(x, None, limit)
+        return low * step.activate("sigmoid", 1.702 * low) * (clip(up, -limit, limit) + 1.0)
     if limit > 0:
         return clip(step.activate(kind, x), None, limit) * clip(up, -limit, limit)
     return step.activate(kind, x) * up

@@ -6,6 +6,7 @@ States are float32, and each token's is rounded once: where a step ends does not
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -50,15 +51,36 @@ def convolve(step: Step, op: ops.Convolve[Any]) -> Any:
     weight = step.own(op.weight.T)
     bias = None if op.bias is None else step.own(op.bias)
 
-    def window(state: Any, row: Any) -> Any:
-        return step.xp.concatenate([state, row[None]])
-
     def read(before: Any, after: Any, t: int) -> Any:
-        y = (step.wide(window(before, op.x[t])) * weight).sum(0)
+        seen = step.xp.concatenate([before, op.x[t : t + 1]])[:: op.dilation]
+        y = (step.wide(seen) * weight).sum(0)
         y = y if bias is None else y + bias
         return y if op.activation is None else step.activate(op.activation, y)
 
-    return recur(step, (op.layer, op.state), op.x, lambda state, row, _: window(state, row)[1:], read)
+    return recur(step, (op.layer, op.state), op.x, partial(_pushed, step), read)
+
+
+def _pushed(step: Step, state: Any, row: Any, position: int) -> Any:
+    """The last rows, after another one."""
+    return step.xp.concatenate([state, row[None]])[1:]
+
+
+def embed_ngrams(step: Step, op: ops.EmbedNgrams[Any]) -> Any:
+    ids = step.inputs.tokens_T
+    each = len(op.tables) // (len(op.multipliers) - 1)
+    inputs = step.single(step.own((ids - op.end).astype(np.float32)[:, None]))
+
+    def read(before: Any, after: Any, t: int) -> Any:
+        seen = [int(ids[t]), *(op.end + int(difference) for difference in step.host(before)[::-1, 0])]
+        ended, hashed, rows = False, 0, list[Any]()
+        for back, (number, factor) in enumerate(zip(seen, op.multipliers, strict=True)):
+            hashed ^= (op.end if ended else number) * factor
+            ended = ended or (back > 0 and number == op.end)
+            tables = op.tables[(back - 1) * each : back * each] if back else ()
+            rows += [step.embedded(table, np.array([hashed % table.shape[0]]))[0] for table in tables]
+        return step.xp.concatenate(rows)
+
+    return recur(step, (op.layer, op.state), inputs, partial(_pushed, step), read)
 
 
 def delta_rule(step: Step, op: ops.DeltaRule[Any]) -> Any:
@@ -145,6 +167,7 @@ def gated_recurrence(step: Step, op: ops.GatedRecurrence[Any]) -> Any:
 
 FORMULAS: dict[type[Any], Callable[[Any, Any], Any]] = {
     ops.Convolve: convolve,
+    ops.EmbedNgrams: embed_ngrams,
     ops.DeltaRule: delta_rule,
     ops.StateSpace: state_space,
     ops.SelectiveScan: selective_scan,

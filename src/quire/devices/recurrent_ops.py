@@ -11,9 +11,10 @@ Only models with such layers import this.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from quire.devices.kv import KVSpec, StateSpec
-from quire.devices.operands import Activation
+from quire.devices.operands import Activation, Matrix
 from quire.devices.ops import Op, T
 from quire.weights.tensor import FloatArray
 
@@ -21,8 +22,8 @@ from quire.weights.tensor import FloatArray
 class Convolve(Op[T], frozen=True, eq=False):
     """A causal convolution of each channel by itself: [T, C] -> [T, C].
 
-    activation(bias + the sum over i of weight[c, i] x[t - K + 1 + i, c]); weight is [C, K], bias [C]. The state is the
-    input of the last K - 1 tokens.
+    activation(bias + the sum over i of weight[c, i] x[t - (K - 1 - i) dilation, c]); weight is [C, K], bias [C]. The
+    state is the input of the last (K - 1) dilation tokens.
     """
 
     x: T
@@ -31,9 +32,28 @@ class Convolve(Op[T], frozen=True, eq=False):
     state: int
     bias: FloatArray | None = None
     activation: Activation | None = None
+    dilation: int = 1
 
     def width(self: Convolve[int], kv: KVSpec) -> int:
         return self.x
+
+
+class EmbedNgrams(Op[T], frozen=True, eq=False):
+    """Rows of several tables [V, D], side by side, for hashes of the step's tokens and the ones before: [T, tables D].
+
+    With N `multipliers` there are as many tables for each number n of tokens, from 2 to N, in this order. The row of
+    token t is (id[t] m[0] xor id[t - 1] m[1] ... xor id[t - n + 1] m[n - 1]) modulo V. An `end` before t ends what is
+    seen: ids at it and before it count as `end`. Products are below 2^63. The state is the last N - 1 ids, less `end`.
+    """
+
+    tables: Sequence[Matrix]
+    multipliers: Sequence[int]
+    end: int
+    layer: int
+    state: int
+
+    def width(self: EmbedNgrams[int], kv: KVSpec) -> int:
+        return sum(table.shape[1] for table in self.tables)
 
 
 class DeltaRule(Op[T], frozen=True, eq=False):
@@ -130,9 +150,9 @@ class GatedRecurrence(Op[T], frozen=True, eq=False):
         return self.x
 
 
-def convolution_state(channels: int, taps: int) -> StateSpec:
-    """Describe the state of Convolve."""
-    return StateSpec((taps - 1, channels), row=channels)
+def convolution_state(channels: int, taps: int, dilation: int = 1) -> StateSpec:
+    """Describe the state of Convolve; with one channel and a tap for each multiplier that of EmbedNgrams."""
+    return StateSpec(((taps - 1) * dilation, channels), row=channels)
 
 
 def delta_state(
