@@ -84,6 +84,7 @@ DEVICE_NEUTRAL = {
     "host",
     "processed",
     "shared",
+    "sparse_ops",
     "vectors",
 }
 ISAS = set(get_args(Isa)) - {"auto"}

@@ -71,6 +71,27 @@ def test_a_layer_may_keep_states_beside_layers_that_keep_keys(tmp_path: Path) ->
     assert (mixed.head_dim, mixed.windows) == (plain.head_dim, plain.windows)
 
 
+class IndexedConfig(RecurrenceConfig, frozen=True, tag="indexed"):
+    """Keeps two layers of index keys beside, and no keys."""
+
+    def further(self, shard: Shard) -> tuple[KVLayer, ...]:
+        return KVLayer(1, 4, value_dim=4, every=4), KVLayer(1, 8, 8, 8)
+
+
+def test_layers_kept_beside_come_last_in_the_cache(tmp_path: Path) -> None:
+    plain = tree(tmp_path)
+    layers = [msgspec.structs.replace(one, mixer=IndexedConfig(4, 8)) for one in plain.layers[:2]]
+    config = msgspec.structs.replace(plain, layers=(*layers, *plain.layers[2:]))
+    kv, count = config.kv_spec("float32"), plain.num_layers
+    assert kv.layers is not None
+    assert [layer.every for layer in kv.layers] == [1] * count + [4, 1] * 2
+    assert kv.bytes_per_token == (count - 2) * plain.kv_spec("float32").bytes_per_token // count + 2 * (
+        4 + 32
+    )
+    assert config.further(range(count)) == {0: range(count, count + 2), 1: range(count + 2, count + 4)}
+    assert config.further(range(1, count)) == {1: range(count - 1, count + 1)}
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v3", "gemma3n_text", "gemma4_text"])
 def test_the_tree_is_read_back_from_its_plain_form(family: str, tmp_path: Path) -> None:
     config = tree(tmp_path, family)

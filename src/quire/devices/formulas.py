@@ -21,9 +21,11 @@ from quire.devices.operands import padded_positions
 from quire.devices.ops import Op
 from quire.devices.protocol import (
     Activation,
+    Array,
     Expert,
     Matrix,
     Norm,
+    Rope,
     Routing,
 )
 from quire.devices.step import Step
@@ -51,9 +53,13 @@ def embed_positions(step: Step, op: ops.EmbedPositions[Any]) -> Any:
 
 
 def rope_angles(step: Step, op: ops.RopeAngles[Any]) -> Any:
-    angles_TR = step.inputs.positions_T.astype(np.float32)[:, None] * op.rope.inv_freq
-    xp, scale = step.xp, op.rope.scale
-    turned = by_row(step, lambda row: xp.concatenate([xp.cos(row), xp.sin(row)]) * scale, step.own(angles_TR))
+    return angles_at(step, op.rope, step.inputs.positions_T)
+
+
+def angles_at(step: Step, rope: Rope, positions_P: Array) -> Any:
+    angles_PR = positions_P.astype(np.float32)[:, None] * rope.inv_freq
+    xp, scale = step.xp, rope.scale
+    turned = by_row(step, lambda row: xp.concatenate([xp.cos(row), xp.sin(row)]) * scale, step.own(angles_PR))
     return step.single(turned)
 
 

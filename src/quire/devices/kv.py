@@ -13,6 +13,8 @@ KVDtype = Literal["float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m
 ELEMENT_BYTES: dict[KVDtype, int] = {
     "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1
 }  # fmt: skip
+USUAL_BLOCK = 16
+"""Tokens of a block for which columns are planned; entries take whole rows of each block."""
 FP8_MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # larger magnitudes are stored as these
 
 
@@ -31,6 +33,9 @@ class KVLayer(msgspec.Struct, frozen=True):
 
     With `value_dim` a value is the first elements of its key. A query sees at most the last `reach` positions, its own
     included; 0: all. Of each sequence the layer keeps `states` beside.
+
+    `every` above 1: the layer has *entries* in place of tokens. Entry w is of positions w every .. (w + 1) every - 1,
+    and lies where the last of them does: in its block, row (position % block_size) // min(every, block_size).
     """
 
     num_kv_heads: int
@@ -38,6 +43,11 @@ class KVLayer(msgspec.Struct, frozen=True):
     reach: int = 0
     value_dim: int | None = None
     states: tuple[StateSpec, ...] = ()
+    every: int = 1
+
+    def rows(self, block_size: int) -> int:
+        """Count the rows of a block."""
+        return -(-block_size // self.every)
 
 
 class KVScales(msgspec.Struct, frozen=True):
@@ -56,7 +66,8 @@ class KVSpec(msgspec.Struct, frozen=True):
     In int8, each key and each value of a head has its own float32 scale. In FP8, `scales` has an entry for each layer,
     None if the layer has no scales.
     With `value_dim` (latent attention) there are no values: a value is the first value_dim elements of its key.
-    `layers`, if given, is the shape of each layer; num_kv_heads and head_dim are then the largest.
+    `layers`, if given, is the shape of each layer, its value_dim too; num_kv_heads and head_dim are then the largest.
+    Behind a model's layers come those that sparse attention keeps beside them.
 
     With `apart`, a block consists of slabs of one size, and layers with a reach lie in slabs of their own, which are
     given back when no query will see the block again (`columns`, `block_shape`).
@@ -93,9 +104,9 @@ class KVSpec(msgspec.Struct, frozen=True):
     @property
     def _columns(self) -> tuple[tuple[int, ...], int]:
         """Columns by layer, and how many of them hold layers that see all positions: the division that wastes least."""
-        sizes = [self.layer_bytes(index) for index in range(self.num_layers)]
         if not self.apart:
             return (0,) * self.num_layers, 1
+        sizes = self._sizes(USUAL_BLOCK)
         windowed = [self.layer(index).reach > 0 for index in range(self.num_layers)]
         if all(windowed):  # what is left of a block must lie somewhere
             windowed[0] = False
@@ -107,7 +118,9 @@ class KVSpec(msgspec.Struct, frozen=True):
         return self.scales[layer] if self.scales else None
 
     def layer(self, index: int) -> KVLayer:
-        return KVLayer(self.num_kv_heads, self.head_dim) if self.layers is None else self.layers[index]
+        if self.layers is not None:
+            return self.layers[index]
+        return KVLayer(self.num_kv_heads, self.head_dim, value_dim=self.value_dim)
 
     def bytes_per_state(self, num_open: int) -> int:
         """Bytes of a row of states, with as many open rows."""
@@ -116,13 +129,21 @@ class KVSpec(msgspec.Struct, frozen=True):
 
     @property
     def bytes_per_token(self) -> int:
-        sizes = [self.layer_bytes(index) for index in range(self.num_layers)]
-        return _block_bytes(self.columns, sizes)
+        return self.token_bytes(USUAL_BLOCK)
+
+    def token_bytes(self, block_size: int) -> int:
+        """Bytes of a block of that size by the token, rounded up."""
+        return -(-_block_bytes(self.columns, self._sizes(block_size)) // block_size)
+
+    def _sizes(self, block_size: int) -> list[int]:
+        """Bytes of a block in each layer."""
+        layers = range(self.num_layers)
+        return [self.layer_bytes(index) * self.layer(index).rows(block_size) for index in layers]
 
     def layer_bytes(self, index: int) -> int:
-        """Bytes that one token takes in a layer."""
+        """Bytes that one token, or entry, takes in a layer."""
         layer = self.layer(index)
-        heads = layer.num_kv_heads * (2 if self.value_dim is None else 1)
+        heads = layer.num_kv_heads * (2 if layer.value_dim is None else 1)
         if self.dtype == "int8":
             return heads * (-(-layer.head_dim // 4) * 4 + 4)
         return heads * layer.head_dim * ELEMENT_BYTES[self.dtype]

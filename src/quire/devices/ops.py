@@ -280,6 +280,10 @@ class Attend(Op[T], frozen=True, eq=False):
 
     `scores` [T, N S] are added to each query's scores, by position.
     Query head i reads key/value head i // (N / G).
+    `chosen` are numbers of pools of `pool` positions (sparse_ops.Choose), of all heads or of each of the `groups`, one
+    per key/value head: a query sees the positions of those alone. With `entries`, a cache layer that has some
+    (KVLayer.every), it sees its own layer as ever and, in the same softmax, all entries that end at or before it, or
+    the chosen ones of them.
     Softmax is online over tiles of positions aligned to absolute position 0 (Milakov and Gimelshein 2018).
     """
 
@@ -288,9 +292,14 @@ class Attend(Op[T], frozen=True, eq=False):
     num_heads: int
     attention: Attention
     scores: T | None = None
+    chosen: T | None = None
+    pool: int = 1
+    groups: int = 1
+    entries: int | None = None
 
     def width(self: Attend[int], kv: KVSpec) -> int:
-        return self.num_heads * (kv.value_dim or kv.layer(self.layer).head_dim)
+        layer = kv.layer(self.layer)
+        return self.num_heads * (layer.value_dim or layer.head_dim)
 
 
 class Route(Op[T], frozen=True, eq=False):

@@ -52,4 +52,7 @@ class Step(Protocol):
         """Return the rows of a state in the cache [rows, ...], and their open rows [rows, open, W]."""
 
     def store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
-        """Write keys and values of token `t` of the step; None: they are views of the keys."""
+        """Write keys and values of token `t`, or the entry that ends with it; None: values are views of the keys."""
+
+    def keys(self, layer: int, b: int) -> Any:
+        """Return all keys, or entries, of sequence `b` in order, as wide: [rows, G, H]."""

@@ -204,7 +204,7 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
         memory_need = MemoryNeed(
             weights=share.weight_bytes + need.weights,
             workspace=outline.workspace_bytes(tapped(share, need.taps), kv_spec, limits) + need.workspace,
-            kv_bytes_per_token=kv_spec.bytes_per_token + need.kv_per_token,
+            kv_bytes_per_token=kv_spec.token_bytes(config.cache.block_size) + need.kv_per_token,
             max_model_len=longest,
             max_model_len_is_given=config.model.max_model_len is not None,
             max_num_seqs=max_num_seqs,

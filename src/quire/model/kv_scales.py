@@ -46,7 +46,7 @@ def scaled_spec(
         else None
         for i in layers
     )
-    return msgspec.structs.replace(kv, scales=own)
+    return msgspec.structs.replace(kv, scales=own + (None,) * (kv.num_layers - len(own)))
 
 
 def check_kv_scales(scales: tuple[KVScales | None, ...], spec: DecoderConfig, where: str) -> None:

@@ -23,7 +23,7 @@ from quire.devices.cpu.pack import (
     place,
 )
 from quire.devices.cpu.record import Recording
-from quire.devices.cpu.run import NativeExecutable, NativeKVCache, layer_tuples
+from quire.devices.cpu.run import NativeExecutable, NativeKVCache, layer_tuples, shared_value_dim
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.protocol import (
     Arithmetic,
@@ -154,7 +154,7 @@ class NativeBackend:
                 self.isa,
                 self.pool,
                 layer_tuples(kv_spec),
-                kv_spec.value_dim or 0,
+                shared_value_dim(kv_spec),
                 limits.max_tokens,
                 limits.max_seqs,
                 limits.max_logit_rows,

@@ -14,6 +14,7 @@ from quire.devices.cpu.errors import NATIVE, engine_error, native_errors
 from quire.devices.cpu.record import Recording
 from quire.devices.host import HostLogits
 from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelInput
+from quire.errors import EngineError
 
 if TYPE_CHECKING:
     from quire.devices.adapters import Adapter
@@ -25,6 +26,15 @@ def layer_tuples(spec: KVSpec) -> list[tuple[int, int, list[tuple[int, int]]]]:
     layers = list(map(spec.layer, range(spec.num_layers)))
     sizes = [[(prod(state.shape), state.row) for state in layer.states] for layer in layers]
     return [(layer.num_kv_heads, layer.head_dim, own) for layer, own in zip(layers, sizes, strict=True)]
+
+
+def shared_value_dim(spec: KVSpec) -> int:
+    """The elements of a value that is part of its key; 0: values are stored. EngineError: layers differ."""
+    kept = [layer for layer in map(spec.layer, range(spec.num_layers)) if layer.num_kv_heads]
+    dims = {layer.value_dim for layer in kept}
+    if len(dims) > 1 or any(layer.every > 1 for layer in kept):
+        raise EngineError("the native backend does not store the keys of sparse attention yet")
+    return next(iter(dims), None) or 0
 
 
 def scale_lists(spec: KVSpec) -> list[list[float]]:
@@ -43,7 +53,7 @@ class NativeKVCache:
         with native_errors:
             self.store = _native.KVStore(
                 layer_tuples(spec),
-                spec.value_dim or 0,
+                shared_value_dim(spec),
                 spec.dtype,
                 self.num_blocks,
                 block_size,

@@ -24,7 +24,7 @@ KEPT: dict[KVDtype, Any] = {
 
 
 class ReferenceKVCache:
-    """Keys and values of each layer [num_blocks, block_size, G, H], NaN until written: a stray read shows.
+    """Keys and values of each layer [num_blocks, rows, G, H], NaN until written: a stray read shows.
 
     The states of each layer are [num_states, ...], and their open rows [num_states, num_open, W].
     """
@@ -34,12 +34,14 @@ class ReferenceKVCache:
     ) -> None:
         kept = KEPT[spec.dtype]
         layers = [spec.layer(index) for index in range(spec.num_layers)]
-        shapes = [(num_blocks, block_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
+        shapes = [
+            (num_blocks, layer.rows(block_size), layer.num_kv_heads, layer.head_dim) for layer in layers
+        ]
         self.keys = [np.full(shape, np.nan, kept) for shape in shapes]
-        if spec.value_dim is None:
-            self.values = [np.full(shape, np.nan, kept) for shape in shapes]
-        else:
-            self.values = [keys[..., : spec.value_dim] for keys in self.keys]
+        self.values = [
+            np.full(keys.shape, np.nan, kept) if layer.value_dim is None else keys[..., : layer.value_dim]
+            for keys, layer in zip(self.keys, layers, strict=True)
+        ]
         self.spec, self.num_blocks, self.block_size = spec, num_blocks, block_size
         self.num_states, self.num_open = num_states, num_open
         sizes = [[(state.shape, (num_open, state.row)) for state in layer.states] for layer in layers]
@@ -48,6 +50,11 @@ class ReferenceKVCache:
         found = [spec.scales_of(index) for index in range(spec.num_layers)]
         self.key_scales = [_column(None if scales is None else scales.keys) for scales in found]
         self.value_scales = [_column(None if scales is None else scales.values) for scales in found]
+
+    def places(self, layer: int, positions: Array) -> tuple[Array, Array]:
+        """Find the tokens at some positions, or the entries that end there: blocks of the sequence, rows in them."""
+        size = self.block_size
+        return positions // size, positions % size // min(self.spec.layer(layer).every, size)
 
     def rounded(self, heads: Array, scales: FloatArray) -> FloatArray:
         """Keys or values [heads, H] as the cache keeps them, before its own type's rounding. scales are [heads, 1]."""
@@ -61,9 +68,8 @@ class ReferenceKVCache:
         raise EngineError("this backend keeps blocks whole")
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        sides = self.keys + (self.values if self.spec.value_dim is None else [])
         for source, destination in copies:
-            for side in sides:
+            for side in self.keys + self.values:
                 side[destination] = side[source]
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from quire.devices import formulas
+from quire.devices import formulas, sparse_formulas
 from quire.devices.adapters import StepAdapters
 from quire.devices.host import Float64Array
 from quire.devices.ops import Attend
 from quire.devices.protocol import Activation, Array, Attention, FloatArray, KVSpec, Matrix, ModelInput
 from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.weights import own_matrix
+from quire.devices.sparse_formulas import hidden_scores
 from quire.devices.vectors import activate
 
 
@@ -71,8 +72,8 @@ class ReferenceStep:
 
     def store(self, layer: int, t: int, keys_GH: Float64Array, values_GH: Float64Array | None) -> None:
         b = int(np.searchsorted(self.inputs.cu_q_B1, t, "right")) - 1
-        block, offset = divmod(int(self.inputs.positions_T[t]), self.kv.block_size)
-        place = self.inputs.block_table_SM[self.inputs.slots_B[b], block], offset
+        block, row = self.kv.places(layer, self.inputs.positions_T[t])
+        place = self.inputs.block_table_SM[self.inputs.slots_B[b], block], row
         kv = self.kv
         kv.keys[layer][place] = kv.rounded(keys_GH, kv.key_scales[layer])
         if values_GH is not None:
@@ -81,22 +82,29 @@ class ReferenceStep:
     def states(self, layer: int, state: int) -> tuple[Array, Array]:
         return self.kv.states[layer][state], self.kv.open[layer][state]
 
-    def gathered(self, cache: Array, b: int) -> Float64Array:
-        """Sequence b's keys or values in order of position: [G, kv_len, H]."""
-        kv_len = self.inputs.kv_len_B[b]
-        blocks = self.inputs.block_table_SM[self.inputs.slots_B[b], : -(-kv_len // self.kv.block_size)]
-        tokens = cache[blocks].reshape(-1, *cache.shape[2:])[:kv_len]
-        return np.ascontiguousarray(tokens.astype(np.float64).transpose(1, 0, 2))
+    def keys(self, layer: int, b: int) -> Float64Array:
+        return self.gathered(layer, b)[0].transpose(1, 0, 2)
+
+    def gathered(self, layer: int, b: int) -> tuple[Float64Array, Float64Array]:
+        """Sequence b's keys and values, or entries, in order of position: [G, rows, H]."""
+        kv, every = self.kv, self.kv.spec.layer(layer).every
+        blocks, rows = kv.places(layer, np.arange(every - 1, int(self.inputs.kv_len_B[b]), every))
+        places = self.inputs.block_table_SM[self.inputs.slots_B[b], blocks], rows
+
+        def side(cache: Array, scales: FloatArray) -> Float64Array:
+            return np.ascontiguousarray(cache[places].astype(np.float64).transpose(1, 0, 2)) * scales[:, None]
+
+        return side(kv.keys[layer], kv.key_scales[layer]), side(kv.values[layer], kv.value_scales[layer])
 
 
 def attend(step: ReferenceStep, op: Attend[FloatArray]) -> FloatArray:
     """One softmax over the whole row, not tiled: the result that the online form must reach."""
     kept = step.kv.spec.layer(op.layer)
     groups, head_dim = kept.num_kv_heads, kept.head_dim
-    out = np.empty((len(op.q), op.num_heads, step.kv.spec.value_dim or head_dim), np.float32)
+    out = np.empty((len(op.q), op.num_heads, kept.value_dim or head_dim), np.float32)
     for b, kv_len in enumerate(step.inputs.kv_len_B):
-        keys_GSH = step.gathered(step.kv.keys[op.layer], b) * step.kv.key_scales[op.layer][:, None]
-        values_GSH = step.gathered(step.kv.values[op.layer], b) * step.kv.value_scales[op.layer][:, None]
+        keys_GSH, values_GSH = step.gathered(op.layer, b)
+        entries_GEH = None if op.entries is None else step.gathered(op.entries, b)[0]
         start, stop = step.inputs.cu_q_B1[b], step.inputs.cu_q_B1[b + 1]
         for t in range(start, stop):
             end = kv_len - (stop - 1 - t)
@@ -105,12 +113,18 @@ def attend(step: ReferenceStep, op: Attend[FloatArray]) -> FloatArray:
             q_GRH = op.q[t].astype(np.float64).reshape(groups, op.num_heads // groups, head_dim)
             for g in range(groups):
                 heads = slice(g * (op.num_heads // groups), (g + 1) * (op.num_heads // groups))
-                products = q_GRH[g] @ keys_GSH[g, begin:end].T
-                added = None
+                keys_SH, values_SH, added = keys_GSH[g, begin:end], values_GSH[g, begin:end], None
                 if op.scores is not None:
                     added = op.scores[t].reshape(op.num_heads, -1)[heads, begin:end]
-                weights = attention_weights(products, op.attention, heads, own - begin, added)
-                out[t, heads] = weights @ values_GSH[g, begin:end]
+                if op.entries is not None and entries_GEH is not None:
+                    ended = (own + 1) // step.kv.spec.layer(op.entries).every
+                    keys_SH = np.concatenate([entries_GEH[g, :ended], keys_SH])
+                    values_SH = keys_SH[:, : values_SH.shape[1]]
+                if op.chosen is not None:
+                    hidden = hidden_scores(op, op.chosen[t], g, range(begin, end), len(keys_SH))
+                    added = hidden if added is None else added + hidden
+                weights = attention_weights(q_GRH[g] @ keys_SH.T, op.attention, heads, own - begin, added)
+                out[t, heads] = weights @ values_SH
     return out.reshape(len(op.q), -1)
 
 
@@ -140,4 +154,4 @@ def attention_weights(
     return np.asarray(weights if attention.sinks is None else weights[:, :-1])
 
 
-FORMULAS: formulas.Formulas = {**formulas.FORMULAS, Attend: attend}
+FORMULAS: formulas.Formulas = {**formulas.FORMULAS, **sparse_formulas.FORMULAS, Attend: attend}

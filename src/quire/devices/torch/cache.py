@@ -28,7 +28,7 @@ DTYPES: dict[KVDtype, Any] = {
 
 
 class TorchKVCache:
-    """Keys and values of each layer [num_blocks * block_size, G, H]. In latent attention, values are views of keys.
+    """Keys and values of each layer [num_blocks * rows, G, H]. In latent attention, values are views of keys.
 
     States of each layer [num_states, ...] are NaN until written, and so are their open rows.
     """
@@ -44,7 +44,7 @@ class TorchKVCache:
     ) -> None:
         self.spec, self.num_blocks, self.block_size, self.device = spec, num_blocks, block_size, device
         self.num_states, self.num_open = num_states, num_open
-        self.keys, self.states, self.open = [], [], []
+        self.keys, self.values, self.states, self.open = [], [], [], []
 
         def nan(*shape: int) -> Any:
             return torch.full(shape, torch.nan, device=device)
@@ -52,14 +52,11 @@ class TorchKVCache:
         for layer in map(spec.layer, range(spec.num_layers)):
             self.states.append([nan(num_states, *state.shape) for state in layer.states])
             self.open.append([nan(num_states, num_open, state.row) for state in layer.states])
-            shape = (num_blocks * block_size, layer.num_kv_heads, layer.head_dim)
-            self.keys.append(torch.empty(shape, dtype=DTYPES[spec.dtype], device=device))
-        self._sides = list(self.keys)
-        if spec.value_dim is None:
-            self.values = [torch.empty_like(keys) for keys in self.keys]
-            self._sides += self.values
-        else:
-            self.values = [keys[..., : spec.value_dim] for keys in self.keys]
+            shape = (num_blocks * layer.rows(block_size), layer.num_kv_heads, layer.head_dim)
+            keys = torch.empty(shape, dtype=DTYPES[spec.dtype], device=device)
+            self.keys.append(keys)
+            own = layer.value_dim is None
+            self.values.append(torch.empty_like(keys) if own else keys[..., : layer.value_dim])
         found = [spec.scales_of(index) for index in range(spec.num_layers)]
         self.key_scales = [self._column(None if scales is None else scales.keys) for scales in found]
         self.value_scales = [self._column(None if scales is None else scales.values) for scales in found]
@@ -72,10 +69,10 @@ class TorchKVCache:
         raise EngineError("this backend keeps blocks whole")
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        for side in self._sides:
-            blocks = side.view(self.num_blocks, self.block_size, *side.shape[1:])
+        for side in self.keys + self.values:
+            rows = len(side) // self.num_blocks
             for source, destination in copies:
-                blocks[destination] = blocks[source]
+                side[destination * rows :][:rows] = side[source * rows :][:rows]
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
@@ -176,8 +173,30 @@ class TorchStep:
     def states(self, layer: int, state: int) -> tuple[Any, Any]:
         return self.cache.states[layer][state], self.cache.open[layer][state]
 
+    def _places(self, layer: int, b: int, positions: IntArray) -> Any:
+        """The rows of a layer where tokens of sequence `b` lie at some positions, or entries that end there."""
+        size, kept = self.cache.block_size, self.cache.spec.layer(layer)
+        blocks = self.inputs.block_table_SM[self.inputs.slots_B[b], positions // size].astype(np.int64)
+        rows = positions % size // min(kept.every, size)
+        return torch.from_numpy(blocks * kept.rows(size) + rows).to(self.cache.device)
+
+    def _rows(self, side: Any, layer: int, b: int) -> Any:
+        every, seq = self.cache.spec.layer(layer).every, self.sequences[b]
+        if every == 1:
+            return side[seq.places].float()
+        return side[self._places(layer, b, np.arange(every - 1, seq.length, every, dtype=np.int32))].float()
+
+    def keys(self, layer: int, b: int) -> Any:
+        return self._rows(self.cache.keys[layer], layer, b) * self.cache.key_scales[layer]
+
+    def values(self, layer: int, b: int) -> Any:
+        return self._rows(self.cache.values[layer], layer, b) * self.cache.value_scales[layer]
+
     def store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
         place, cache = self.places_T[t], self.cache
+        if cache.spec.layer(layer).every > 1:
+            b = int(np.searchsorted(self.inputs.cu_q_B1, t, "right")) - 1
+            place = self._places(layer, b, self.inputs.positions_T[t : t + 1])[0]
         sides = (cache.keys, keys_GH, cache.key_scales), (cache.values, values_GH, cache.value_scales)
         for side, new, scales in sides:
             if new is None:

@@ -200,15 +200,25 @@ class DecoderConfig(msgspec.Struct, frozen=True):
                 source = layers[i - part.back]
                 reach = max(source.reach, part.scores.reach) if part.scores.reach else 0
                 layers[i - part.back] = msgspec.structs.replace(source, reach=source.reach and reach)
+        layers += [kept for i in self.stage(shard) for kept in self.layers[i].further(division)]
         alike = len(set(layers)) == 1 and not layers[0].reach and not layers[0].states
         return KVSpec(
             num_layers=len(layers),
             num_kv_heads=max(layer.num_kv_heads for layer in layers),
-            head_dim=size,
+            head_dim=max(layer.head_dim for layer in layers),
             dtype=dtype,
-            value_dim=next((layer.value_dim for layer in layers if layer.value_dim is not None), None),
+            value_dim=layers[0].value_dim if alike else None,
             layers=None if alike else tuple(layers),
         )
+
+    def further(self, layers: range) -> dict[int, range]:
+        """The numbers of the cache layers that some of a stage's layers keep beside their own: they come last."""
+        found, last = dict[int, range](), len(layers)
+        for i in layers:
+            if count := len(self.layers[i].further(WHOLE)):
+                found[i] = range(last, last + count)
+                last += count
+        return found
 
     def messages(self, shard: Shard) -> list[int]:
         """The activations per token that a rank sends to each other one of its stage: one entry per message."""
@@ -331,7 +341,7 @@ class Decoder:
 
         For a stage that does not end the model: the hidden states of all tokens [T, D].
         """
-        r, added = Recording(g, layers.start), self._additions
+        r, added = Recording(g, layers.start, further=self.config.further(layers)), self._additions
         x = g(Receive(self.config.stream_width)) if layers.start else self._embed(g)
         x = x if added is None else added.begin(r, x, self._embed)
         for index in layers:

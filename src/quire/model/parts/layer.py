@@ -78,6 +78,10 @@ class LayerConfig(msgspec.Struct, frozen=True):
         size = own.head_dim if own.num_kv_heads else head_dim
         return msgspec.structs.replace(own, head_dim=size, states=states)
 
+    def further(self, shard: Shard) -> tuple[KVLayer, ...]:
+        """The cache layers that it keeps beside its own."""
+        return () if self.mixer is None else self.mixer.further(shard)
+
     def check(self, index: int, where: str) -> None:
         """Raise ModelError, naming `where`, for parts that do not fit each other."""
         for part in (self.mixer, self.second, self.mlp, self.additions):

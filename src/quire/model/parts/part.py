@@ -101,6 +101,10 @@ class Mixer(Part):
         """What a rank keeps per token and per sequence."""
         raise NotImplementedError
 
+    def further(self, shard: Shard) -> tuple[KVLayer, ...]:
+        """What a rank keeps in cache layers beside the layer's own (Recording.further)."""
+        return ()
+
     def columns(self) -> list[int]:
         """The inner sizes that ranks divide, beside heads."""
         return []

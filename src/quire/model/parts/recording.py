@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire.devices.graph import Recorder
@@ -15,12 +16,16 @@ class Recording:
 
     Layer i keeps its keys and values in layer i - `first` of the cache. `embedding` [T, D] and rows of the `table`
     [T, layers P] make the inputs by layer. `carried` holds what joins the residual stream after the next layer.
+    `further` are the numbers of the cache layers that a layer keeps beside (Mixer.further); `chosen` is the last choice
+    of positions, which later layers may share.
     """
 
     g: Recorder
     first: int = 0
     embedding: Value | None = None
     table: Value | None = None
+    further: Mapping[int, range] = field(default_factory=dict)
+    chosen: Value | None = None
     carried: list[Value] = field(default_factory=list)
     _angles: dict[RopeSpec, Value] = field(default_factory=dict)
 
