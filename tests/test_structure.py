@@ -78,6 +78,7 @@ DEVICE_NEUTRAL = {
     "ops",
     "protocol",
     "recurrent_ops",
+    "relative_ops",
     "stream_ops",
     "registry",
     "sampling",

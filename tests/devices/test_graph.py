@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from quire import _native
-from quire.devices import ops, recurrent_ops, sparse_ops
+from quire.devices import ops, recurrent_ops, relative_ops, sparse_ops, stream_ops
 from quire.devices.graph import Evaluator, last_reads, record, widest_activation
 from quire.devices.ops import Add, Embed, Linear, Op, Scale, SelectRows, Tap, Value, operands, resolved
 from quire.devices.protocol import KVSpec
@@ -20,7 +20,7 @@ from quire.errors import EngineError
 
 KINDS = {
     kind
-    for module in (ops, recurrent_ops, sparse_ops)
+    for module in (ops, recurrent_ops, relative_ops, sparse_ops, stream_ops)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Op) and kind is not Op
 }

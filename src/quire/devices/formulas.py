@@ -17,7 +17,6 @@ import numpy as np
 from quire.devices import element_formulas, ops, recurrent_formulas, stream_ops
 from quire.devices.element_formulas import by_row
 from quire.devices.inputs import all_gathered, all_reduced, received
-from quire.devices.operands import padded_positions
 from quire.devices.ops import Op
 from quire.devices.protocol import (
     Activation,
@@ -28,6 +27,7 @@ from quire.devices.protocol import (
     Rope,
     Routing,
 )
+from quire.devices.relative_ops import RelativeScores, padded_positions
 from quire.devices.step import Step
 
 # --- tokens and positions
@@ -378,7 +378,7 @@ def store_latent(step: Step, op: ops.StoreLatent[Any]) -> Any:
     return step.single(xp.stack(queries))
 
 
-def relative_scores(step: Step, op: ops.RelativeScores[Any]) -> Any:
+def relative_scores(step: Step, op: RelativeScores[Any]) -> Any:
     """What distances add to scores, query by query: [T, N * positions], zero beyond the sequence."""
     count, positions = len(step.inputs.tokens_T), (len(op.places) + 1) // 2
     out = step.own(np.zeros((count, op.num_heads, padded_positions(op.places))))
@@ -442,7 +442,7 @@ FORMULAS: Formulas = {
     ops.StoreKV: store_kv,
     ops.PrepareQueries: prepare_queries,
     ops.StoreLatent: store_latent,
-    ops.RelativeScores: relative_scores,
+    RelativeScores: relative_scores,
     ops.Route: route,
     ops.RunExperts: run_experts,
     ops.AllReduce: all_reduce,

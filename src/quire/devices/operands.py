@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from quire.weights.tensor import FloatArray
 
 NormKind = Literal["rms", "layer"]
-SCORE_TILE = 64  # positions
 
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "softplus", "clamped_swiglu"]
@@ -127,9 +124,3 @@ class Expert(msgspec.Struct, frozen=True):
     down_bias: FloatArray | None
     limit: float = 0.0
     path: str = ""
-
-
-def padded_positions(places: NDArray[np.int32]) -> int:
-    """The row length of RelativeScores: the positions of [2 P - 1] places, in whole tiles."""
-    positions = (len(places) + 1) // 2
-    return -(-positions // SCORE_TILE) * SCORE_TILE

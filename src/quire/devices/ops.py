@@ -19,21 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from quire.devices.elementwise import Elementwise
 from quire.devices.kv import KVSpec
-from quire.devices.operands import (
-    Activation,
-    Attention,
-    Expert,
-    Matrix,
-    Norm,
-    Rope,
-    Routing,
-    padded_positions,
-)
+from quire.devices.operands import Activation, Attention, Expert, Matrix, Norm, Rope, Routing
 from quire.devices.peers import Peers
 from quire.weights.tensor import FloatArray
 
@@ -255,24 +244,6 @@ class StoreLatent(Op[T], frozen=True, eq=False):
 
     def width(self: StoreLatent[int], kv: KVSpec) -> int:
         return self.q_latent + self.q_rope
-
-
-class RelativeScores(Op[T], frozen=True, eq=False):
-    """What distances add to the scores of whole sequences (DeBERTa, arXiv:2006.03654): [T, N S], for Attend.
-
-    by_query and by_key are [T, N B], or None for zeros. The score of the query at i with the key at j gets scale *
-    (by_query[i, n, place] + by_key[j, n, place]) with place = places[j - i + P - 1], one of B. `places` is
-    [2 P - 1]: sequences have at most P tokens, all in the step. S is P rounded up to a multiple of 64.
-    """
-
-    by_query: T | None
-    by_key: T | None
-    num_heads: int
-    places: NDArray[np.int32]
-    scale: float
-
-    def width(self: RelativeScores[int], kv: KVSpec) -> int:
-        return self.num_heads * padded_positions(self.places)
 
 
 class Attend(Op[T], frozen=True, eq=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from quire.devices import ops
+from quire.devices import relative_ops
 from quire.devices.graph import Recorder
 from quire.devices.ops import HeadLinear, Value
 from quire.devices.protocol import Matrix
@@ -71,4 +71,4 @@ class RelativeScores:
         if self._queries is not None:
             keys = g(Combine(qkv, np.eye(1, 3, 1, dtype=np.float32)))
             by_key = g(HeadLinear(keys, self._queries))
-        return g(ops.RelativeScores(by_query, by_key, self._num_heads, self._places, self._scale))
+        return g(relative_ops.RelativeScores(by_query, by_key, self._num_heads, self._places, self._scale))
