@@ -159,6 +159,7 @@ int route(Plan& plan, const Record& op) {
   return plan.route(op.buffer("scores"), {.num_experts = r.number("num_experts"),
                                           .top_k = r.number("top_k"),
                                           .sigmoid = r.is("scoring", "sigmoid"),
+                                          .root_softplus = r.is("scoring", "root_softplus"),
                                           .softmax_after = r.flag("softmax_after"),
                                           .renormalize = r.flag("renormalize"),
                                           .correct_logits = r.flag("correct_logits"),
@@ -171,7 +172,8 @@ int route(Plan& plan, const Record& op) {
                                           .correction = op.floats("correction"),
                                           .weight_scales = op.floats("weight_scales"),
                                           .shared = r.flag("shared"),
-                                          .shared_gate = r.flag("shared_gate")});
+                                          .shared_gate = r.flag("shared_gate")},
+                    op.buffer("ids"));
 }
 
 int run_experts(Plan& plan, const Record& op) {

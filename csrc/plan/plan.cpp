@@ -171,7 +171,7 @@ int Plan::head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights)
   return add_op(std::move(op), width, in.rows);
 }
 
-int Plan::route(int scores, RoutingParams params) {
+int Plan::route(int scores, RoutingParams params, int ids) {
   const Buffer in = checked(scores, "the input of route");
   const RoutingParams& p = params;
   require(p.num_experts > 0 && in.width == int64_t(p.num_experts) + (p.shared && p.shared_gate ? 1 : 0),
@@ -183,8 +183,12 @@ int Plan::route(int scores, RoutingParams params) {
   require(std::isfinite(p.scale) && std::isfinite(p.sparse_mixer) && p.floor > 0, "route: the scale is not finite");
   require(int64_t(limits_.max_tokens) * p.chosen() <= kMaxRoutes, "route: too many experts for so many tokens");
   require(p.weight_scales.empty() || int(p.weight_scales.size()) == p.num_experts, "route: one scale an expert");
+  if (ids >= 0) {
+    const Buffer given = checked(ids, "the ids of route");
+    require(given.width == p.top_k && given.rows == in.rows && p.sparse_mixer == 0, "route: the ids are not [T, top_k]");
+  }
   const int width = 2 * p.chosen();
-  Op op{.kind = OpKind::route, .in = scores};
+  Op op{.kind = OpKind::route, .in = scores, .other = ids};
   op.routing = std::move(params);
   return add_op(std::move(op), width, in.rows);
 }

@@ -75,7 +75,7 @@ struct AttentionParams {
 // How tokens choose experts from their scores (Routing in devices/operands.py).
 struct RoutingParams {
   int num_experts = 0, top_k = 0;
-  bool sigmoid = false, softmax_after = false, renormalize = false;
+  bool sigmoid = false, root_softplus = false, softmax_after = false, renormalize = false;
   bool correct_logits = false;  // the correction is added to the scores, not to the weights
   float sparse_mixer = 0;  // > 0: SparseMixer with this threshold instead of a softmax
   float scale = 1, floor = 1e-20f;
@@ -159,7 +159,7 @@ class Plan {
   int gated_recurrence(int x, int input_gate, int rate_gate, std::vector<float> rates, StatePlace place);
   // Head n of x times weights[n]: [T, N K] -> [T, N O].
   int head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights);
-  int route(int scores, RoutingParams params);
+  int route(int scores, RoutingParams params, int ids = -1);
   // With `weigh_inputs` a route's weight multiplies its expert's input instead of its output. An expert without
   // weights returns its input.
   int experts(int x, int routes, std::vector<ExpertWeights> experts, Activation activation, bool weigh_inputs);

@@ -45,21 +45,20 @@ class Router {
   explicit Router(const RoutingParams& params)
       : p_(params), weights_(size_t(p_.num_experts)), ranks_(weights_.size()) {}
 
-  // out: ids, then weights.
-  void route(const float* scores, float* out) {
+  // out: ids, then weights. `given` are the ids, or null: scores choose them.
+  void route(const float* scores, const float* given, float* out) {
     const int E = p_.num_experts, chosen = p_.chosen();
     std::copy(scores, scores + E, weights_.begin());
     if (p_.sparse_mixer > 0) return mix(scores, out);
     if (p_.sigmoid) {
       for (float& w : weights_) w = sigmoid(w);
+    } else if (p_.root_softplus) {
+      for (float& w : weights_) w = std::sqrt(std::max(w, 0.0f) + std::log1p(std::exp(-std::abs(w))));
     } else if (!p_.softmax_after) {
       softmax(weights_.data(), E);
     }
-    if (p_.correct_logits) std::copy(scores, scores + E, ranks_.begin());
-    else ranks_ = weights_;
-    for (int e = 0; e < E && !p_.correction.empty(); ++e) ranks_[size_t(e)] += p_.correction[size_t(e)];
-    if (p_.num_groups > 1) keep_groups();
-    greatest(ranks_.data(), E, p_.top_k, picked_);
+    if (given) take(given);
+    else choose(scores);
     float* w = out + chosen;
     for (int i = 0; i < p_.top_k; ++i) {
       out[i] = float(picked_[size_t(i)]);
@@ -99,6 +98,20 @@ class Router {
     }
   }
 
+  void choose(const float* scores) {
+    const int E = p_.num_experts;
+    if (p_.correct_logits) std::copy(scores, scores + E, ranks_.begin());
+    else ranks_ = weights_;
+    for (int e = 0; e < E && !p_.correction.empty(); ++e) ranks_[size_t(e)] += p_.correction[size_t(e)];
+    if (p_.num_groups > 1) keep_groups();
+    greatest(ranks_.data(), E, p_.top_k, picked_);
+  }
+
+  void take(const float* ids) {
+    picked_.clear();
+    for (int i = 0; i < p_.top_k; ++i) picked_.push_back(int(std::min(std::max(0.0f, ids[i]), float(p_.num_experts - 1))));
+  }
+
   // Only experts of the best groups can be chosen; a group is as good as its best expert, or its two best together.
   void keep_groups() {
     const int size = p_.num_experts / p_.num_groups;
@@ -133,12 +146,13 @@ int widest_inner(const std::vector<ExpertWeights>& experts) {
 void Plan::execute_route(const Op& op) {
   const int rows = rows_of(op.out), per_task = std::max(1, 4096 / op.routing.num_experts);
   const size_t in_width = size_t(buffers_[size_t(op.in)].width), width = size_t(buffers_[size_t(op.out)].width);
-  const float* scores = data(op.in);
+  const float *scores = data(op.in), *ids = op.other < 0 ? nullptr : data(op.other);
+  const size_t top_k = size_t(op.routing.top_k);
   float* out = data(op.out);
   pool_->parallel_for((rows + per_task - 1) / per_task, [&](int task, int) {
     Router router(op.routing);
     for (int r = task * per_task; r < std::min(rows, (task + 1) * per_task); ++r)
-      router.route(scores + size_t(r) * in_width, out + size_t(r) * width);
+      router.route(scores + size_t(r) * in_width, ids ? ids + size_t(r) * top_k : nullptr, out + size_t(r) * width);
   });
 }
 

@@ -38,6 +38,7 @@ from quire.devices.protocol import (
     WeightType,
 )
 from quire.devices.reference.backend import ReferenceBackend
+from quire.devices.torch.backend import TorchBackend
 from quire.weights.layouts import Blocks, Int4, Int8
 from quire.weights.schemes import Activations, Quantized
 from tests.devices.native_cases import ISAS, apply_rows, native, normal, rounds_activations, rows_step
@@ -65,7 +66,7 @@ def routings(draw: st.DrawFn) -> Routing:
     return Routing(
         num_experts=groups * size,
         top_k=draw(st.integers(1, min(kept * size, 8))),
-        scoring="softmax" if after else draw(st.sampled_from(["softmax", "sigmoid"])),
+        scoring="softmax" if after else draw(st.sampled_from(["softmax", "sigmoid", "root_softplus"])),
         softmax_after=after,
         renormalize=draw(st.booleans()),
         scale=draw(st.sampled_from([1.0, 2.5])),
@@ -92,6 +93,39 @@ def test_routes_equal_the_reference(routing: Routing, corrected: bool, rows: int
     np.testing.assert_allclose(ours[:, chosen:], theirs[:, chosen:], rtol=1e-5, atol=1e-7)
 
 
+@settings(max_examples=40, deadline=None)
+@given(routings(), st.integers(1, 300), st.integers(0, 1000))
+def test_experts_may_be_given_and_not_chosen(routing: Routing, rows: int, seed: int) -> None:
+    """The ids come from a table of tokens; an expert may even be named twice."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, routing.num_experts, (rows, routing.top_k)).astype(np.float32)
+    scores = 2 * normal(rng, rows, routing.num_experts + routing.shared_gate)
+    chosen = routing.top_k + routing.shared
+    found = []
+    for backend in (native(), REFERENCE, TorchBackend(1)):
+        table = backend.matrix([ids], "float32")
+
+        def op(g: Any, x: Any, table: Any = table) -> Any:
+            return g(Route(x, routing, ids=g(Embed(table))))
+
+        found.append(apply_rows(backend, scores, op, 2 * chosen))
+    for routes in found:
+        np.testing.assert_array_equal(routes[:, : routing.top_k], ids)
+        np.testing.assert_allclose(routes[:, chosen:], found[1][:, chosen:], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+def test_an_expert_named_twice_counts_twice(rows: int) -> None:
+    x = normal(np.random.default_rng(1), rows, 40)
+    ids = np.random.default_rng(2).integers(0, 6, (rows, 3)).astype(np.float32)
+    ids[0] = 4
+    ours, theirs = (
+        apply_rows(backend, x, mixture(backend, "float32", "silu", False, ids=ids), 40)
+        for backend in (native(), REFERENCE)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5)
+
+
 def mixture(
     backend: Backend,
     dtype: WeightType,
@@ -100,8 +134,12 @@ def mixture(
     width: int = 40,
     inner: int = 24,
     shared_inner: int = 33,
+    ids: Any = None,
 ) -> Any:
-    """Router and experts as one operation on rows of `width`; the last expert, shared, is of another size."""
+    """Router and experts as one operation on rows of `width`; the last expert, shared, is of another size.
+
+    With `ids` [rows, 3] these are each row's experts.
+    """
     rng = np.random.default_rng(5)
     routing = Routing(6, 3, renormalize=True, shared=True, shared_gate=True)
 
@@ -117,8 +155,11 @@ def mixture(
     router = backend.matrix([3 * normal(rng, 7, width) / np.float32(np.sqrt(width))], "float32")
     experts = [expert(inner) for _ in range(6)] + [expert(shared_inner, 0.3)]
 
+    table = None if ids is None else backend.matrix([ids], "float32")
+
     def op(g: Any, x: Any) -> Any:
-        return g(RunExperts(x, g(Route(g(Linear(x, router)), routing)), experts, activation))
+        given = None if table is None else g(Embed(table))
+        return g(RunExperts(x, g(Route(g(Linear(x, router)), routing, ids=given)), experts, activation))
 
     return op
 

@@ -229,11 +229,14 @@ def gated_linear(step: Step, op: ops.GatedLinear[Any]) -> Any:
 def route(step: Step, op: ops.Route[Any]) -> Any:
     correction = None if op.correction is None else step.double(step.own(op.correction))
     scales = None if op.weight_scales is None else step.double(step.own(op.weight_scales))
-    chosen = by_row(step, lambda row: route_row(step, row, op.routing, correction, scales), op.scores)
-    return step.single(chosen)
+
+    def choose(row: Any, ids: Any = None) -> Any:
+        return route_row(step, row, op.routing, correction, scales, ids)
+
+    return step.single(by_row(step, choose, *([op.scores] if op.ids is None else [op.scores, op.ids])))
 
 
-def route_row(step: Step, row: Any, routing: Routing, correction: Any, scales: Any) -> Any:
+def route_row(step: Step, row: Any, routing: Routing, correction: Any, scales: Any, given: Any = None) -> Any:
     """One token's choice: ids, then weights. Of equal scores the lower id goes first."""
     xp, count = step.xp, routing.num_experts
     scores = step.double(row)
@@ -247,6 +250,8 @@ def route_row(step: Step, row: Any, routing: Routing, correction: Any, scales: A
 
     if routing.scoring == "sigmoid":
         weights = step.activate("sigmoid", weights)
+    elif routing.scoring == "root_softplus":
+        weights = xp.sqrt(step.activate("softplus", weights))
     elif not routing.softmax_after:
         weights = softmax(weights)
     ranks = weights if correction is None else weights + correction
@@ -258,7 +263,8 @@ def route_row(step: Step, row: Any, routing: Routing, correction: Any, scales: A
         hidden = np.full(routing.num_groups, -np.inf)
         hidden[step.order(-best)[: routing.top_groups].tolist()] = 0
         ranks = (groups + step.own(hidden)[:, None]).reshape(-1)
-    ids = step.order(-ranks)[: routing.top_k]
+    ids = step.order(-ranks)[: routing.top_k] if given is None else [int(number) for number in given]
+    numbers = step.double(ids if given is None else given)
     weights = weights[ids]
     if routing.softmax_after:
         weights = softmax(weights)
@@ -267,10 +273,10 @@ def route_row(step: Step, row: Any, routing: Routing, correction: Any, scales: A
     weights = weights * routing.scale
     weights = weights if scales is None else weights * scales[ids]
     if not routing.shared:
-        return xp.concatenate([step.double(ids), weights])
+        return xp.concatenate([numbers, weights])
     own = step.activate("sigmoid", scores[-1:]) if routing.shared_gate else step.double(step.own(np.ones(1)))
     last = step.double(step.own(np.array([float(count)])))
-    return xp.concatenate([step.double(ids), last, weights, own])
+    return xp.concatenate([numbers, last, weights, own])
 
 
 def _sparse_mixer(step: Step, scores: Any, routing: Routing) -> Iterable[float]:

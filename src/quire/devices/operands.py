@@ -84,7 +84,8 @@ class Attention(msgspec.Struct, frozen=True):
 class Routing(msgspec.Struct, frozen=True):
     """How a token chooses experts from its scores [E]; `correction` [E] affects the choice, not the weights.
 
-    Scores go through a sigmoid or a softmax (over all experts, or with `softmax_after` over the chosen ones). With
+    Scores go through a sigmoid, the root of a softplus, or a softmax (over all experts, or with `softmax_after` over
+    the chosen ones). With
     `num_groups`, only experts of the `top_groups` best groups can be chosen; a group is as good as its best expert,
     or with `group_sum` as its two best together. A `shared` expert, the last one, always takes part; its weight is 1,
     or with `shared_gate` the sigmoid of one extra score. The weights multiply the experts' outputs, or with
@@ -97,7 +98,7 @@ class Routing(msgspec.Struct, frozen=True):
 
     num_experts: int
     top_k: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "root_softplus"] = "softmax"
     softmax_after: bool = False
     renormalize: bool = False
     scale: float = 1.0

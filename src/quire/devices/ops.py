@@ -276,13 +276,15 @@ class Attend(Op[T], frozen=True, eq=False):
 class Route(Op[T], frozen=True, eq=False):
     """Scores [T, E] (and the shared expert's) -> ids of the chosen experts, then their weights: [T, 2 chosen].
 
-    `weight_scales` [E]: the weight of each chosen expert is multiplied by its own.
+    `weight_scales` [E]: the weight of each chosen expert is multiplied by its own. With `ids` [T, top_k] these are the
+    chosen experts, and scores give their weights alone.
     """
 
     scores: T
     routing: Routing
     correction: FloatArray | None = None
     weight_scales: FloatArray | None = None
+    ids: T | None = None
 
     def width(self: Route[int], kv: KVSpec) -> int:
         return 2 * (self.routing.top_k + self.routing.shared)
