@@ -89,7 +89,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 # TABLES are paths of what a token reads a row of, and of the head.
-TABLES = ("embedding", "positions", "layer_inputs", "head")
+TABLES = ("embedding", "positions", "layer_inputs", "head", "table")
 
 
 def cost_of(decoder: Decoder) -> Cost:
@@ -97,7 +97,11 @@ def cost_of(decoder: Decoder) -> Cost:
     config, division = decoder.config, decoder.config.division(decoder.shard)
     every = matrices(decoder.weights)
     routed = {path for path in every if ".mixture.experts." in path or ".mixture.silent." in path}
-    dense = [matrix for path, matrix in every.items() if path not in TABLES and path not in routed]
+    dense = [
+        matrix
+        for path, matrix in every.items()
+        if path.rpartition(".")[2] not in TABLES and path not in routed
+    ]
     experts = [every[path] for path in routed]
     routing = next(iter(config.routings), None)
     head = every.get("head")

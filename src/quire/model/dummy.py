@@ -22,7 +22,7 @@ BLOCK = (1 << 20) + 7  # values that are drawn once and repeated; odd, so that r
 
 
 class DummyCheckpoint(Unquantized):
-    """A `Checkpoint` of the tensors that a model wants: small normal values, norms' vectors around 1.
+    """A `Checkpoint` of the tensors that a model wants: small normal values, norms' vectors around 1, small numbers.
 
     A tensor depends on its name and shape alone.
     """
@@ -40,12 +40,16 @@ class DummyCheckpoint(Unquantized):
         return self._wanted[name].shape
 
     def dtype(self, name: str) -> np.dtype[Any]:
+        if self._wanted[name].numbers:
+            return np.dtype(np.int64)
         return np.dtype(np.float32) if self._wanted[name].exact else self._dtype
 
     def path(self, name: str) -> Path:
         return self._path
 
     def get(self, name: str) -> Array:
+        if self._wanted[name].numbers:
+            return np.resize(np.arange(self.shape(name)[-1]), self.shape(name))
         block = np.roll(self._block, xxhash.xxh32_intdigest(name.encode()) % BLOCK)
         if len(self.shape(name)) == 1 and name.endswith("weight"):
             block += 1

@@ -33,15 +33,20 @@ from quire.weights.tensor import Array, FloatArray, FloatDtype, QuantTensor
 
 COMPARE = 4 << 20  # elements compared at a time
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+INTEGERS = (np.dtype(np.int32), np.dtype(np.int64))
 FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
 class WantedTensor:
-    """A tensor that a checkpoint must contain. With `exact` it stays float32, whatever the model's dtype."""
+    """A tensor that a checkpoint must contain. With `exact` it stays float32, whatever the model's dtype.
+
+    `numbers` are whole.
+    """
 
     shape: tuple[int, ...]
     exact: bool
+    numbers: bool = False
 
     @property
     def parameters(self) -> int:
@@ -63,7 +68,7 @@ class WeightTypes:
     def of(cls, dtype: FloatDtype, scheme: Quantization | None) -> WeightTypes:
         """Choose the types of a model of `dtype` whose matrices a scheme quantizes, or whose checkpoint did."""
         types: dict[Use, WeightType] = dict.fromkeys(("linear", "table", "head", "positions"), dtype)
-        types["exact"] = "float32"
+        types["exact"] = types["numbers"] = "float32"
         if scheme is None:
             return cls(types, None)
         if isinstance(scheme, Kept):
@@ -182,7 +187,7 @@ def wanted_tensors(config: DecoderConfig, names: TensorNames) -> dict[str, Wante
     Decoder(config, listing)
     for piece, use in listing.pieces.items():
         for name, shape in tensors.part(piece).tensors:
-            wanted[name] = WantedTensor(shape, use == "exact")
+            wanted[name] = WantedTensor(shape, use in ("exact", "numbers"), use == "numbers")
     return wanted
 
 
@@ -241,10 +246,11 @@ def check_tensors(
             raise ModelError(
                 f"{checkpoint.path(name)}: tensor {name} is {found}, config.json says {list(tensor.shape)}"
             )
-        if checkpoint.dtype(name) not in FLOATS:
+        supported = INTEGERS if tensor.numbers else FLOATS
+        if checkpoint.dtype(name) not in supported:
             raise ModelError(
                 f"{checkpoint.path(name)}: tensor {name} is {checkpoint.dtype(name)}; "
-                f"supported are {', '.join(map(str, FLOATS))}"
+                f"supported are {', '.join(map(str, supported))}"
             )
     return expected
 

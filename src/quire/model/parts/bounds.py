@@ -50,6 +50,7 @@ SIZES = {
     "shared_intermediate_size": (0, 1 << 20),
     "num_experts": (1, 1 << 17),
     "zero_experts": (0, 1 << 17),
+    "hashed": (0, 1 << 23),
     "max_position": (1, MAX_POSITION),
     "positions": (1, MAX_POSITION),
     "rows": (1, MAX_POSITION),

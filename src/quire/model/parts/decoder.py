@@ -7,7 +7,7 @@ from copy import copy
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -24,6 +24,9 @@ from quire.model.parts.part import Mixer, ModelAdditions
 from quire.model.parts.recording import Recording
 from quire.model.parts.source import Kept, Weights, WeightSource
 from quire.model.shard import MOST_RANKS, WHOLE, Shard, even
+
+if TYPE_CHECKING:
+    from quire.model.parts.mixture import MixtureConfig
 
 
 class DecoderConfig(msgspec.Struct, frozen=True):
@@ -78,7 +81,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     @property
     def routings(self) -> list[Routing]:
         """The choices of experts of the layers that have any."""
-        return [layer.mixture.routing for layer in self.layers if layer.mixture is not None]
+        return [mixture.routing for mixture in self._mixtures]
 
     @property
     def segments(self) -> int:
@@ -113,7 +116,10 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         """The model with room for `count` tokens that adapters add. ConfigError if its tables cannot grow."""
         for missing, what in (
             (not self.has_head or self.bidirectional, "makes no text"),
-            (self._reads_tokens, "has a table of tokens for each layer"),
+            (
+                self._reads_tokens or any(m.hashed for m in self._mixtures),
+                "has a table of tokens for each layer",
+            ),
             (self.head is not None and self.head.cap is not None, "caps its logits"),
         ):
             if missing:
@@ -264,6 +270,10 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     @property
     def _mixers(self) -> list[Mixer]:
         return [layer.mixer for layer in self.layers if layer.mixer is not None]
+
+    @property
+    def _mixtures(self) -> list[MixtureConfig]:
+        return [layer.mixture for layer in self.layers if layer.mixture is not None]
 
     @property
     def _reads_tokens(self) -> bool:

@@ -9,8 +9,8 @@ import numpy as np
 
 from quire.devices import ops
 from quire.devices.graph import Recorder
-from quire.devices.ops import Add, Normalize, Route, RunExperts, Scale, Value
-from quire.devices.protocol import Activation, Expert, Routing
+from quire.devices.ops import Add, Embed, Normalize, Route, RunExperts, Scale, Value
+from quire.devices.protocol import Activation, Expert, Matrix, Routing
 from quire.devices.protocol import Norm as NormOperand
 from quire.errors import ModelError
 from quire.model.parts.bounds import MAX_EXPERTS_DIM
@@ -37,7 +37,8 @@ class MixtureConfig(FeedForward, msgspec.Struct, frozen=True, tag="mixture"):
     layer that follows (LongCat). `score_cap` caps the router's scores.
     Experts that are not `gated` are down(activation(up(x))). With a `latent_size` the routed ones work in this width,
     between two projections, and the shared one does not (Nemotron 3). `limit` and `shared_limit` bound the factors of
-    the experts' gated products (0: none).
+    the experts' gated products (0: none). A table of `hashed` tokens, if not 0, names the experts of each token, and
+    the router gives their weights alone (DeepSeek-V4).
     """
 
     hidden_size: int
@@ -57,6 +58,7 @@ class MixtureConfig(FeedForward, msgspec.Struct, frozen=True, tag="mixture"):
     shared_limit: float = 0.0
     gated: bool = True
     latent_size: int = 0
+    hashed: int = 0
 
     @property
     def gathers(self) -> bool:
@@ -78,6 +80,8 @@ class MixtureConfig(FeedForward, msgspec.Struct, frozen=True, tag="mixture"):
             )
         if self.beside is not None and self.dense is None:
             raise ModelError(f"{where}: there is no MLP beside the mixture")
+        if self.hashed and (self.correction or self.routing.sparse_mixer):
+            raise ModelError(f"{where}: a table chooses the experts, and so does the router")
 
     def columns(self, whole_experts: bool) -> list[int]:
         found = [] if self.dense is None else self.dense.columns(whole_experts)
@@ -141,6 +145,10 @@ class Mixture:
         if config.bias:
             self.router.bias = read_vector(source, f"{path}.router.bias", count)
         self._correction = None
+        self._table: Matrix | None = None
+        if config.hashed:
+            table = Piece(f"{path}.table", (config.hashed, routing.top_k))
+            self._table = source.matrix(f"{path}.table", [table], "numbers")
         if config.correction:
             self._correction = read_vector(source, f"{path}.correction", scored)
         self._norm = None if config.norm is None else Norm(config.norm, source, f"{path}.norm", d)
@@ -164,7 +172,8 @@ class Mixture:
         if config.score_cap is not None:
             scores = g(Scale(scores, 1.0, config.score_cap))
         scales = None if beside is None else beside.expert_scales
-        routes = g(Route(scores, routing, self._correction, scales))
+        ids = None if self._table is None else g(Embed(self._table))
+        routes = g(Route(scores, routing, self._correction, scales, ids))
         x = x if beside is None else beside.norm(g, x)
         inner = x if self._latent is None else self._latent.down(g, x)
         y = g(RunExperts(inner, routes, self.experts, config.activation, routing.weigh_inputs))

@@ -16,8 +16,8 @@ from quire.devices.protocol import FloatArray, Matrix
 from quire.errors import ModelError
 
 # The use of a matrix decides its type: products; the embedding; the head, or an embedding tied to it; learned
-# positions; matrices that stay float32.
-Use = Literal["linear", "table", "head", "positions", "exact"]
+# positions; matrices that stay float32; tables of whole numbers, which are float32 too.
+Use = Literal["linear", "table", "head", "positions", "exact", "numbers"]
 Weights = Mapping[str, Any]
 """Packed matrices and float32 vectors by path."""
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.errors import ModelError
 from quire.model.families.names import LLAMA_NAMES
 from quire.model.parts.mixture import MixtureConfig
 from quire.model.tensors.stored import Shape
 from quire.weights.parts import Part, part, row_range
+from quire.weights.tensor import Array
 
 if TYPE_CHECKING:
     from quire.model.tensors import LayerTensors
@@ -23,6 +28,10 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
         return (
             part(stored, (1, *shape), lambda array: array[0]) if names.correction_row else part(stored, shape)
         )
+    if kind == "table":
+        return part(
+            layer.prefix + names["mixture.table"], shape, partial(_numbers, config.routing.num_experts)
+        )
     if group == "shared":
         return _shared(layer, config, rest, shape)
     number, _, matrix = rest.partition(".")
@@ -30,6 +39,15 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
         return _stacked(layer, config, int(number), matrix, kind)
     module = names[f"mixture.expert.{matrix}"]
     return part(f"{layer.prefix}{names['mixture.experts'].format(e=number)}{module}.{kind}", shape)
+
+
+def _numbers(count: int, table: Array) -> Array:
+    """Take a table of experts. ModelError: one names an expert that there is not."""
+    if table.size and not 0 <= int(table.min()) <= int(table.max()) < count:
+        raise ModelError(
+            f"a table of tokens names experts beyond the {count} that there are; the file is damaged"
+        )
+    return table.astype(np.float32)
 
 
 def _shared(layer: LayerTensors, config: MixtureConfig, matrix: str, shape: Shape) -> Part:
