@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from quire import LLM, SamplingParams
-from quire.devices.registry import make_exchange, make_peers, peers_bytes, peers_over
+from quire.devices.exchanges import make_exchange, make_peers, peers_bytes, peers_over
 
 SIZES = [4 << 10 << (2 * i) for i in range(6)]  # 4 KiB to 4 MiB
 ROUNDS = 9

@@ -74,6 +74,9 @@ ALLOWED = {
 # The only modules of devices/ that other parts import: no backend is named outside.
 DEVICE_NEUTRAL = {
     "adapters",
+    "choices",
+    "exchanges",
+    "foreign",
     "graph",
     "ops",
     "protocol",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from quire.devices.registry import BackendName, Isa
+from quire.devices.choices import DECIDED
+from quire.devices.registry import BackendName, Isa, choices_of, device_of_rank
 from quire.errors import ConfigError, RequestError
 from quire.lazy import Lazy
 from quire.lora.options import LoraConfig
@@ -259,6 +260,7 @@ class DeviceConfig:
         "native (C++ kernels), torch (plain PyTorch, slow) or reference (numpy, slower).",
         aliases={"vllm": "auto"},  # as vLLM's benchmarks name the engine
     )
+    device: str = option("auto", "cpu, cuda, cuda:N, interpreter, or auto: a GPU if usable.", common=True)
     threads: int | None = option(
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024, common=True
     )
@@ -275,8 +277,8 @@ class DeviceConfig:
         _ = self.trace_directory
 
     def of_rank(self, rank: int, ranks: int, usable_threads: int) -> DeviceConfig:
-        """The options of rank `rank` of `ranks` on this machine: its share of the threads, and its own node of those
-        that are named.
+        """The options of rank `rank` of `ranks` on this machine: its share of the threads, its own GPU, and its own
+        node of those that are named.
         """
         if ranks == 1:
             return self
@@ -284,6 +286,7 @@ class DeviceConfig:
         return replace(
             self,
             threads=max(1, threads // ranks),
+            device=device_of_rank(self.device, self.backend, rank),
             numa_bind_nodes=(nodes[rank % len(nodes)],) if nodes else (),
         )
 
@@ -469,6 +472,8 @@ class EngineConfig:
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
         """Sort flat options (`block_size=32, dtype="bfloat16", ...`) into sections; unknown names are errors."""
+        choices = choices_of(options.get("device", "auto"), options.get("backend", "auto"))
+        options |= {name: getattr(choices, name) for name in DECIDED if options.get(name) is None}
         taken: dict[str, Any] = {"seed": options.pop("seed", None)}
         for name, section in SECTIONS.items():
             known = {f.name: f.metadata["aliases"] or {} for f in fields(section)}

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from quire import _native
 from quire.devices.cpu.backend import NativeBackend
+from quire.devices.exchanges import make_exchange, peers_over
 from quire.devices.protocol import Backend, FloatArray, ModelInput, Peers
 from quire.devices.reference.backend import ReferenceBackend
-from quire.devices.registry import make_exchange, peers_over
 from quire.errors import ConfigError
 from quire.model.load import open_files
 from quire.model.shard import Shard, even

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from quire.devices.registry import make_exchange, peers_over
+from quire.devices.exchanges import make_exchange, peers_over
 from quire.engine.wire import LENGTH
 from quire.errors import ConfigError, EngineError
 from quire.ranks import connections as links

@@ -1,11 +1,19 @@
-"""What a backend knows of a model that another library computes."""
+"""Models that another library computes: what a backend knows of them, and what opens and runs them."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from quire.devices.protocol import FloatDtype, Graph
+from quire.devices.protocol import Backend, FloatDtype, Graph
+from quire.lazy import Lazy, need
+
+if TYPE_CHECKING:
+    import quire.devices.torch.foreign as transformers
+else:
+    transformers = Lazy("quire.devices.torch.foreign")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +43,22 @@ class ForeignModel:
     def load(self) -> Graph:
         """Read the weights. ModelError if the model cannot run over a paged cache."""
         raise NotImplementedError
+
+
+def runs_foreign_models() -> bool:
+    """Whether the libraries are installed that run models of families that Quire does not have."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def open_foreign_model(directory: Path, dtype: str) -> ForeignModel:
+    """A model of a family that Quire does not have, run by its library's code.
+
+    ModelError if that cannot be done, ConfigError if the library is not installed.
+    """
+    need("a model that runs through transformers", "torch", "transformers")
+    return transformers.open_model(directory, dtype)
+
+
+def make_foreign_backend(threads: int | None = None) -> Backend:
+    """The backend that runs the graphs of foreign models, and nothing else."""
+    return transformers.TransformersBackend(threads)

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.devices.choices import Choices
 from quire.devices.elementwise import GELU as GELU
 from quire.devices.elementwise import XIELU as XIELU
 from quire.devices.elementwise import Clamp as Clamp
@@ -182,6 +183,10 @@ class Backend(Protocol):
     @property
     def threads(self) -> int:
         """The number of host threads that compute."""
+
+    @property
+    def choices(self) -> Choices:
+        """What the device decides unless options do."""
 
     @property
     def fingerprint(self) -> str:

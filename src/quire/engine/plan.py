@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 else:
     preview = Lazy("quire.engine.preview")
 
-MAX_LOGIT_ROWS = 64  # rows of logits held at a time: 64 x 150k float32 are 38 MB
-
 
 def tapped(model: ServedModel, taps: tuple[int, ...]) -> Graph:
     """Record the model's graph, with the hidden states that a drafter reads."""
@@ -61,12 +59,13 @@ def device_of(config: EngineConfig, rank: int) -> DeviceConfig:
 def make_backend(device: DeviceConfig, model: ModelInfo | None = None) -> Backend:
     """Make the configured backend, or the one that a foreign model needs. ConfigError if these differ."""
     if model is None or not model.foreign:
-        return devices.make_backend(device.backend, device.threads, device.isa)
-    if device.backend != "auto":
-        raise ConfigError(
-            f"{model.spec.architecture} runs through transformers, not --backend {device.backend}: leave it out"
-        )
-    return devices.make_foreign_backend(device.threads)
+        return devices.make_backend(device.backend, device.threads, device.isa, device.device)
+    for option, value, own in (("backend", device.backend, ()), ("device", device.device, ("cpu",))):
+        if value not in ("auto", *own):
+            raise ConfigError(
+                f"{model.spec.architecture} runs through transformers, not --{option} {value}: leave it out"
+            )
+    return devices.foreign.make_foreign_backend(device.threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +185,10 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
     )
     slots = config.lora.slots if config.lora.enable_lora else 0
     limits = Limits(
-        config.scheduler.max_num_batched_tokens, max_num_seqs, min(MAX_LOGIT_ROWS, max_num_seqs), slots
+        config.scheduler.max_num_batched_tokens,
+        max_num_seqs,
+        min(backend.choices.logit_rows, max_num_seqs),
+        slots,
     )
     features = {
         name: registry.make_planned(name, config)

@@ -8,11 +8,6 @@ from quire.devices.protocol import KVSpec
 from quire.model.cost import Attended, Cost
 from quire.sched.times import StepRates
 
-ASSUMED_READ_GBS = 10.0
-"""A machine is assumed to read ASSUMED_READ_GBS gigabytes per second until steps are measured."""
-ASSUMED_GFLOPS = 50.0
-"""A thread is assumed to compute ASSUMED_GFLOPS billion operations per second until steps are measured."""
-
 
 def step_rates(cost: Cost, kv: KVSpec, read_gbs: float, gflops: float) -> StepRates:
     """Compute the seconds of each part of a step at these limits. A model without counts gets StepRates' defaults."""

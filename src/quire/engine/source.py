@@ -96,7 +96,7 @@ def find_files(config: ModelConfig, spare_tokens: int = 0) -> load.ModelFiles:
     except UnknownArchitectureError as error:
         if config.model_impl == "quire" or is_gguf(path):
             raise
-        if not registry.runs_foreign_models():
+        if not registry.foreign.runs_foreign_models():
             advice = "with `pip install torch transformers` it may run through transformers"
             raise UnknownArchitectureError(f"{error}; {advice}") from error
         unknown = f"{error}. "

@@ -19,7 +19,7 @@ from quire.engine.directory import has_tokenizer, load_tokenizer
 from quire.engine.feature import Features, Joined
 from quire.engine.memory_release import MemoryRelease
 from quire.engine.plan import EnginePlan, plan_engine
-from quire.engine.rates import ASSUMED_GFLOPS, ASSUMED_READ_GBS, step_rates
+from quire.engine.rates import step_rates
 from quire.engine.report import StartReport
 from quire.engine.verbs import Result, Sleep, StartProfile, StopProfile, Verb, WakeUp
 from quire.lazy import Lazy
@@ -148,7 +148,7 @@ def _obey(core: EngineCore, verbs: Sequence[type], make: Callable[[], object]) -
 
 
 def _make_scheduler(plan: EnginePlan) -> Scheduler:
-    config, memory, threads = plan.config, plan.memory, max(1, plan.backend.threads)
+    config, memory, choices = plan.config, plan.memory, plan.backend.choices
     return Scheduler(
         replace(config.scheduler, max_num_seqs=plan.limits.max_seqs),
         memory.num_blocks,
@@ -161,7 +161,7 @@ def _make_scheduler(plan: EnginePlan) -> Scheduler:
         stages=config.parallel.pipeline_parallel_size,
         shape=plan.kv_spec.block_shape,
         rows=memory.rows,
-        rates=step_rates(plan.cost, plan.kv_spec, ASSUMED_READ_GBS, ASSUMED_GFLOPS * threads),
+        rates=step_rates(plan.cost, plan.kv_spec, choices.read_gbs, choices.gflops),
     )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.config import CacheConfig
+from quire.devices.choices import CPU
 from quire.devices.protocol import Backend
 from quire.devices.registry import make_backend
 from quire.engine.directory import SHIPPED_MODEL
-from quire.engine.rates import ASSUMED_READ_GBS
 from quire.meter import in_bytes
 from quire.weights.hub import ASSETS
 
@@ -34,7 +33,7 @@ class Suggestion(msgspec.Struct, frozen=True):
 
     def fits(self, free: int) -> bool:
         """Whether `quire serve` takes the model with its default options."""
-        return self.memory <= free * CacheConfig().gpu_memory_utilization
+        return self.memory <= free * CPU.gpu_memory_utilization
 
     def rate(self, read_gbs: float) -> float:
         """Bound the tokens per second of one sequence by what it reads."""
@@ -48,7 +47,7 @@ def suggestions() -> list[Suggestion]:
 
 def first_model(free: int) -> Suggestion | None:
     """Choose the largest model that fits in `free` bytes and answers quickly on any machine; None: none fits."""
-    found = [each for each in suggestions() if each.fits(free) and each.rate(ASSUMED_READ_GBS) >= LEAST_RATE]
+    found = [each for each in suggestions() if each.fits(free) and each.rate(CPU.read_gbs) >= LEAST_RATE]
     return max(found, key=lambda each: each.parameters, default=None)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from quire.devices.choices import DECIDED
 from quire.flags.table import ForeignFlag
 
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -121,9 +122,11 @@ def add_options(
         if "help" not in f.metadata or (only is not None and f.name not in only):
             continue
         default = defaults.get(f.name, None if f.default is MISSING else f.default)
-        shown = "" if default in (None, "", ()) else f" (default: {default})"
+        by_device = f.name in DECIDED and f.name not in defaults
+        others = "; GPUs have their own" if by_device else ""
+        shown = "" if default in (None, "", ()) else f" (default: {default}{others})"
         text = (f.metadata["help"] + shown).replace("%", "%%")  # argparse formats help texts
-        settings: dict[str, Any] = {"help": text, "default": default}
+        settings: dict[str, Any] = {"help": text, "default": None if by_device else default}
         if not everything and not f.metadata["common"]:
             settings["help"] = argparse.SUPPRESS
             hidden += 1

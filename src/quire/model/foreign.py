@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from quire.devices.foreign import open_foreign_model
 from quire.devices.protocol import Backend, Graph, KVDtype, KVSpec
-from quire.devices.registry import open_foreign_model
 from quire.errors import ConfigError
 from quire.model.cost import Cost
 from quire.model.info import ModelInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
-from quire.devices import registry
+from quire.devices import exchanges
 from quire.devices.protocol import Peers
 from quire.errors import EngineError
 from quire.files import unnamed_file
@@ -25,7 +25,7 @@ def shared_files(parallel: ParallelConfig) -> dict[int, int]:
     for rank in parallel.own_ranks:
         group = parallel.group_of(rank)
         if rank not in files and group.start in parallel.own_ranks and group[-1] in parallel.own_ranks:
-            files |= dict.fromkeys(group, unnamed_file(registry.peers_bytes(size)))
+            files |= dict.fromkeys(group, unnamed_file(exchanges.peers_bytes(size)))
     return files
 
 
@@ -38,11 +38,11 @@ class PeerGroup:
         self._exchange = None
         self.peers: Peers | None = None
         if memory is not None:
-            self.peers = registry.make_peers(memory, rank - self._first, size, PATIENCE)
+            self.peers = exchanges.make_peers(memory, rank - self._first, size, PATIENCE)
         elif size > 1:
-            kind: registry.ExchangeName = "gloo" if parallel.disable_custom_all_reduce else "tcp"
-            self._exchange = registry.make_exchange(kind, rank - self._first, size, PATIENCE)
-            self.peers = registry.peers_over(self._exchange, rank - self._first, size)
+            kind: exchanges.ExchangeName = "gloo" if parallel.disable_custom_all_reduce else "tcp"
+            self._exchange = exchanges.make_exchange(kind, rank - self._first, size, PATIENCE)
+            self.peers = exchanges.peers_over(self._exchange, rank - self._first, size)
 
     def connect(self, reach: Callable[[Kind, int], socket.socket], seconds: float) -> None:
         """Connect to the others, over connections that `reach` makes."""

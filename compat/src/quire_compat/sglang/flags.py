@@ -58,6 +58,7 @@ SAME = {
     "speculative_draft_model": "spec_model",
     "speculative_num_draft_tokens": "spec_tokens",
     "threads": "threads",
+    "device": "device",
 }
 SWITCHES = {
     "skip_tokenizer_init": "skip_tokenizer_init",
@@ -85,12 +86,12 @@ _SHORT = {"tp": "tp_size", "tp_size": "tp_size", "dp": "dp_size", "pp": "pp_size
 _ACCEPTED: tuple[tuple[str, str], ...] = (
     ("Code from a checkpoint never runs", "trust_remote_code!"),
     (
-        "Kernels are compiled ahead, and no graph is captured or compiled at start",
+        "Steps run their kernels one by one, on GPUs too, and no graph is captured or compiled",
         "disable_cuda_graph! disable_cuda_graph_padding! cuda_graph_max_bs cuda_graph_bs* enable_torch_compile! "
         "torch_compile_max_bs enable_profile_cuda_graph! disable_piecewise_cuda_graph! skip_server_warmup!",
     ),
     (
-        "Quire chooses its own kernels, and all give the same result",
+        "Quire has kernels of its own for each device, and chooses among them",
         "attention_backend prefill_attention_backend decode_attention_backend sampling_backend moe_runner_backend "
         "fp8_gemm_backend triton_attention_num_kv_splits enable_deterministic_inference! "
         "disable_custom_all_reduce! enable_nccl_nvls! enable_triton_kernel_moe!",
@@ -115,12 +116,12 @@ _ACCEPTED: tuple[tuple[str, str], ...] = (
     ("The engine is watched, and started again if it fails", "watchdog_timeout dist_timeout"),
     ("One API process serves all clients", "tokenizer_worker_num detokenizer_worker_num stream_output!"),
     (
-        "Weights are mapped from the file",
+        "Weights are packed once, in the device's own memory",
         "weight_loader_disable_mmap! cpu_offload_gb model_loader_extra_config",
     ),
     (
         "It concerns several machines or GPUs",
-        "dist_init_addr nccl_port base_gpu_id gpu_id_step moe_a2a_backend load_balance_method enable_dp_attention!",
+        "dist_init_addr nccl_port gpu_id_step moe_a2a_backend load_balance_method enable_dp_attention!",
     ),
     (
         "Steps overlap only with --async-scheduling of Quire",
@@ -153,14 +154,13 @@ _REFUSED: tuple[tuple[str, str, str], ...] = (
         "float32, --mamba-full-memory-ratio",
         "mamba_ssm_dtype=float32 max_mamba_cache_size",
     ),
-    ("the device is the CPU", "--threads", "device=cpu,auto"),
     ("classes in requests never run", "custom_params of a request", "enable_custom_logit_processor!"),
     (
         "white space is chosen by each request",
         "whitespace_pattern of structured_outputs",
         "constrained_json_whitespace_pattern",
     ),
-    ("no torch runs here", "--quantization", "torchao_config="),
+    ("torchao changes no weights here", "--quantization", "torchao_config="),
     ("models that run here take text", "a text model", "enable_multimodal!"),
     ("the chat template is a file, or the model's own", "--chat-template", "completion_template"),
 )
@@ -204,6 +204,7 @@ MADE: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
         lambda value: {"scheduling_policy": "priority" if value else "fcfs"},
     ),
     "speculative_num_steps": ("--spec-tokens", lambda value: {"steps": int(value)}),
+    "base_gpu_id": ("--device cuda:N", lambda value: {"first_gpu": int(value)}),
     "max_total_tokens": ("--num-gpu-blocks-override, in tokens", lambda value: {"total_tokens": int(value)}),
 }
 _MADE_SWITCHES = ("disable_radix_cache", "enable_priority_scheduling")
@@ -237,9 +238,11 @@ def read_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _settled(found: dict[str, Any], notices: list[str]) -> dict[str, Any]:
     """Options that several of SGLang's make together; a cache that is smaller than the context lowers its limit."""
-    tokens, steps = (found.pop(name, None) for name in ("total_tokens", "steps"))
+    tokens, steps, gpu = (found.pop(name, None) for name in ("total_tokens", "steps", "first_gpu"))
+    if gpu and found.get("device", "cuda") == "cuda":
+        found["device"] = f"cuda:{gpu}"
     if tokens is not None:
-        size = int(found.get("block_size", 16))
+        size = int(found.setdefault("block_size", 16))  # a GPU's own differs
         found["num_gpu_blocks_override"] = max(1, tokens // size)
         longest, room = found.get("max_model_len"), found["num_gpu_blocks_override"] * size
         if isinstance(longest, int) and longest > room:

@@ -86,7 +86,8 @@ class KvCacheConfig(_Fields):
         if "dtype" in found:
             found["kv_cache_dtype"] = found.pop("dtype")
         if "max_tokens" in found:
-            found["num_gpu_blocks_override"] = -(-found.pop("max_tokens") // (self.tokens_per_block or 16))
+            size = found.setdefault("tokens_per_block", 16)
+            found["num_gpu_blocks_override"] = -(-found.pop("max_tokens") // size)
         return found
 
 

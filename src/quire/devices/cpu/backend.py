@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire import _native
+from quire.devices.choices import CPU, Choices
 from quire.devices.cpu.errors import native_errors
 from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
 from quire.devices.cpu.pack import (
@@ -76,6 +77,10 @@ class NativeBackend:
     @property
     def threads(self) -> int:
         return int(self.pool.threads)
+
+    @property
+    def choices(self) -> Choices:
+        return CPU.with_threads(self.threads)
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.devices.choices import CPU
 from quire.devices.cpu.machine import free_memory, measure_limits
 from quire.devices.graph import Graph, widest_activation
 from quire.devices.protocol import (
@@ -42,6 +43,8 @@ class ReferenceBackend:
     @property
     def threads(self) -> int:
         return 1
+
+    choices = CPU
 
     def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> ReferenceMatrix:
         return ReferenceMatrix(parts, dtype)

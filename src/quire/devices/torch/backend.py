@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from quire import _native
+from quire.devices.choices import CPU, Choices
 from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
 from quire.devices.graph import Graph, widest_activation
 from quire.devices.protocol import (
@@ -51,6 +52,10 @@ class TorchBackend:
     @property
     def threads(self) -> int:
         return self._threads
+
+    @property
+    def choices(self) -> Choices:
+        return CPU.with_threads(self.threads)
 
     @property
     def fingerprint(self) -> str:

@@ -1,0 +1,31 @@
+"""Values that a device decides unless options say otherwise. Plain numbers; knows no backend."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """The defaults of engine options on a device, and its constants; these are the CPU's.
+
+    `logit_rows` are the rows of logits held at a time: 64 x 150k float32 are 38 MB. A device is assumed to read
+    `read_gbs` gigabytes and to compute `gflops` billion operations per second, a CPU with each thread, until steps
+    are measured.
+    """
+
+    max_num_batched_tokens: int = 1024
+    max_num_seqs: int = 256
+    gpu_memory_utilization: float = 0.5
+    block_size: int = 16
+    logit_rows: int = 64
+    read_gbs: float = 10.0
+    gflops: float = 50.0
+
+    def with_threads(self, count: int) -> Choices:
+        """Return the choices of a CPU that computes with `count` threads."""
+        return msgspec.structs.replace(self, gflops=self.gflops * max(1, count))
+
+
+CPU = Choices()
+DECIDED = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "block_size")
+"""DECIDED are the names of the engine options among them."""
