@@ -406,7 +406,7 @@ class SpeculationConfig:
                 given = _joined(given, flag, key, value)
         if not given:
             return None
-        if given.get("method") in MTP_ALIASES:
+        if str(given.get("method")).endswith("_mtp"):  # vLLM's deprecated names of the method
             given["method"] = "mtp"
         try:
             found = msgspec.convert(given, SpeculativeOptions)
@@ -418,8 +418,6 @@ class SpeculationConfig:
 
 # Older options of Quire.
 TREE_OPTIONS = frozenset({"tree_top_k", "tree_tokens"})
-# vLLM's deprecated names of the method.
-MTP_ALIASES = tuple(f"{family}_mtp" for family in ("deepseek", "qwen3_next", "glm4_moe", "mimo", "ernie"))
 
 
 def _settled(aliases: Mapping[str, Any], value: Any) -> Any:

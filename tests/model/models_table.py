@@ -137,7 +137,8 @@ def facts(name: str, family: str | None) -> tuple[str, str, str]:
     if family is None:
         return "all", "", "all"
     spec, names = read_model({**tiny_config(family), "architectures": [name]})
-    drafts = names.is_ignored(f"{names.layer.format(i=spec.num_layers)}eh_proj.weight")
+    after = names.is_ignored(f"{names.layer.format(i=spec.num_layers)}eh_proj.weight")
+    drafts = after or names["further"]
     return "all", "MTP" if drafts else "", adapters(spec, names)
 
 

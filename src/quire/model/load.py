@@ -99,7 +99,7 @@ def open_for_reading(path: Path) -> tuple[DecoderConfig, Checkpoint, TensorNames
 
 
 def open_tensors(path: Path) -> tuple[dict[str, Any], Checkpoint, TensorNames]:
-    """Open the config, the tensors and their names of a model that is not built, for drafters beside its layers."""
+    """Open the config, the tensors and the family's names of a model that is not built, for layers beside its own."""
     if is_built(path):
         raise ModelError(
             f"{path} is a built engine or a converted checkpoint, which keep no layers that predict further tokens: "
@@ -112,4 +112,4 @@ def open_tensors(path: Path) -> tuple[dict[str, Any], Checkpoint, TensorNames]:
     source = open_source(path)
     spec, names = read_model(source.config, source.where)
     checkpoint = open_with_experts(source, spec, names)
-    return source.config, checkpoint, names.fitted(checkpoint.names())
+    return source.config, checkpoint, names

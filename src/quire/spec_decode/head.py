@@ -89,6 +89,7 @@ class HeadSource:
         self.path, self.config, self.checkpoint = path, config, checkpoint
         self.packer = Packer(checkpoint, backend, WeightTypes.of(target.dtype, None), outline)
         self.nbytes = 0
+        self._present = frozenset(checkpoint.names())
         self._used: set[str] = set()
 
     @classmethod
@@ -97,7 +98,7 @@ class HeadSource:
         return cls(path, read_drafter(path), _open(path), backend, target, outline)
 
     def has(self, name: str) -> bool:
-        return name in set(self.checkpoint.names())
+        return name in self._present
 
     def matrix(
         self,
@@ -119,8 +120,9 @@ class HeadSource:
     def vector(self, name: str, size: int) -> FloatArray:
         return self.packer.vector([self.part(name, (size,))])
 
-    def norm(self, name: str, size: int, eps: float, bias: bool = False) -> Norm:
-        return Norm(NormConfig("rms", eps, bias=bias), Named(self), name, size)
+    def norm(self, name: str, size: int, eps: float, bias: bool = False, offset: float = 0.0) -> Norm:
+        """Read a norm, whose weight is stored less `offset`."""
+        return Norm(NormConfig("rms", eps, bias=bias), Named(self, offset=offset), name, size)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if not self.has(name):
@@ -163,6 +165,7 @@ class Named:
 
     source: HeadSource
     tensors: Tensors | None = None
+    offset: float = 0.0
 
     @classmethod
     def of(cls, source: HeadSource, config: DecoderConfig, names: TensorNames) -> Named:
@@ -179,7 +182,9 @@ class Named:
 
     def _part(self, piece: Piece) -> Part:
         if self.tensors is None:
-            return self.source.part(piece.path, piece.shape)
+            offset = self.offset
+            take = (lambda array: np.asarray(array, np.float32) + np.float32(offset)) if offset else None
+            return self.source.part(piece.path, piece.shape, take)
         wanted = self.tensors.part(piece)
         for name, shape in wanted.tensors:
             self.source.part(name, shape)

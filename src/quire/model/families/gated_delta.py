@@ -37,6 +37,11 @@ NAMES = LLAMA_NAMES.changed(
         "delta.out": "linear_attn.out_proj",
         "norm_offset": 1.0,
         "ignored": (*LLAMA_NAMES.ignored, r"mtp\..*"),
+        "further": "mtp.layers.{i}.",
+        "further.join": "mtp.fc",
+        "further.token_norm": "mtp.pre_fc_norm_embedding",
+        "further.hidden_norm": "mtp.pre_fc_norm_hidden",
+        "further.norm": "mtp.norm",
     }
 )
 STACKED = {

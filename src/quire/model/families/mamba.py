@@ -323,7 +323,9 @@ FAMILIES = {
         "nemotron_h",
         "Nemotron-H, Nemotron 3",
         read_nemotron_h,
-        BACKBONE_NAMES,
+        BACKBONE_NAMES.changed(
+            {"further": "mtp.layers.{i}.", "further.norm": "mtp.layers.{i}.final_layernorm"}
+        ),
         {
             **HYBRID,
             "mamba_d_head": 64,

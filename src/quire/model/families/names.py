@@ -28,6 +28,9 @@ class TensorNames(msgspec.Struct, frozen=True):
     two tensors if mixture.expert.gate_apart names the gate's. `plain_shared`: a shared expert has
     Llama's names. altup and laurel are prefixes; {s} is the number of a stream less one.
 
+    further is the prefix of layers that predict further tokens, if they do not follow the last layer; below it lie what
+    joins two hidden states, and norms, in modules of DeepSeek's names if there are no others.
+
     `spellings` are other names of modules, by path, which some files have. `ignored` are patterns of whole names that
     hold nothing to load (buffers that are computed from the config). `base` begins the names of all but the head; a
     checkpoint of the base model alone leaves it out, and one of several parts may begin with one of `prefixes` instead.
@@ -72,7 +75,8 @@ class TensorNames(msgspec.Struct, frozen=True):
         """
         present = list(present)
         names, experts, fused = self, self["mixture.experts"], self["mixture.shared.gate_up"]
-        if self.expert_stack and any(f"{experts}0." in name for name in present):
+        split = (name for name in present if f"{experts}0." in name) if self.expert_stack else ()
+        if not all(map(self.is_ignored, split)):
             whole = any(name.endswith(f"{self['mixture.shared']}{fused}.weight") for name in present)
             plain = {path: LLAMA_NAMES[path] for path in EXPERT_MODULES}
             plain |= {"mixture.experts": f"{experts}{{e}}.", "mixture.shared.gate_up": fused if whole else ""}

@@ -2,11 +2,13 @@
 
 EAGLE-1 and 2 (Li et al. 2024, arXiv:2401.15077, 2406.16858; HASS has the same files), and multi-token prediction as in
 DeepSeek-V3 (arXiv:2412.19437), in the target's own checkpoint or in a file of its own (the speculators library's
-layout). The layer is applied again on its own output to draft more than one token.
+layout). Nemotron's is two layers, an attention and a mixture. They are applied again on their own output to draft more
+than one token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,10 +18,12 @@ from quire.devices.graph import Recorder, record
 from quire.devices.ops import Embed, Linear, Receive, SelectRows, Tap, Value
 from quire.devices.protocol import Backend, FloatArray, KVSpec, Matrix
 from quire.errors import ModelError
+from quire.model.families.names import TensorNames
 from quire.model.load import open_tensors
 from quire.model.loaded import LoadedModel
+from quire.model.packing import wanted_tensors
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.parts.layer import Layer
+from quire.model.parts.layer import Layer, LayerConfig
 from quire.model.parts.norm import Norm
 from quire.model.parts.recording import Recording
 from quire.model.shard import WHOLE
@@ -38,7 +42,7 @@ def read_eagle(source: HeadSource, target: LoadedModel) -> Head:
         target,
         embedding,
         source.halves(["fc.weight"], [width], width),
-        own_layers(source, config)[0],
+        own_layers(source, config),
         bias=source.vector("fc.bias", width) if source.has("fc.bias") else None,
     )
     source.refuse_left(("rotary_emb", "lm_head", "embed_tokens"))
@@ -46,26 +50,56 @@ def read_eagle(source: HeadSource, target: LoadedModel) -> Head:
 
 
 def read_mtp(backend: Backend, target: LoadedModel, outline: bool) -> Head:
-    """Read the layer. ModelError: the target's files have none."""
+    """Read the layers, whose names begin as the family says, or follow the target's last layer. ModelError: none."""
     path, spec = target.info.directory, target.spec
     config, checkpoint, names = open_tensors(path)
     source = HeadSource(path, config, checkpoint, backend, target, outline)
-    last, width, eps = spec.num_layers, spec.hidden_size, spec.layers[-1].norm.eps
-    prefix = names.layer.format(i=last)
-    if not source.has(f"{prefix}eh_proj.weight"):
+    first, prefix, offset = 0, names["further"], names.norm_offset
+    if prefix:
+        start = prefix.partition("{i}")[0]
+        stored = [name for name in checkpoint.names() if name.startswith(start)]
+        names = names.changed({"layer": prefix, "ignored": ()}).fitted(stored)
+    else:
+        names = names.fitted(checkpoint.names())
+        first, prefix = spec.num_layers, names.layer
+
+    def named(module: str, default: str, i: int = first) -> str:
+        return (names[f"further.{module}"] or f"{prefix}{default}").format(i=i)
+
+    def norm(module: str, default: str, i: int = first) -> Norm:
+        return source.norm(named(module, default, i), width, eps, offset=offset)
+
+    join, last = f"{named('join', 'eh_proj')}.weight", first
+    if not source.has(join):
         raise ModelError(
-            f"{path}: there is no layer that predicts further tokens ({prefix}eh_proj.weight): choose another method"
+            f"{path}: there is no layer that predicts further tokens ({join}): choose another method"
         )
-    one = replace(spec, layers=spec.layers[-1:])  # it is like the target's last layer
+    while last - first < spec.num_layers and not source.has(
+        f"{named('norm', 'shared_head.norm', last)}.weight"
+    ):
+        last += 1
+    width, eps = spec.hidden_size, spec.layers[-1].norm.eps
+    own = replace(spec, layers=tuple(_alike(source, spec, names, i) for i in range(first, last + 1)))
+    weights, count = Named.of(source, own, names), own.num_layers
     graph = PairLayer(
         target,
         target.decoder.table,
-        source.halves([f"{prefix}eh_proj.weight"], [width], width),
-        Layer(one.layers[0], Named.of(source, spec, names), f"layers.{last}", (0, 1), WHOLE),
-        (source.norm(f"{prefix}enorm", width, eps), source.norm(f"{prefix}hnorm", width, eps)),
-        source.norm(f"{prefix}shared_head.norm", width, eps),
+        source.halves([join], [width], width),
+        [Layer(own.layers[i], weights, f"layers.{first + i}", (i, count), WHOLE) for i in range(count)],
+        (norm("token_norm", "enorm"), norm("hidden_norm", "hnorm")),
+        norm("norm", "shared_head.norm", last),
     )
-    return graph.head(one.kv_spec(target.dtype), source, 1)
+    return graph.head(own.kv_spec(target.dtype), source, 1)
+
+
+def _alike(source: HeadSource, spec: DecoderConfig, names: TensorNames, i: int) -> LayerConfig:
+    """Find the last of the target's layers that has tensors as the further layer `i` has."""
+    prefix = names.layer.format(i=i)
+    for layer in dict.fromkeys(reversed(spec.layers)):
+        wanted = wanted_tensors(replace(spec, layers=(layer,)), names.changed({"layer": prefix}))
+        if all(source.has(name) for name in wanted if name.startswith(prefix)):
+            return layer
+    return spec.layers[-1]
 
 
 def read_mtp_file(source: HeadSource, target: LoadedModel) -> Head:
@@ -80,7 +114,7 @@ def read_mtp_file(source: HeadSource, target: LoadedModel) -> Head:
         target,
         target.decoder.table,
         source.halves([f"{prefix}input_proj.weight"], [width], width),
-        own_layers(source, spec, prefix)[0],
+        own_layers(source, spec, prefix)[:1],
         (norm("token_layernorm"), norm("hidden_layernorm")),
         norm("final_layernorm"),
     )
@@ -99,18 +133,18 @@ def _spec(source: HeadSource, config: dict[str, object], width: int) -> DecoderC
 
 @dataclass(frozen=True, slots=True)
 class PairLayer:
-    """The graph of a layer. `halves` project the token's part and the hidden state's, each after its norm."""
+    """The graph of the layers. `halves` project the token's part and the hidden state's, each after its norm."""
 
     target: LoadedModel
     embedding: Matrix
     halves: tuple[Matrix, Matrix]
-    layer: Layer
+    layers: Sequence[Layer]
     norms: tuple[Norm | None, Norm | None] = (None, None)
     norm: Norm | None = None
     bias: FloatArray | None = None
 
     def hidden(self, g: Recorder, feed: bool) -> Value:
-        """Record the layer. With `feed` it starts from the target's last layer, else from its own output."""
+        """Record the layers. With `feed` it starts from the target's last layer, else from its own output."""
 
         def normed(norm: Norm | None, x: Value) -> Value:
             return x if norm is None else norm(g, x)
@@ -121,7 +155,10 @@ class PairLayer:
         token = normed(self.norms[0], g(Embed(self.embedding)))
         hidden = normed(self.norms[1], x)
         u = g(Linear(hidden, self.halves[1], residual=g(Linear(token, self.halves[0], self.bias))))
-        y = normed(self.norm, self.layer(Recording(g), u))
+        r = Recording(g)
+        for layer in self.layers:
+            u = layer(r, u)
+        y = normed(self.norm, u)
         g(Tap(y))
         return g(SelectRows(y))
 
