@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quire.model.families.bert import post_norm, segments
+from quire.model.families.bert_names import bert_names
 from quire.model.families.config import ConfigReader
-from quire.model.families.names import TensorNames, bert_names
+from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.relative import RelativeConfig
 

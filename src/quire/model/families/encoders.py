@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.model.families.bert import post_norm, segments
+from quire.model.families.bert_names import bert_names
 from quire.model.families.config import ConfigReader
 from quire.model.families.deberta import (
     DEBERTA,
@@ -20,7 +21,7 @@ from quire.model.families.family import (
     read_decoder,
 )
 from quire.model.families.llama import read_llama
-from quire.model.families.names import LLAMA_NAMES, bert_names
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import read_layer_ropes
 from quire.model.parts.decoder import DecoderConfig
 
@@ -32,7 +33,6 @@ _JINA_UNUSED = """lora_adaptations lora_task lora_rank lora_alpha lora_dropout_p
 _MODERNBERT_UNUSED = """embedding_dropout mlp_dropout classifier_dropout classifier_bias classifier_pooling decoder_bias
     deterministic_flash_attn reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
     initializer_cutoff_factor layer_norm_eps tie_word_embeddings cls_token_id position_embedding_type"""
-
 
 BERT_NAMES = bert_names("bert.", r"cls\..*", r"classifier\..*", r"linear\..*")
 ROBERTA_NAMES = bert_names("roberta.", r"lm_head\..*", r"classifier\..*")

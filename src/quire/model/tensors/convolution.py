@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.model.parts.convolution import ConvolutionConfig
-from quire.model.tensors.stored import Shape, fused, taps
+from quire.model.tensors.recurrent import taps
+from quire.model.tensors.stored import Shape, fused
 from quire.weights.parts import Part, row_range
 
 if TYPE_CHECKING:

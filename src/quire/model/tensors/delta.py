@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.model.parts.delta import DeltaConfig
-from quire.model.tensors.stored import Shape, rates, taps
+from quire.model.tensors.recurrent import rates, taps
+from quire.model.tensors.stored import Shape
 from quire.weights.parts import Part, Take, chain, part, row_range, rows_of_groups
 from quire.weights.tensor import Array
 

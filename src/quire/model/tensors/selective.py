@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.model.parts.selective import SelectiveConfig
-from quire.model.tensors.stored import Shape, fused, rates, taps
+from quire.model.tensors.recurrent import rates, taps
+from quire.model.tensors.stored import Shape, fused
 from quire.weights.parts import Part, part, row_range
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.model.parts.state_space import StateSpaceConfig
-from quire.model.tensors.stored import Shape, fused, rates, taps
+from quire.model.tensors.recurrent import rates, taps
+from quire.model.tensors.stored import Shape, fused
 from quire.weights.parts import Part, part, row_range
 
 if TYPE_CHECKING:
