@@ -18,12 +18,11 @@ from quire.devices.graph import Recorder, record
 from quire.devices.ops import Embed, Linear, Receive, SelectRows, Tap, Value
 from quire.devices.protocol import Backend, FloatArray, KVSpec, Matrix
 from quire.errors import ModelError
-from quire.model.families.names import TensorNames
+from quire.model.further import find_further
 from quire.model.load import open_tensors
 from quire.model.loaded import LoadedModel
-from quire.model.packing import wanted_tensors
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.parts.layer import Layer, LayerConfig
+from quire.model.parts.layer import Layer
 from quire.model.parts.norm import Norm
 from quire.model.parts.recording import Recording
 from quire.model.shard import WHOLE
@@ -50,56 +49,30 @@ def read_eagle(source: HeadSource, target: LoadedModel) -> Head:
 
 
 def read_mtp(backend: Backend, target: LoadedModel, outline: bool) -> Head:
-    """Read the layers, whose names begin as the family says, or follow the target's last layer. ModelError: none."""
+    """Read the layers. ModelError: the target's files have none."""
     path, spec = target.info.directory, target.spec
     config, checkpoint, names = open_tensors(path)
     source = HeadSource(path, config, checkpoint, backend, target, outline)
-    first, prefix, offset = 0, names["further"], names.norm_offset
-    if prefix:
-        start = prefix.partition("{i}")[0]
-        stored = [name for name in checkpoint.names() if name.startswith(start)]
-        names = names.changed({"layer": prefix, "ignored": ()}).fitted(stored)
-    else:
-        names = names.fitted(checkpoint.names())
-        first, prefix = spec.num_layers, names.layer
-
-    def named(module: str, default: str, i: int = first) -> str:
-        return (names[f"further.{module}"] or f"{prefix}{default}").format(i=i)
-
-    def norm(module: str, default: str, i: int = first) -> Norm:
-        return source.norm(named(module, default, i), width, eps, offset=offset)
-
-    join, last = f"{named('join', 'eh_proj')}.weight", first
+    found = find_further(spec, names, checkpoint)
+    own, join, first = found.config, f"{found.join}.weight", found.first
     if not source.has(join):
         raise ModelError(
             f"{path}: there is no layer that predicts further tokens ({join}): choose another method"
         )
-    while last - first < spec.num_layers and not source.has(
-        f"{named('norm', 'shared_head.norm', last)}.weight"
-    ):
-        last += 1
-    width, eps = spec.hidden_size, spec.layers[-1].norm.eps
-    own = replace(spec, layers=tuple(_alike(source, spec, names, i) for i in range(first, last + 1)))
-    weights, count = Named.of(source, own, names), own.num_layers
+
+    def norm(name: str) -> Norm:
+        return source.norm(name, spec.hidden_size, own.layers[-1].norm.eps, offset=names.norm_offset)
+
+    weights, count = Named.of(source, own, found.names), own.num_layers
     graph = PairLayer(
         target,
         target.decoder.table,
-        source.halves([join], [width], width),
+        source.halves([join], [spec.hidden_size], spec.hidden_size),
         [Layer(own.layers[i], weights, f"layers.{first + i}", (i, count), WHOLE) for i in range(count)],
-        (norm("token_norm", "enorm"), norm("hidden_norm", "hnorm")),
-        norm("norm", "shared_head.norm", last),
+        (norm(found.token_norm), norm(found.hidden_norm)),
+        norm(found.norm),
     )
     return graph.head(own.kv_spec(target.dtype), source, 1)
-
-
-def _alike(source: HeadSource, spec: DecoderConfig, names: TensorNames, i: int) -> LayerConfig:
-    """Find the last of the target's layers that has tensors as the further layer `i` has."""
-    prefix = names.layer.format(i=i)
-    for layer in dict.fromkeys(reversed(spec.layers)):
-        wanted = wanted_tensors(replace(spec, layers=(layer,)), names.changed({"layer": prefix}))
-        if all(source.has(name) for name in wanted if name.startswith(prefix)):
-            return layer
-    return spec.layers[-1]
 
 
 def read_mtp_file(source: HeadSource, target: LoadedModel) -> Head:
