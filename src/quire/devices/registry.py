@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import quire.devices.reference.backend as reference
     import quire.devices.torch.backend as torch
     from quire.devices import foreign as foreign
-    from quire.devices import selection
+    from quire.devices import selection as selection
     from quire.devices.choices import Choices
     from quire.devices.protocol import Backend
 else:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from quire.devices.choices import Choices
 from quire.errors import ConfigError
-from quire.lazy import Lazy
+from quire.lazy import Lazy, need
 
 if TYPE_CHECKING:
     import torch
 
+    import quire.devices.cuda.catalog as catalog
     from quire.devices.protocol import Backend
 else:
     torch = Lazy("torch")
+    catalog = Lazy("quire.devices.cuda.catalog")
 
 log = logging.getLogger("quire.devices")
 
@@ -80,6 +82,15 @@ def open_device(device: str, backend: str, threads: int | None) -> Backend:
             "the device is %s, %s; --device cpu keeps to the CPU", chosen, torch.cuda.get_device_name(chosen)
         )
     raise ConfigError(f"--device {device} has no kernels in this version: choose cpu")
+
+
+def compiled_kernels(target: str) -> list[dict[str, Any]]:
+    """Compile the kernels of GPUs for an architecture, which need not be there: what each takes, as plain values.
+
+    ConfigError if the architecture is unknown, or a library is not installed.
+    """
+    need("quire kernels", "torch", "triton")
+    return catalog.compile_all(target)
 
 
 def _index(device: str) -> int:

@@ -1,0 +1,122 @@
+"""Compiles the kernels at the shapes of an 8B model, on a machine that needs no GPU: registers, memory and code.
+
+The launches of a case are those that a backend makes: the same functions, over tensors without values.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+from triton import knobs
+
+from quire.devices.cuda.kernels import attention, products
+from quire.devices.cuda.launch import CompilingLauncher, Launcher
+from quire.devices.cuda.target import target_named
+from quire.devices.cuda.tiles import attention_tiles
+from quire.devices.cuda.work import WorkShape
+
+INSTRUCTIONS = ("tcgen05.mma", "wgmma", "mma.sync")
+FP8 = torch.float8_e4m3fn
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """A kernel as a case compiles it. `spilled` counts the bytes of a thread's registers that lie in memory."""
+
+    case: str
+    kernel: str
+    registers: int
+    spilled: int
+    shared_bytes: int
+    cubin_bytes: int
+    instruction: str
+
+
+def empty(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _linear(tokens: int, run: Launcher, dtype: Any = torch.bfloat16) -> None:
+    x, weight = empty(tokens, 4096, dtype=dtype), empty(4096, 4096, dtype=dtype)
+    products.linear(run, x, weight, x, residual=x)
+
+
+def _gated(tokens: int, run: Launcher) -> None:
+    products.gated(run, empty(tokens, 4096), empty(28672, 4096), empty(tokens, 14336), "silu")
+
+
+def _attention(many: bool, run: Launcher, kept: Any = torch.bfloat16, width: int = 128) -> None:
+    tiles = attention_tiles(run.target.family, width, kept == torch.int8)
+    shape = WorkShape(32, 8, tiles.many if many else tiles.few)
+    numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
+    side, scales = empty(64, 8, 64, width, dtype=kept), None
+    if kept.itemsize == 1:
+        scales = real(64, 8, 64) if kept == torch.int8 else real(8)
+    states = 9, shape.head_tiles, shape.tile.rows
+    attention.attend(
+        run,
+        empty(9, 32 * width),
+        attention.LayerCache(side, side, scales, scales),
+        empty(9, 32 * width),
+        attention.StepTensors(numbers(10), numbers(9), numbers(9), numbers(9, 1024)),
+        attention.WorkTensors(
+            numbers(9, 8),
+            None if many else numbers(9, 8),
+            numbers(9, 4),
+            real(*states, width),
+            real(*states, 2),
+        ),
+        shape,
+        width**-0.5,
+    )
+
+
+CASES: dict[str, Callable[[Launcher], None]] = {
+    **{f"linear, {tokens} tokens": partial(_linear, tokens) for tokens in (1, 64, 4096)},
+    **{f"gated, {tokens} tokens": partial(_gated, tokens) for tokens in (1, 64, 4096)},
+    "linear of float32, 1 token": partial(_linear, 1, dtype=torch.float32),
+    "linear of float32, 4096 tokens": partial(_linear, 4096, dtype=torch.float32),
+    "attention, few queries": partial(_attention, False),
+    "attention, many queries": partial(_attention, True),
+    "attention over FP8, few queries": partial(_attention, False, kept=FP8),
+    "attention over int8, few queries": partial(_attention, False, kept=torch.int8),
+    "attention of 256, few queries": partial(_attention, False, width=256),
+}
+
+
+def compile_case(case: str, target: str) -> list[Compiled]:
+    """Compile what a case launches on a target; nothing if the target lacks its types."""
+    run = CompilingLauncher(target_named(target))
+    if "FP8" in case and not run.target.e4m3:
+        return []
+    CASES[case](run)
+    return [_described(case, kernel) for kernel in run.compiled]
+
+
+def _described(case: str, kernel: Any) -> Compiled:
+    code, text = kernel.asm["cubin"], kernel.asm["ptx"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    used = dict(pair.split(":") for pair in usage.split() if pair.count(":") == 1 and pair[-1].isdigit())
+    return Compiled(
+        case,
+        kernel.metadata.name,
+        int(used["REG"]),
+        int(used["STACK"]),
+        int(kernel.metadata.shared),
+        len(code),
+        next((name for name in INSTRUCTIONS if name in text), ""),
+    )
+
+
+def compile_all(target: str) -> list[dict[str, Any]]:
+    """Compile every case for a target: one row of plain values for each kernel."""
+    return [msgspec.to_builtins(kernel) for case in CASES for kernel in compile_case(case, target)]

@@ -1,0 +1,331 @@
+"""Paged attention over a ragged step: one kernel for prompts, chunks and decoding, whole or split by keys.
+
+Tiles of keys are aligned to position 0. The state of a softmax (maximum, sum, values) is closed every SEGMENT keys, and
+closed states are merged from left to right: by the same program, or by `merge` if a work list (work.py) gives them to
+several. So the work list decides who computes what, and no bit. Sums of a row are made by the tensor core: its order
+does not depend on the number of rows of a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.devices.cuda.kernels.math import LOG2E, tanh
+from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.tiles import SEGMENT
+from quire.devices.cuda.work import WorkShape
+
+NONE = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def merged(most, total, values, most_2, total_2, values_2):
+    """The state of two ranges of keys, the first one to the left of the second."""
+    top = tl.maximum(most, most_2)
+    safe = tl.where(top == NONE, 0.0, top)
+    first, second = tl.exp2(most - safe), tl.exp2(most_2 - safe)
+    return top, total * first + total_2 * second, values * first[:, None] + values_2 * second[:, None]
+
+
+@triton.jit
+def opened(sinks, head, inside):
+    """The state before the first key: the score of a sink, if there are sinks."""
+    if sinks is None:
+        most = tl.where(inside, NONE, NONE)
+        total = tl.where(inside, 0.0, 0.0)
+    else:
+        most = tl.load(sinks + head, mask=inside, other=0.0) * LOG2E
+        total = tl.where(inside, 1.0, 0.0)
+    return most, total
+
+
+@triton.jit
+def finish(out, total, values, scales, group, token, head, inside, d, N: tl.constexpr, H: tl.constexpr,
+           SCALED: tl.constexpr):  # fmt: skip
+    y = values / tl.where(total == 0.0, 1.0, total)[:, None]
+    if SCALED:
+        y *= tl.load(scales + group)
+    place = (token.to(tl.int64) * N + head) * H
+    tl.store(
+        out + place[:, None] + d[None, :], y.to(out.dtype.element_ty), mask=inside[:, None] & (d < H)[None, :]
+    )
+
+
+@triton.jit
+def changed(s, scale, slopes, bias, scores, token, head, inside, position, place, score_stride, positions,
+            CAP: tl.constexpr, REACH: tl.constexpr):  # fmt: skip
+    """Scores after all that Attention does to them, times log2(e)."""
+    s = s * scale
+    if CAP > 0:
+        s = CAP * tanh(s / CAP)
+    distance = place[None, :] - position[:, None]
+    if slopes is not None:
+        s += tl.load(slopes + head, mask=inside, other=0.0)[:, None] * distance.to(tl.float32)
+    if bias is not None:
+        near = tl.minimum(tl.maximum(distance, -REACH), REACH) + REACH
+        s += tl.load(bias + head[:, None] * (2 * REACH + 1) + near, mask=inside[:, None], other=0.0)
+    if scores is not None:
+        added = token.to(tl.int64) * score_stride + head * positions
+        known = inside[:, None] & (place < positions)[None, :]
+        s += tl.load(scores + added[:, None] + place[None, :], mask=known, other=0.0).to(tl.float32)
+    return s * LOG2E
+
+
+@triton.jit
+def seen_by(place, position, known, WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr):
+    """Which positions each query sees."""
+    seen = known[None, :] & (place[None, :] <= position[:, None] + AHEAD)
+    if WINDOW > 0:
+        seen &= place[None, :] > position[:, None] - WINDOW
+    if CHUNK > 0:
+        seen &= place[None, :] >= (position // CHUNK * CHUNK)[:, None]
+    return seen
+
+
+@triton.jit
+def bounds(item, first, tokens, length, WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
+           SEGMENT: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+    """The positions that any of `tokens` queries from position `first` on sees: from, to (not included).
+
+    With SPLIT only those in the segments of the item.
+    """
+    low = first * 0
+    if WINDOW > 0:
+        low = tl.maximum(low, first - WINDOW + 1)
+    if CHUNK > 0:
+        low = tl.maximum(low, first // CHUNK * CHUNK)
+    high = tl.minimum(tl.minimum(first + tokens, length) + AHEAD, length)
+    if SPLIT:
+        segment = tl.load(item + 2)
+        low = tl.maximum(low, segment * SEGMENT)
+        high = tl.minimum(high, (segment + tl.load(item + 3)) * SEGMENT)
+    return low, high
+
+
+@triton.jit
+def attention(
+    q, keys, values, key_scales, value_scales, out, sinks, slopes, bias, scores, cu_q, kv_len, slots, block_table,
+    items, partial_values, partial_states, scale, table_stride, score_stride, positions,
+    N: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, REACH: tl.constexpr, HEADS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr, SPLIT: tl.constexpr, PLAIN: tl.constexpr,
+    FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr, FLOAT: tl.constexpr,
+):  # fmt: skip
+    item = items + tl.program_id(0) * 8
+    sequence = tl.load(item)
+    if sequence < 0:
+        return
+    tiles: tl.constexpr = (N // G + HEADS - 1) // HEADS
+    group = tl.program_id(1) // tiles
+    end, length = tl.load(cu_q + sequence + 1), tl.load(kv_len + sequence)
+    row, d, key = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, KEYS)
+    token = tl.load(item + 1) + row // HEADS
+    head = group * (N // G) + tl.program_id(1) % tiles * HEADS + row % HEADS
+    inside = (token < end) & (row < ROWS // HEADS * HEADS) & (head < (group + 1) * (N // G))
+    position = length - end + token
+    first = length - end + tl.load(item + 1)
+    low, high = bounds(item, first, ROWS // HEADS, length, WINDOW, CHUNK, AHEAD, SEGMENT, SPLIT)
+    column = (d < H)[None, :]
+    of_q = (token.to(tl.int64) * N + head) * H
+    query = tl.load(q + of_q[:, None] + d[None, :], mask=inside[:, None] & column, other=0.0)
+    if FIXED:
+        scale *= tl.load(key_scales + group)
+    if PLAIN:
+        scale *= LOG2E
+    if NARROW:
+        query = query.to(tl.float32) * scale
+        scale = 1.0
+    query = query.to(FLOAT)
+    table = block_table + tl.load(slots + sequence).to(tl.int64) * table_stride
+    most, total = opened(sinks, head, inside)
+    sums = tl.zeros([ROWS, D], tl.float32)
+    own_most, own = tl.full([ROWS], NONE, tl.float32), tl.zeros([ROWS, D], tl.float32)
+    own_total, ones = tl.zeros([ROWS, 16], tl.float32), tl.full([KEYS, 16], 1.0, FLOAT)
+    # The blocks of the next tile are loaded one turn early, so that keys and values can be loaded ahead.
+    begin_tile, end_tile = low // KEYS, tl.cdiv(high, KEYS)
+    blocks = tl.load(table + (begin_tile * KEYS + key) // BLOCK, mask=begin_tile * KEYS + key < high, other=0)
+    for tile in range(begin_tile, end_tile):
+        place = tile * KEYS + key
+        known = place < high
+        slot = (blocks.to(tl.int64) * G + group) * BLOCK + place % BLOCK
+        blocks = tl.load(table + (place + KEYS) // BLOCK, mask=place + KEYS < high, other=0)
+        k = tl.load(keys + slot[None, :] * H + d[:, None], mask=known[None, :] & (d < H)[:, None], other=0.0)
+        v = tl.load(values + slot[:, None] * H + d[None, :], mask=known[:, None] & column, other=0.0)
+        s = tl.dot(query, k.to(FLOAT), input_precision="ieee")
+        if BY_TOKEN:
+            s *= tl.load(key_scales + slot, mask=known, other=0.0)[None, :]
+        if PLAIN:
+            s *= scale
+        else:
+            s = changed(s, scale, slopes, bias, scores, token, head, inside, position, place, score_stride, positions,
+                        CAP, REACH)  # fmt: skip
+        s = tl.where(seen_by(place, position, known, WINDOW, CHUNK, AHEAD), s, NONE)
+        top = tl.maximum(own_most, tl.max(s, 1))
+        safe = tl.where(top == NONE, 0.0, top)
+        p, old = tl.exp2(s - safe[:, None]), tl.exp2(own_most - safe)
+        own_total = tl.dot(p.to(FLOAT), ones, own_total * old[:, None], input_precision="ieee")
+        if BY_TOKEN:
+            p *= tl.load(value_scales + slot, mask=known, other=0.0)[None, :]
+        own = tl.dot(p.to(FLOAT), v.to(FLOAT), own * old[:, None], input_precision="ieee")
+        own_most = top
+        if ((tile + 1) % (SEGMENT // KEYS) == 0) | (tile + 1 == end_tile):
+            if SPLIT:
+                number = tl.load(item + 4) + tile * KEYS // SEGMENT - tl.load(item + 2)
+                state = (number.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * ROWS + row
+                tl.store(partial_values + state[:, None] * D + d[None, :], own)
+                tl.store(partial_states + state * 2, own_most)
+                tl.store(partial_states + state * 2 + 1, tl.max(own_total, 1))
+            else:
+                most, total, sums = merged(most, total, sums, own_most, tl.max(own_total, 1), own)
+            own_most, own = tl.full([ROWS], NONE, tl.float32), tl.zeros([ROWS, D], tl.float32)
+            own_total = tl.zeros([ROWS, 16], tl.float32)
+    if not SPLIT:
+        finish(out, total, sums, value_scales, group, token, head, inside, d, N, H, FIXED)
+
+
+@triton.jit
+def merge(
+    out, value_scales, sinks, merges, partial_values, partial_states,
+    N: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
+    OWN_ROWS: tl.constexpr, FIXED: tl.constexpr,
+):  # fmt: skip
+    """Merge the closed states of one token's heads."""
+    item = merges + tl.program_id(0) * 4
+    token = tl.load(item)
+    if token < 0:
+        return
+    tiles: tl.constexpr = (N // G + HEADS - 1) // HEADS
+    group = tl.program_id(1) // tiles
+    row, d = tl.arange(0, OWN_ROWS), tl.arange(0, D)
+    head = group * (N // G) + tl.program_id(1) % tiles * HEADS + row
+    inside = (row < HEADS) & (head < (group + 1) * (N // G))
+    most, total = opened(sinks, head, inside)
+    sums = tl.zeros([OWN_ROWS, D], tl.float32)
+    begin = tl.load(item + 2)
+    for segment in range(tl.load(item + 3)):
+        state = (begin + segment).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+        place = state * ROWS + tl.load(item + 1) * HEADS + row
+        own = tl.load(partial_values + place[:, None] * D + d[None, :], mask=inside[:, None], other=0.0)
+        own_most = tl.load(partial_states + place * 2, mask=inside, other=0.0)
+        own_total = tl.load(partial_states + place * 2 + 1, mask=inside, other=0.0)
+        most, total, sums = merged(most, total, sums, own_most, own_total, own)
+    finish(out, total, sums, value_scales, group, tl.zeros_like(row) + token, head, inside, d, N, H, FIXED)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Keys and values of a layer [blocks, G, block size, H].
+
+    Scales are [blocks, G, block size] for int8, [G] for FP8, and None for the others.
+    """
+
+    keys: Any
+    values: Any
+    key_scales: Any = None
+    value_scales: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """Where the sequences of a step are: cu_q [B + 1], kv_len [B], slots [B], block_table [S, M]; all int32."""
+
+    cu_q: Any
+    kv_len: Any
+    slots: Any
+    block_table: Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTensors:
+    """A work list on the device, and room for closed states: float32 [partials, head tiles, rows, D] and [.., 2]."""
+
+    whole: Any
+    split: Any
+    merges: Any
+    partial_values: Any
+    partial_states: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What else scores take in: float32 sinks [N], slopes [N], bias [N, 2 reach + 1]; scores [T, N * positions]."""
+
+    sinks: Any = None
+    slopes: Any = None
+    bias: Any = None
+    scores: Any = None
+
+
+def arithmetic(act: Any, kept: Any) -> Any:
+    """The type of products, for activations and a cache of these types."""
+    if torch.float32 in (act, kept):
+        return tl.float32
+    if kept in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return tl.float16
+    wanted = act if kept == torch.int8 else kept
+    return tl.bfloat16 if wanted == torch.bfloat16 else tl.float16
+
+
+def attend(
+    run: Launcher,
+    q: Any,
+    cache: LayerCache,
+    out: Any,
+    step: StepTensors,
+    work: WorkTensors,
+    shape: WorkShape,
+    scale: float,
+    cap: float = 0.0,
+    changes: Changes | None = None,
+) -> None:
+    """Attention of queries [T, N H] over a layer's cache: out [T, N H]."""
+    changes = Changes() if changes is None else changes
+    _, groups, block, width = cache.keys.shape
+    by_token, fixed = (
+        cache.keys.dtype == torch.int8,
+        cache.keys.dtype.itemsize == 1 and cache.keys.dtype != torch.int8,
+    )
+    number, positions = arithmetic(q.dtype, cache.keys.dtype), 0
+    if changes.scores is not None:
+        positions = changes.scores.shape[1] // shape.num_heads
+    common = {
+        "N": shape.num_heads, "G": groups, "H": width, "D": triton.next_power_of_2(width),
+        "HEADS": shape.heads_of_tile, "ROWS": shape.tile.rows, "FIXED": fixed,
+    }  # fmt: skip
+    args = {
+        "q": q, "keys": cache.keys, "values": cache.values, "key_scales": cache.key_scales,
+        "value_scales": cache.value_scales, "out": out, "sinks": changes.sinks, "slopes": changes.slopes,
+        "bias": changes.bias, "scores": changes.scores, "cu_q": step.cu_q, "kv_len": step.kv_len, "slots": step.slots,
+        "block_table": step.block_table, "partial_values": work.partial_values, "partial_states": work.partial_states,
+        "scale": scale, "table_stride": step.block_table.stride(0), "positions": positions,
+        "score_stride": 0 if changes.scores is None else changes.scores.stride(0),
+    }  # fmt: skip
+    constants = {
+        **common, "BLOCK": block, "WINDOW": shape.window, "CHUNK": shape.chunk, "AHEAD": shape.ahead, "CAP": cap,
+        "REACH": 0 if changes.bias is None else changes.bias.shape[1] // 2, "KEYS": shape.tile.keys,
+        "SEGMENT": SEGMENT, "BY_TOKEN": by_token, "FLOAT": number,
+        "PLAIN": cap == 0 and (changes.slopes, changes.bias, changes.scores) == (None, None, None),
+        "NARROW": number == tl.float16 and q.dtype == torch.bfloat16,
+    }  # fmt: skip
+    for items, split in ((work.whole, False), (work.split, True)):
+        if items is not None:
+            grid = items.shape[0], shape.head_tiles, 1
+            run(
+                Launch(
+                    attention, grid, {**args, "items": items}, {**constants, "SPLIT": split}, shape.tile.shape
+                )
+            )
+    if work.split is None:
+        return
+    args = {
+        "out": out, "value_scales": cache.value_scales, "sinks": changes.sinks, "merges": work.merges,
+        "partial_values": work.partial_values, "partial_states": work.partial_states,
+    }  # fmt: skip
+    own_rows = triton.next_power_of_2(shape.heads_of_tile)
+    grid = work.merges.shape[0], shape.head_tiles, 1
+    run(Launch(merge, grid, args, {**common, "OWN_ROWS": own_rows}))

@@ -1,0 +1,59 @@
+"""Functions of float32 tiles that several kernels share. Each rounds every step by itself."""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def exp(x):
+    return tl.exp2(x * LOG2E)
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    small = exp(-2.0 * tl.abs(x))
+    y = (1.0 - small) / (1.0 + small)
+    return tl.where(x < 0, -y, y)
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    """An activation by its name (operands.Activation)."""
+    if KIND == "silu":
+        x = x * sigmoid(x)
+    elif KIND == "gelu":
+        x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":
+        x = x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif KIND == "relu":
+        x = tl.maximum(x, 0.0)
+    elif KIND == "relu2":
+        x = tl.maximum(x, 0.0)
+        x = x * x
+    elif KIND == "sigmoid":
+        x = sigmoid(x)
+    elif KIND == "softplus":
+        x = tl.maximum(x, 0.0) + tl.log(1.0 + exp(-tl.abs(x)))
+    else:
+        tl.static_assert(KIND == "", "no such activation")
+    return x
+
+
+@triton.jit
+def gate(x, up, KIND: tl.constexpr, LIMIT: tl.constexpr):
+    """activation(x) * up, with the bounds of GatedLinear."""
+    if KIND == "clamped_swiglu":
+        low = tl.minimum(x, 7.0)
+        y = low * sigmoid(1.702 * low) * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0)
+    elif LIMIT > 0:
+        y = tl.minimum(activate(x, KIND), LIMIT) * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    else:
+        y = activate(x, KIND) * up
+    return y

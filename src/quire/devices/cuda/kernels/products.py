@@ -1,0 +1,118 @@
+"""Products with weights of float32, bfloat16 and float16: out = activation(x @ weight.T + bias) + residual.
+
+A tile has rows of the weight as its rows and tokens as its columns, so that Hopper and Blackwell use one instruction
+from one token to thousands. K is summed in one order, in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.devices.cuda.kernels.math import activate, gate
+from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.tiles import SINGLE, WIDE, ProductTiles
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def product(
+    x, weight, bias, residual, out,
+    tokens, rows, columns, x_stride, weight_stride, out_stride, weight_head, x_head, out_head,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(2).to(tl.int64)
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    t = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    k = tl.arange(0, COLUMNS)
+    of_weight = (
+        weight
+        + head * weight_head
+        + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * weight_stride
+        + k[None, :]
+    )
+    of_x = x + head * x_head + tl.minimum(t, tokens - 1).to(tl.int64)[None, :] * x_stride + k[:, None]
+    total = tl.zeros([ROWS, TOKENS], tl.float32)
+    for start in range(0, columns, COLUMNS):
+        if WHOLE:
+            w = tl.load(of_weight + start)
+            seen = tl.load(of_x + start)
+        else:
+            w = tl.load(of_weight + start, mask=start + k[None, :] < columns, other=0.0)
+            seen = tl.load(of_x + start, mask=start + k[:, None] < columns, other=0.0)
+        total = tl.dot(w, seen, total, input_precision="ieee")
+    if bias is not None:
+        total += tl.load(bias + n, mask=n < rows, other=0.0)[:, None]
+    if GATED:
+        x_gate, up = tl.split(tl.permute(tl.reshape(total, [ROWS // 2, 2, TOKENS]), [0, 2, 1]))
+        total = gate(x_gate, up, ACTIVATION, LIMIT)
+        n = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
+        rows = rows // 2
+    else:
+        total = activate(total, ACTIVATION)
+    place = head * out_head + t.to(tl.int64)[None, :] * out_stride + n[:, None]
+    inside = (t[None, :] < tokens) & (n[:, None] < rows)
+    if residual is not None:
+        total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+
+
+def linear(
+    run: Launcher,
+    x: Any,
+    weight: Any,
+    out: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+) -> None:
+    """activation(x @ weight.T + bias) + residual: [T, K], [O, K] -> [T, O]."""
+    _launch(run, x, weight[None], out, bias, activation, residual)
+
+
+def gated(
+    run: Launcher, x: Any, weight: Any, out: Any, activation: str, bias: Any = None, limit: float = 0.0
+) -> None:
+    """activation(gate) * up: [T, K], [2 I, K] -> [T, I]. Row 2 i of the weight is row i of the gate, 2 i + 1 of up."""
+    _launch(run, x, weight[None], out, bias, activation, limit=limit, is_gated=True)
+
+
+def heads(run: Launcher, x: Any, weights: Any, out: Any) -> None:
+    """Head n of x times weights[n].T: [T, N K], [N, O, K] -> [T, N O]."""
+    _launch(run, x, weights, out)
+
+
+def product_tiles(run: Launcher, dtype: Any) -> ProductTiles:
+    return (SINGLE if dtype == torch.float32 else WIDE)[run.target.family]
+
+
+def _launch(
+    run: Launcher,
+    x: Any,
+    weights: Any,
+    out: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    limit: float = 0.0,
+    is_gated: bool = False,
+) -> None:
+    count, rows, _ = weights.shape
+    tokens, columns = x.shape[0], x.shape[1] // count
+    tiles = product_tiles(run, x.dtype)
+    tile = tiles.of(tokens)
+    grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), count
+    args = {
+        "x": x, "weight": weights, "bias": bias, "residual": residual, "out": out,
+        "tokens": tokens, "rows": rows, "columns": columns, "x_stride": x.stride(0),
+        "weight_stride": weights.stride(1), "out_stride": out.stride(0), "weight_head": weights.stride(0),
+        "x_head": columns, "out_head": rows,
+    }  # fmt: skip
+    constants = {
+        "ACTIVATION": activation or "", "GATED": is_gated, "LIMIT": limit, "WHOLE": columns % tiles.columns == 0,
+        "ROWS": tile.rows, "TOKENS": tile.tokens, "COLUMNS": tiles.columns,
+    }  # fmt: skip
+    run(Launch(product, grid, args, constants, tile.shape))
