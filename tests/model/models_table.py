@@ -34,7 +34,7 @@ HEAD = (
 )
 OTHERS = (
     "| any other causal language model of `transformers` | | those whose layers keep keys and values alone | "
-    "through `quire[transformers]` | itself, at each start | none | no | | none |\n"
+    "through `quire-llm[transformers]` | itself, at each start | none | no | | none |\n"
 )
 # Compared with another class of transformers, or with its weights under other names.
 KIN = {
