@@ -241,7 +241,7 @@ from quire.config import EngineConfig
 from quire.engine import process
 process._load_maker("quire.client.start").start_core(EngineConfig.from_options(max_model_len=64, threads=1))
 """
-MOST_LINES = {"generate": 20_200, "server": 20_450, "engine": 17_900}
+MOST_LINES = {"generate": 20_400, "server": 20_650, "engine": 18_050}
 """Lines that a run imports at most. The aim is 15,000 for generate: lower a bound when less is imported."""
 SPINE_ONLY = ("weights.gguf.", "weights.readers.", "text.formats.", "text.output.", "serve.")
 
