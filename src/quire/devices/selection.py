@@ -73,7 +73,7 @@ def open_device(device: str, backend: str, threads: int | None) -> Backend:
             f"--backend {backend} computes on the CPU, not on --device {device}: leave one of them out"
         )
     if not all(map(importlib.util.find_spec, ("torch", "triton"))):
-        raise ConfigError(f"--device {device} needs torch and triton: pip install 'quire[cuda]'")
+        raise ConfigError(f"--device {device} needs torch and triton: pip install 'quire-llm[cuda]'")
     if check_name(device) == "interpreter":
         raise ConfigError("--device interpreter has no kernels in this version: choose cpu")
     chosen = f"cuda:{_index(device)}"
