@@ -216,6 +216,10 @@ const std::map<std::string, Encoder>& encoders() {
        [](P p, R op) {
          return p.mix(op.buffer("x"), op.buffer("factors"), op.number("vectors"), op.buffer("residual"));
        }},
+      {"CompareParts",
+       [](P p, R op) {
+         return p.compare_parts(op.buffer("x"), op.buffer("other"), op.number("parts"), op.real("scale"), op.real("floor"));
+       }},
       {"MatchRMS", [](P p, R op) { return p.match_rms(op.buffer("x"), op.buffer("like"), op.real("floor")); }},
       {"Normalize", [](P p, R op) { return p.norm(op.buffer("x"), op.norm("norm"), op.number("groups")); }},
       {"Linear", linear},

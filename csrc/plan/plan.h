@@ -131,6 +131,7 @@ class Plan {
   int mix(int x, int factors, int vectors, int residual);
   // Each part of x, as wide as `like`, scaled to the root mean square of that.
   int match_rms(int x, int like, float floor);
+  int compare_parts(int x, int other, int parts, float scale, float floor);
   // The function of that name in plan_elementwise.cpp, with its parameters, of each element.
   int elementwise(const std::string& name, int x, std::vector<float> params);
   // `bias` is in source order [O], or empty; residual -1: none.
@@ -207,7 +208,7 @@ class Plan {
  private:
   enum class OpKind : int {
     embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
-    head_linear, route, experts, receive, multiply, elementwise, mix, match_rms, relative_scores, all_reduce, all_gather,
+    head_linear, route, experts, receive, multiply, elementwise, mix, match_rms, compare_parts, relative_scores, all_reduce, all_gather,
     convolve, scan, selective_scan, gated_recurrence, embed_ngrams
   };
 
@@ -306,6 +307,7 @@ class Plan {
   int add_mix(Op op, int64_t made);
   void execute_mix(const Op& op);
   void execute_match_rms(const Op& op);
+  void execute_compare_parts(const Op& op);
   void execute_relative_scores(const Op& op);
   bool reads_positions(const Op& op) const;  // of the tokens of the whole step
   void execute_exchange(const Op& op);

@@ -80,6 +80,17 @@ int Plan::match_rms(int x, int like, float floor) {
   return add_op(std::move(op), in.width, in.rows);
 }
 
+int Plan::compare_parts(int x, int other, int parts, float scale, float floor) {
+  const Buffer in = checked(x, "the input of compare_parts"), with = checked(other, "the second input of compare_parts");
+  require(in.rows == with.rows && in.width == with.width && parts > 0 && in.width % parts == 0,
+          "compare_parts: the inputs are not of that many equal parts");
+  require(std::isfinite(scale) && std::isfinite(floor) && floor >= 0, "compare_parts: the floor is below 0");
+  Op op{.kind = OpKind::compare_parts, .in = x, .other = other};
+  op.scale = scale;
+  op.limit = floor;
+  return add_op(std::move(op), parts, in.rows);
+}
+
 void Plan::execute_mix(const Op& op) {
   const size_t in_width = size_t(buffers_[size_t(op.in)].width), out_width = size_t(buffers_[size_t(op.out)].width);
   const size_t vectors = size_t(op.vectors), width = in_width / vectors, made = out_width / width;
@@ -105,6 +116,21 @@ void Plan::execute_match_rms(const Op& op) {
       float* out = y + size_t(row) * whole + begin;
       const float scale = float(std::sqrt(wanted / std::max(mean_square(in, width), double(op.scale))));
       for (size_t i = 0; i < width; ++i) out[i] = in[i] * scale;
+    }
+  });
+}
+
+void Plan::execute_compare_parts(const Op& op) {
+  const size_t whole = size_t(buffers_[size_t(op.in)].width), parts = size_t(buffers_[size_t(op.out)].width);
+  const size_t width = whole / parts;
+  const float *x = data(op.in), *other = data(op.other);
+  float* y = data(op.out);
+  pool_->parallel_for(rows_of(op.out), [&](int row, int) {
+    for (size_t part = 0; part < parts; ++part) {
+      const float *a = x + size_t(row) * whole + part * width, *b = other + size_t(row) * whole + part * width;
+      const double z = double(op.scale) * lane_sum(width, [&](size_t i) { return double(a[i]) * double(b[i]); });
+      const double root = std::copysign(std::sqrt(std::max(std::abs(z), double(op.limit))), z);
+      y[size_t(row) * parts + part] = float(1 / (1 + std::exp(z == 0 ? 0.0 : -root)));
     }
   });
 }

@@ -179,6 +179,8 @@ void Plan::execute_op(const Op& op) {
       return execute_mix(op);
     case OpKind::match_rms:
       return execute_match_rms(op);
+    case OpKind::compare_parts:
+      return execute_compare_parts(op);
     case OpKind::relative_scores:
       return execute_relative_scores(op);
     case OpKind::store_latent:

@@ -14,7 +14,7 @@ from quire.devices.cpu.backend import NativeBackend
 from quire.devices.ops import Apply, Linear
 from quire.devices.protocol import Backend, ColumnScale, SparseGELU
 from quire.devices.reference.backend import ReferenceBackend
-from quire.devices.stream_ops import Combine, MatchRMS, Mix, StreamGates
+from quire.devices.stream_ops import Combine, CompareParts, MatchRMS, Mix, StreamGates
 from quire.devices.torch.backend import TorchBackend
 from quire.errors import EngineError
 from tests.devices.native_cases import apply_rows, native, normal
@@ -141,6 +141,31 @@ def test_streams_get_their_gates(
             )
 
 
+@settings(deadline=None, max_examples=20)
+@given(
+    rows=st.integers(1, 9),
+    parts=st.integers(1, 5),
+    width=st.integers(1, 40),
+    spread=st.sampled_from([0.0, 1e-4, 1.0, 30.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_parts_are_compared(
+    other: Backend, rows: int, parts: int, width: int, spread: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x = np.float32(spread) * normal(rng, rows, parts * width)
+    factors = normal(rng, parts * width)
+
+    def op(g: Any, t: Any) -> Any:
+        return g(CompareParts(t, g(Apply(t, ColumnScale(tuple(factors.tolist())))), parts, 0.3, 1e-3))
+
+    want = compare(other, x, op, parts)
+    z = (x.astype(np.float64) ** 2 * factors).reshape(rows, parts, width).sum(2) * 0.3
+    roots = np.sign(z) * np.sqrt(np.maximum(np.abs(z), 1e-3))
+    near = np.abs(z) < 1e-6 * (x**2).sum(1).max()  # where rounding chooses the sign
+    np.testing.assert_allclose(want[~near], (1 / (1 + np.exp(-roots)))[~near], rtol=1e-5, atol=1e-6)
+
+
 def sinkhorn(logits: Any, iterations: int) -> Any:
     """Shares by row, then columns and rows divided in turn, columns last."""
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -160,6 +185,8 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         lambda g, t: g(Apply(t, ColumnScale((1.0, 2.0)))),
         lambda g, t: g(Apply(t, StreamGates(3, 1, 0.0, 1.0, 0.0, (1.0,) * 3, (1.0,) * 3))),
         lambda g, t: g(MatchRMS(t, g(Combine(t, np.ones((2, 3), np.float32))), 0.0)),
+        lambda g, t: g(CompareParts(t, t, 4, 1.0, 0.0)),
+        lambda g, t: g(CompareParts(t, g(Combine(t, np.ones((1, 3), np.float32))), 1, 1.0, 0.0)),
     ):
         with pytest.raises((EngineError, ValueError)):
             apply_rows(NativeBackend(1), x, op, 6)

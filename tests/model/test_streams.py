@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
 from transformers.models.hy_v4 import modeling_hy_v4 as hy
+from transformers.models.qwen4_exp import modeling_qwen4_exp as qwen4
 
 from quire.devices.ops import Scale
 from quire.devices.protocol import Backend
@@ -18,7 +20,7 @@ from quire.errors import ModelError
 from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.norm import NormConfig
 from quire.model.parts.source import Given, Listing
-from quire.model.parts.streams import HyperConfig, StreamEndsConfig
+from quire.model.parts.streams import GatedStreamsConfig, HyperConfig, StreamEndsConfig
 from quire.model.shard import Shard
 from quire.model.tree import make_decoder
 from tests.devices.native_cases import apply_rows, native
@@ -134,3 +136,38 @@ def test_a_stage_passes_all_streams_on() -> None:
 def test_streams_that_do_not_fit_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
         decoder(**fields).check("here")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("joins", [True, False])
+def test_gated_streams_are_those_of_transformers(joins: bool, backend: str) -> None:
+    about = SimpleNamespace(hc_count=N, hidden_size=D, hc_lowrank=5, rms_norm_eps=2e-3)
+    module, rng = qwen4.Qwen4ExpTextGatedResidual(about, joins), np.random.default_rng(8)
+    for one in module.parameters():
+        one.data = torch.from_numpy(rng.normal(size=tuple(one.shape)).astype(np.float32))
+    values = {name.removesuffix(".weight"): one.detach().numpy() for name, one in module.named_parameters()}
+    device = BACKENDS[backend]
+    names = {"down": "input_mix_weight_down", "up": "input_mix_weight_up", "join": "block_inject_weight"}
+    weights: dict[str, Any] = {
+        f"here.{path}": device.matrix([values[name]], "float32")
+        for path, name in names.items()
+        if name in values
+    }
+    weights["here.norm.weight"] = 1 + values["hc_norm"]
+    config = GatedStreamsConfig(N, NormConfig("rms", 2e-3), 5, joins)
+    part = config.make(Given(weights), "here", D)
+    x = rng.normal(size=(6, N * D)).astype(np.float32)
+    with torch.no_grad():
+        found: Any = module(torch.from_numpy(x))
+    mixed, streams, joined = found if joins else (found, None, None)
+    got = apply_rows(device, x, lambda g, t: part.read(g, t)[0], D)
+    np.testing.assert_allclose(got, mixed.numpy(), atol=2e-5)
+    if not joins:
+        return
+
+    def block(g: Any, t: Any) -> Any:
+        own, put = part.read(g, t)
+        return put(g(Scale(own, 3.0)))
+
+    want = streams + ((3 * mixed).unsqueeze(-2) * joined.unsqueeze(-1)).flatten(-2)
+    np.testing.assert_allclose(apply_rows(device, x, block, N * D), want.numpy(), atol=5e-5)

@@ -105,6 +105,15 @@ def mixed(step: Step, x: Any, factors: Any, residual: Any) -> Any:
     return step.single(whole if residual is None else whole + residual)
 
 
+def compare_parts(step: Step, op: stream_ops.CompareParts[Any]) -> Any:
+    def compared(row: Any, other: Any) -> Any:
+        z = (step.double(row) * step.double(other)).reshape(op.parts, -1).sum(1) * op.scale
+        root = step.xp.sqrt(step.xp.clip(abs(z), op.floor, None)) * step.xp.sign(z)
+        return step.activate("sigmoid", root)
+
+    return step.single(by_row(step, compared, op.x, op.other))
+
+
 def match_rms(step: Step, op: stream_ops.MatchRMS[Any]) -> Any:
     def matched(row: Any, like: Any) -> Any:
         wanted, parts = (step.double(like) ** 2).mean(), step.double(row).reshape(-1, len(like))
@@ -440,6 +449,7 @@ FORMULAS: Formulas = {
     stream_ops.Combine: combine,
     stream_ops.Mix: mix,
     stream_ops.MatchRMS: match_rms,
+    stream_ops.CompareParts: compare_parts,
     ops.Normalize: normalize_rows,
     ops.Linear: linear,
     ops.GatedLinear: gated_linear,

@@ -50,6 +50,22 @@ class MatchRMS(Op[T], frozen=True, eq=False):
         return self.x
 
 
+class CompareParts(Op[T], frozen=True, eq=False):
+    """How well each of the `parts` of a row agrees with that of another row: [rows, A D], [rows, A D] -> [rows, A].
+
+    sigmoid(sign(z) sqrt(max(|z|, floor))), where z is the dot product of the parts times `scale`.
+    """
+
+    x: T
+    other: T
+    parts: int
+    scale: float
+    floor: float
+
+    def width(self: CompareParts[int], kv: KVSpec) -> int:
+        return self.parts
+
+
 class StreamGates(Elementwise, frozen=True):
     """Weights of n residual streams (Xie et al. 2025, arXiv:2512.24880) from a row times `factors` plus `biases`.
 

@@ -116,10 +116,10 @@ class _About:
             yield made[key]
 
     def _layer(self, i: int, moe: Fields | None) -> LayerConfig:
-        additions: LayerAdditions | None = None
+        fields = self._at("layer", i)
+        additions: LayerAdditions | None = fields.pop("additions", None)
         if added := self._at("added", i):
             additions = config_class("gemma3n")(self.norm, self._activation, **added)
-        fields = self._at("layer", i)
         mixer, mlp = self._mixer(fields.pop("kind"), i), self._mlp(i, moe)
         second = self._mixer(fields.pop("second", None), i)
         return LayerConfig(self._hidden, self.norm, mixer, mlp, second, additions=additions, **fields)

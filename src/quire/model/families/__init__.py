@@ -25,7 +25,8 @@ else:
 # By module, the classes of its families and their model_type. A module is imported when one of its families is asked
 # for.
 _DECODERS = {
-    "llama": "LlamaForCausalLM:llama SmolLM3ForCausalLM:smollm3 StableLmForCausalLM:stablelm CwmForCausalLM:cwm "
+    "llama": "LlamaForCausalLM:llama",
+    "llama_kin": "SmolLM3ForCausalLM:smollm3 StableLmForCausalLM:stablelm CwmForCausalLM:cwm "
     "SeedOssForCausalLM:seed_oss HeliumForCausalLM:helium InternLM3ForCausalLM:internlm3 "
     "IQuestCoderForCausalLM:iquestcoder ExaoneForCausalLM:exaone Emu3ForCausalLM:emu3_text_model",
     "llama4": "Llama4ForCausalLM:llama4_text",

@@ -140,8 +140,8 @@ def read_qwen3_5(config: ConfigReader, **fields: Any) -> DecoderConfig:
     return read_qwen(config, **fields)
 
 
-def read_qwen3_5_moe(config: ConfigReader) -> DecoderConfig:
-    return read_qwen3_5(config, moe=_moe(config, None))
+def read_qwen3_5_moe(config: ConfigReader, **fields: Any) -> DecoderConfig:
+    return read_qwen3_5(config, moe=_moe(config, None), **fields)
 
 
 def read_olmo_hybrid(config: ConfigReader) -> DecoderConfig:

@@ -21,6 +21,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     `rates` of recurrent states are stored as logarithms or as negative numbers, with `rates_axes` as [1, 1, H, 1];
     the taps of a convolution as [C, `taps_axes`, K].
     `tiled`: value heads of the delta rule lie by their number within the group of a key head.
+    `ngram_shards`: tables of n-grams lie in that many shards, of a number of rows that the second number divides.
     `norm_by_head`: norms of queries and keys are q_norm.{n} with n a head. `correction_row`: it is stored as [1, E].
 
     mixture.experts is the prefix of expert {e}; if `expert_stack` is given, of tensors [E, ...] that hold all experts,
@@ -55,6 +56,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     rates_axes: bool = False
     taps_axes: tuple[int, ...] = (1,)
     tiled: bool = False
+    ngram_shards: tuple[int, int] = (1, 1)
     spellings: Mapping[str, str] = {}
     ignored: tuple[str, ...] = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 

@@ -65,6 +65,8 @@ SIZES = {
     "size": (1, MAX_LATENT),
     "streams": (1, MAX_STREAMS),
     "iterations": (0, 1000),
+    "longest": (2, 16),
+    "end": (0, (1 << 23) - 1),
     "active": (0, MAX_STREAMS - 1),
     "back": (0, MAX_LAYERS),
     "segments": (0, 1 << 10),

@@ -76,8 +76,9 @@ class Convolution:
         bias: bool = False,
         activation: Activation | None = None,
         factors: FloatArray | None = None,
+        dilation: int = 1,
     ) -> None:
-        """`factors` multiply what each channel reads."""
+        """`factors` multiply what each channel reads; taps are `dilation` tokens apart."""
 
         def read(kind: str, each: int) -> FloatArray:
             return source.vector(
@@ -91,7 +92,7 @@ class Convolution:
         self._weight = read("weight", taps).reshape(-1, taps)
         self._weight = self._weight if factors is None else self._weight * factors[:, None]
         self._bias = read("bias", 1) if bias else None
-        self._activation = activation
+        self._activation, self._dilation = activation, dilation
 
     def __call__(self, g: Recorder, x: Value, layer: int, state: int = 0) -> Value:
-        return g(Convolve(x, self._weight, layer, state, self._bias, self._activation))
+        return g(Convolve(x, self._weight, layer, state, self._bias, self._activation, self._dilation))

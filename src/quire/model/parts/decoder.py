@@ -116,10 +116,7 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         """The model with room for `count` tokens that adapters add. ConfigError if its tables cannot grow."""
         for missing, what in (
             (not self.has_head or self.bidirectional, "makes no text"),
-            (
-                self._reads_tokens or any(m.hashed for m in self._mixtures),
-                "has a table of tokens for each layer",
-            ),
+            (self._reads_tokens or self._looks_up, "has a table of tokens for some layers"),
             (self.head is not None and self.head.cap is not None, "caps its logits"),
         ):
             if missing:
@@ -278,6 +275,12 @@ class DecoderConfig(msgspec.Struct, frozen=True):
     @property
     def _reads_tokens(self) -> bool:
         return self.additions is not None and self.additions.reads_tokens
+
+    @property
+    def _looks_up(self) -> bool:
+        added = (layer.additions for layer in self.layers)
+        own = any(one is not None and one.reads_tokens for one in added)
+        return own or any(m.hashed for m in self._mixtures)
 
 
 class Decoder:

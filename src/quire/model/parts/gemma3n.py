@@ -194,7 +194,9 @@ class LayerExtrasConfig(LayerAdditions, msgspec.Struct, frozen=True, tag="gemma3
         if self.altup is not None and self.altup.active >= self.altup.streams:
             raise ModelError(f"{where}: stream {self.altup.active} of {self.altup.streams} cannot be active")
 
-    def make(self, source: WeightSource, path: str, place: tuple[int, int], size: int) -> LayerExtras:
+    def make(
+        self, source: WeightSource, path: str, place: tuple[int, int], size: int, states: int
+    ) -> LayerExtras:
         return LayerExtras(self, source, path, place, size)
 
 

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 # The place of norms around attention and MLP (f), in order of appearance in layer.py.
 #   pre       x += f(norm(x))
+#   none      x += f(x)
 #   post      x += norm(f(x))
 #   sandwich  x += norm(f(norm(x)))
 #   sum       x = norm(x + f(x))
 #   parallel  x += attention(norm(x)) + mlp(norm(x)); parallel_two: each has its own norm
-Placement = Literal["pre", "post", "sandwich", "sum", "parallel", "parallel_two"]
+Placement = Literal["pre", "none", "post", "sandwich", "sum", "parallel", "parallel_two"]
 
 
 class LayerConfig(msgspec.Struct, frozen=True):
@@ -74,6 +75,7 @@ class LayerConfig(msgspec.Struct, frozen=True):
         """What a rank keeps; a layer without keys has the model's `head_dim`."""
         kept = [part.cache(shard) for part in (self.mixer, self.second) if part is not None]
         states = tuple(state for one in kept for state in one.states)
+        states += () if self.additions is None else self.additions.states(self.hidden_size)
         own = kept[0] if kept else KVLayer(0, head_dim)
         size = own.head_dim if own.num_kv_heads else head_dim
         return msgspec.structs.replace(own, head_dim=size, states=states)
@@ -127,7 +129,7 @@ class Layer:
     ) -> None:
         """`place` is the index and the number of layers."""
         self.config, self._shard, d, index = config, shard, config.hidden_size, place[0]
-        before = config.placement not in ("post", "sum")
+        before = config.placement not in ("none", "post", "sum")
         after = config.placement in ("post", "sum", "sandwich")
         attends, mixes = config.mixer is not None, config.mlp is not None
 
@@ -149,7 +151,9 @@ class Layer:
         if config.scale:
             self._scale = float(read_vector(source, f"{path}.scale", 1)[0])
         if config.additions is not None:
-            self._additions = config.additions.make(source, path, place, d)
+            kept = (one.cache(shard) for one in (config.mixer, config.second) if one is not None)
+            states = sum(len(one.states) for one in kept)
+            self._additions = config.additions.make(source, path, place, d, states)
         self._one_sum = self.mixer is not None and self.mixer.divided and config.sums_once(shard)
 
     def __call__(self, r: Recording, x: Value) -> Value:

@@ -14,7 +14,7 @@ import msgspec
 
 from quire.devices.graph import Recorder
 from quire.devices.ops import Value
-from quire.devices.protocol import KVLayer, Routing
+from quire.devices.protocol import KVLayer, Routing, StateSpec
 from quire.model.parts.recording import Recording
 from quire.model.parts.source import WeightSource
 from quire.model.shard import Shard
@@ -40,6 +40,8 @@ PARTS = {
     "gemma3n": "gemma3n:LayerExtrasConfig",
     "streams": "gemma3n:ModelExtrasConfig",
     "hyper": "streams:HyperConfig",
+    "gated_streams": "streams:GatedStreamsConfig",
+    "ngrams": "ngrams:NgramsConfig",
     "stream_ends": "streams:StreamEndsConfig",
 }
 
@@ -199,8 +201,19 @@ class LayerAdditions(Part):
 
     __slots__ = ()
 
-    def make(self, source: WeightSource, path: str, place: tuple[int, int], size: int) -> LayerAdditionsPart:
-        """Read the part of a layer by its index and the number of layers; the hidden state has `size` elements."""
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the layer looks the step's tokens up in tables."""
+        return False
+
+    def states(self, size: int) -> tuple[StateSpec, ...]:
+        """What it keeps of each sequence, after the layer's mixers; the hidden state has `size` elements."""
+        return ()
+
+    def make(
+        self, source: WeightSource, path: str, place: tuple[int, int], size: int, states: int
+    ) -> LayerAdditionsPart:
+        """Read the part of a layer by its index and the number of layers; `states` is the number of its first state."""
         raise NotImplementedError
 
 

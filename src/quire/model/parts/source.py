@@ -25,7 +25,7 @@ Weights = Mapping[str, Any]
 class Piece(msgspec.Struct, frozen=True):
     """A matrix [O, K] or a vector [O] of a model by its path; a rank has `rows` and `columns` of it, or all.
 
-    With `fill` it has this value everywhere, and no tensor holds it.
+    With `fill` it has this value everywhere, and no tensor holds it. `integers`: a tensor of integers holds the vector.
     """
 
     path: str
@@ -33,6 +33,7 @@ class Piece(msgspec.Struct, frozen=True):
     rows: range | None = None
     columns: range | None = None
     fill: float | None = None
+    integers: bool = False
 
     @property
     def bias(self) -> Piece:
@@ -124,5 +125,5 @@ class Listing:
         self.matrix(path, (gate, up))
 
     def vector(self, path: str, pieces: Sequence[Piece]) -> FloatArray:
-        self.pieces.update(dict.fromkeys(pieces, "exact"))
+        self.pieces.update({piece: "numbers" if piece.integers else "exact" for piece in pieces})
         return np.zeros(sum(piece.own_shape[0] for piece in pieces), np.float32)

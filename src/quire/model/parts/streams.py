@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from quire.devices.graph import Recorder
-from quire.devices.ops import Apply, Normalize, Value
+from quire.devices.ops import Apply, Multiply, Normalize, Scale, Value
 from quire.devices.stream_ops import Combine, Mix, StreamGates
 from quire.errors import ModelError
 from quire.model.parts.layer import Layer, LayerConfig
@@ -36,7 +36,7 @@ class StreamMixing(Streams):
 
     def check_layer(self, layer: LayerConfig, where: str) -> None:
         plain = layer.second is None and not layer.carries and layer.multiplier == 1.0
-        if not plain or layer.placement not in ("pre", "sandwich"):
+        if not plain or layer.placement not in ("pre", "sandwich", "none"):
             raise ModelError(
                 f"{where}: several streams need blocks one after the other, with norms before them"
             )
@@ -134,6 +134,45 @@ class Hyper:
     def _pick(self, g: Recorder, gates: Value, count: int, first: int) -> Value:
         """Take `count` parts of all gates."""
         return gates if self._parts == 1 else g(Combine(gates, np.eye(count, self._parts, first, np.float32)))
+
+
+class GatedStreamsConfig(StreamMixing, msgspec.Struct, frozen=True, tag="gated_streams"):
+    """Streams are normed one by one; a block reads their mean, each element times a gate of the low `rank`.
+
+    The block's result joins each stream times a gate of its own, from 0 to 2 (Qwen4). At the end of a model nothing
+    joins (`joins`).
+    """
+
+    streams: int
+    norm: NormConfig
+    rank: int
+    joins: bool = True
+
+    def make(self, source: WeightSource, path: str, size: int) -> GatedStreams:
+        return GatedStreams(self, source, path, size)
+
+
+class GatedStreams:
+    """Gates of S streams, which are one tensor [rows, S D], by products with all of them, normed and divided by S."""
+
+    def __init__(self, config: GatedStreamsConfig, source: WeightSource, path: str, d: int) -> None:
+        n = self._streams = config.streams
+        self._norm = Norm(config.norm, source, f"{path}.norm", n * d, 1 / n).operand
+        self._down = Linear.plain(source, f"{path}.down", config.rank, n * d)
+        self._up = Linear.plain(source, f"{path}.up", n * d, config.rank)
+        self._join = Linear.plain(source, f"{path}.join", n, n * d, "exact") if config.joins else None
+
+    def read(self, g: Recorder, x: Value) -> tuple[Value, Callable[[Value], Value]]:
+        n = self._streams
+        normed = g(Normalize(x, self._norm, groups=n))
+        gates = self._up(g, self._down(g, normed, "silu"), "sigmoid")
+        own = g(Combine(g(Multiply(normed, gates)), np.ones((1, n), np.float32)))
+
+        def join(y: Value) -> Value:
+            assert self._join is not None
+            return g(Mix(y, g(Scale(self._join(g, normed, "sigmoid"), 2.0)), 1, x))
+
+        return own, join
 
 
 class StreamEndsConfig(ModelAdditions, msgspec.Struct, frozen=True, tag="stream_ends"):

@@ -47,6 +47,7 @@ FINDERS = {
     "altup": "gemma3n",
     "attention_streams": "streams",
     "mlp_streams": "streams",
+    "ngrams": "ngrams",
 }
 ADDED = ("input", "laurel", "altup", "attention_streams", "mlp_streams")
 # Matrices of a layer that are as a family stores others, those that are never transposed, and vectors.
@@ -107,7 +108,7 @@ class Tensors:
         if base in ("spread", "merge", "layer_inputs"):
             return gemma3n.find_model(self, base, number, shape)
         if base == "streams":
-            return streams.find_model(self, kind, shape)
+            return streams.find_model(self, number, kind, shape)
         return part(f"{names[base]}.{kind}", shape)
 
     def _embedding(self, config: EmbeddingConfig) -> Part:
