@@ -74,8 +74,7 @@ class Model:
     def read(self, count: int, context: int) -> float:
         """GB of a step of `count` sequences."""
         cost, spec = self.report.cost, self.report.kv_spec
-        own = cost.kv_bytes(context, spec) + spec.bytes_per_state(0)
-        return float(cost.step_bytes(count) + count * own) / 1e9
+        return (cost.step_bytes(count) + count * cost.kv_bytes(context, spec)) / 1e9
 
     def rows(self, prompts: list[int], limit: float) -> Iterator[Row]:
         self.seconds(1, 16, 2)  # pages in

@@ -246,3 +246,19 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "were altered" in errors
     assert "no config.json" in errors
     assert "-o DIR" in errors
+
+
+def test_inspect_says_what_a_recurrent_state_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, engine = write_checkpoint(tmp_path / "model", "lfm2"), tmp_path / "engine"
+    main(["build", str(model), "-o", str(engine)])
+    for path in (model, engine, model / "config.json"):
+        capsys.readouterr()
+        main(["inspect", str(path), "--json"])
+        kept = 2 * 2 * 48 * 4  # two layers, two rows of 48 channels
+        assert json.loads(capsys.readouterr().out)["state_bytes_per_sequence"] == kept
+        main(["inspect", str(path)])
+        assert f"state bytes per sequence {kept}" in " ".join(
+            capsys.readouterr().out.replace("│", "").split()
+        )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from quire.devices.cpu.backend import NativeBackend
+from quire.engine.rates import step_rates
 from quire.model.cost import Attended, Cost
 from tests.models import load_model
+from tests.tiny import write_checkpoint
 
 D, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 48, 320, 3, 4, 2, 16
 ATTENTION = D * (HEADS + 2 * KV_HEADS) * HEAD_DIM + HEADS * HEAD_DIM * D  # weights of a layer
@@ -75,3 +79,20 @@ def test_windows_bound_what_decoding_reads(tiny_model: Callable[..., str]) -> No
     expected = per_layer * sum(301 if full else 24 for full in wide)
     assert model.cost.kv_bytes(300, spec) == expected
     assert 0 < sum(wide) < len(wide)
+
+
+def test_recurrences_cost_what_their_states_hold(tmp_path: Path) -> None:
+    """The delta rule decays and reads, changes, and reads each element of a state; a convolution has its taps."""
+    model = load_model(write_checkpoint(tmp_path, "qwen3_5"), NativeBackend(1))
+    cost, spec = model.cost, model.spec.kv_spec("float32")
+    keys, values, key_dim, value_dim, taps, layers = 2, 4, 12, 10, 4, 2
+    state, channels = values * key_dim * value_dim, 2 * keys * key_dim + values * value_dim
+    assert cost.recurrent_operations == layers * 2 * (3 * state + taps * channels)
+    assert cost.state_bytes == layers * 4 * (state + (taps - 1) * channels)
+    attention = cost.kv_bytes(8, spec) - cost.kv_bytes(7, spec)
+    assert cost.kv_bytes(7, spec) == cost.state_bytes + 8 * attention
+    without = replace(cost, recurrent_operations=0)
+    assert cost.prompt_operations(9) - without.prompt_operations(9) == 9 * cost.recurrent_operations
+    assert cost.decode_operations(9) - without.decode_operations(9) == cost.recurrent_operations
+    rates, plain = (step_rates(each, spec, 10.0, 100.0) for each in (cost, without))
+    assert rates.token - plain.token == pytest.approx(cost.recurrent_operations / 100e9)

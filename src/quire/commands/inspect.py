@@ -47,7 +47,7 @@ def run(config: EngineConfig, options: InspectOptions) -> None:
     name, architecture = config.model.model or SHIPPED_MODEL, config.model.architecture
     if Path(name).name.endswith(".json"):
         spec, _ = read_model(read_json(Path(name)), name, architecture)
-        return _show_model(name, {"spec": describe(spec)}, options)
+        return _show_model(name, {**_states(spec), "spec": describe(spec)}, options)
     with preview.unfetched(config.model) as seen:
         directory = own_path(seen)
         if not is_built(directory):
@@ -72,8 +72,15 @@ def model_figures(info: ModelInfo) -> dict[str, Any]:
         "dtype": info.dtype,
         "weight_bytes": info.weight_bytes,
         "eos_token_ids": list(info.eos_token_ids),
+        **_states(info.spec),
         "spec": describe(info.spec),
     }
+
+
+def _states(spec: DecoderConfig) -> dict[str, Any]:
+    """Say what a model with recurrent layers keeps of a sequence, whatever its length."""
+    kept = spec.kv_spec("float32").bytes_per_state(0)
+    return {"state_bytes_per_sequence": kept} if kept else {}
 
 
 def _show_model(name: str, found: dict[str, Any], options: InspectOptions) -> None:
@@ -114,6 +121,7 @@ def figures(manifest: Manifest) -> dict[str, Any]:
         "ranks": manifest.ranks,
         "bytes": manifest.size,
         "bytes_by_layout": dict(layouts),
+        **_states(manifest.spec),
         "limits": msgspec.to_builtins(manifest.limits),
         "spec": msgspec.to_builtins(manifest.spec),
     }
@@ -128,6 +136,8 @@ def show(name: str, manifest: Manifest) -> None:
     table.add_row("parameters", f"{found['parameters']:,}")
     for layout, count in found["bytes_by_layout"].items():
         table.add_row(layout, f"{count / GIB:.3f} GiB")
+    for field, count in _states(manifest.spec).items():
+        table.add_row(field.replace("_", " "), f"{count:,}")
     if manifest.ranks > 1:
         table.add_row("ranks", f"{manifest.ranks}; bytes are those of the first")
     table.add_row("file", f"{manifest.size / GIB:.3f} GiB")

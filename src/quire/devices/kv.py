@@ -21,11 +21,13 @@ FP8_MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}  # larger magnitudes are sto
 class StateSpec(msgspec.Struct, frozen=True):
     """A float32 array that a layer keeps for each sequence, whatever its length: the state of a recurrence, say.
 
-    `row` is the number of elements of an open row (ModelInput.states).
+    `row` is the number of elements of an open row (ModelInput.states). A token needs `work` multiply-adds to advance
+    and read it.
     """
 
     shape: tuple[int, ...]
     row: int = 0
+    work: int = 0
 
 
 class KVLayer(msgspec.Struct, frozen=True):

@@ -152,7 +152,7 @@ class GatedRecurrence(Op[T], frozen=True, eq=False):
 
 def convolution_state(channels: int, taps: int, dilation: int = 1) -> StateSpec:
     """Describe the state of Convolve; with one channel and a tap for each multiplier that of EmbedNgrams."""
-    return StateSpec(((taps - 1) * dilation, channels), row=channels)
+    return StateSpec(((taps - 1) * dilation, channels), row=channels, work=taps * channels)
 
 
 def delta_state(
@@ -161,7 +161,7 @@ def delta_state(
     """Describe the state of DeltaRule: a row is keys, values, steps, beta. `by_channel`: steps are [T, Hv dk]."""
     steps = value_heads * key_dim if by_channel else value_heads
     row = key_heads * key_dim + value_heads * value_dim + steps + value_heads
-    return StateSpec((value_heads, key_dim, value_dim), row=row)
+    return StateSpec((value_heads, key_dim, value_dim), row=row, work=3 * value_heads * key_dim * value_dim)
 
 
 def state_space_state(
@@ -169,14 +169,14 @@ def state_space_state(
 ) -> StateSpec:
     """Describe the state of StateSpace: a row is x, B, dt. `timed`: there is a dt."""
     row = heads * head_dim + groups * state_dim + (heads if timed else 0)
-    return StateSpec((heads, state_dim, head_dim), row=row)
+    return StateSpec((heads, state_dim, head_dim), row=row, work=2 * heads * state_dim * head_dim)
 
 
 def selective_state(channels: int, state_dim: int) -> StateSpec:
     """Describe the state of SelectiveScan: a row is x, dt, B."""
-    return StateSpec((state_dim, channels), row=2 * channels + state_dim)
+    return StateSpec((state_dim, channels), row=2 * channels + state_dim, work=2 * state_dim * channels)
 
 
 def gated_state(channels: int) -> StateSpec:
     """Describe the state of GatedRecurrence: a row is x and both gates."""
-    return StateSpec((channels,), row=3 * channels)
+    return StateSpec((channels,), row=3 * channels, work=channels)

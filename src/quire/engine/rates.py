@@ -14,7 +14,6 @@ def step_rates(cost: Cost, kv: KVSpec, read_gbs: float, gflops: float) -> StepRa
     if not cost.dense_parameters:
         return StepRates()
     byte, operation = 1e-9 / read_gbs, 1e-9 / gflops
-    active = cost.dense_parameters + cost.routed_parameters * cost.drawn / cost.experts
     attention = sum(layer.operations for layer in cost.layers)
     spans: Counter[int | None] = Counter()
     for layer in cost.layers:
@@ -23,8 +22,8 @@ def step_rates(cost: Cost, kv: KVSpec, read_gbs: float, gflops: float) -> StepRa
         read=byte * (cost.dense_bytes + cost.head_bytes),
         routed=byte * cost.routed_bytes,
         miss=1.0 - cost.drawn / cost.experts,
-        token=operation * 2.0 * active,
-        output=operation * 2.0 * cost.head_parameters,
+        token=operation * cost.token_operations,
+        output=operation * 2.0 * cost.head_parameters + byte * cost.state_bytes,
         pair=operation * attention,
         position=byte * kv.bytes_per_token,
         spans=tuple((count / attention, span) for span, count in spans.items()) if attention else (),

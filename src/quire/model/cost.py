@@ -6,6 +6,8 @@ percent, and no limit is measured for them.
 
 from __future__ import annotations
 
+from math import prod
+
 import msgspec
 import numpy as np
 
@@ -35,11 +37,11 @@ class Attended(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """The cost of a model's weights and attention.
+    """The cost of a model's weights, attention and recurrences.
 
     `dense_*` covers what every token uses: all but the tables, the head and the routed experts. `routed_*` covers all
     routed experts of all layers; a token draws `drawn` of `experts` in each. `head_bytes` is read by a greedy step to
-    find the largest logit.
+    find the largest logit. A token computes `recurrent_operations` and reads `state_bytes` of recurrent states.
     """
 
     dense_bytes: int = 0
@@ -51,6 +53,8 @@ class Cost(msgspec.Struct, frozen=True):
     experts: int = 1
     drawn: int = 1
     layers: tuple[Attended, ...] = ()
+    recurrent_operations: int = 0
+    state_bytes: int = 0
 
     def routed_share(self, tokens: int) -> float:
         """Estimate the share of the routed experts that `tokens` tokens choose, if all are equally likely."""
@@ -61,11 +65,11 @@ class Cost(msgspec.Struct, frozen=True):
         return self.dense_bytes + self.head_bytes + self.routed_bytes * self.routed_share(tokens)
 
     def kv_bytes(self, context: int, spec: KVSpec) -> float:
-        """Count the bytes of keys and values that one token reads after `context` others."""
+        """Count the bytes of keys, values and states that one token reads after `context` others."""
         if not self.layers:
             return float(spec.bytes_per_token * context)
         visible = [layer.visible(context, context + 1) for layer in self.layers]
-        return float(sum(spec.layer_bytes(i) * count for i, count in enumerate(visible)))
+        return float(self.state_bytes + sum(spec.layer_bytes(i) * count for i, count in enumerate(visible)))
 
     def decode_operations(self, context: int) -> float:
         """Count the operations of one token after `context` others, with its logits."""
@@ -76,9 +80,14 @@ class Cost(msgspec.Struct, frozen=True):
         return self._linear(length) + self._attention(0, length)
 
     def _linear(self, tokens: int) -> float:
-        """Count the operations of products with weights for the tokens of one sequence."""
+        """Count the operations of products with weights, and of recurrences, for the tokens of one sequence."""
+        return self.token_operations * tokens + 2.0 * self.head_parameters
+
+    @property
+    def token_operations(self) -> float:
+        """Count the operations of a token but for attention and its logits."""
         active = self.dense_parameters + self.routed_parameters * self.drawn / self.experts
-        return 2.0 * (active * tokens + self.head_parameters)
+        return 2.0 * active + self.recurrent_operations
 
     def _attention(self, begin: int, end: int) -> float:
         total = 0
@@ -105,6 +114,8 @@ def cost_of(decoder: Decoder) -> Cost:
     experts = [every[path] for path in routed]
     routing = next(iter(config.routings), None)
     head = every.get("head")
+    kept = [config.layers[i].cache(division, 1).states for i in config.stage(decoder.shard)]
+    states = [state for one in kept for state in one]
     return Cost(
         dense_bytes=sum(matrix.nbytes for matrix in dense),
         dense_parameters=sum(map(_size, dense)),
@@ -115,6 +126,8 @@ def cost_of(decoder: Decoder) -> Cost:
         experts=1 if routing is None else routing.num_experts,
         drawn=1 if routing is None else routing.top_k,
         layers=tuple(_attended(config, i, division) for i in config.stage(decoder.shard)),
+        recurrent_operations=2 * sum(state.work for state in states),
+        state_bytes=4 * sum(prod(state.shape) for state in states),
     )
 
 
