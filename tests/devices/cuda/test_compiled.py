@@ -13,6 +13,8 @@ from quire.errors import ConfigError
 
 COLD = "float32"  # products without tensor cores are for small models and for tests
 
+ARRAY = "turned_angles"  # the cosine of a large number needs an array in memory
+
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("case", CASES)
@@ -22,7 +24,7 @@ def test_a_kernel_compiles_and_fits(case: str, target: str) -> None:
     for found in compile_case(case, target):
         assert found.shared_bytes <= least, found
         assert found.registers <= 255, found
-        assert not found.spilled or COLD in case, found
+        assert not found.spilled or COLD in case or found.kernel == ARRAY, found
         if found.kernel in ("product", "attention") and COLD not in case:
             assert found.instruction == {"ampere": "mma.sync", "hopper": "wgmma"}[family], found
 

@@ -15,11 +15,12 @@ import msgspec
 import torch
 from triton import knobs
 
-from quire.devices.cuda.kernels import attention, products
+from quire.devices.cuda.kernels import attention, elementwise, norm, products, reduce, rope_store, rows
 from quire.devices.cuda.launch import CompilingLauncher, Launcher
 from quire.devices.cuda.target import target_named
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape
+from quire.devices.elementwise import XIELU, SparseGELU, Temperature
 
 INSTRUCTIONS = ("tcgen05.mma", "wgmma", "mma.sync")
 FP8 = torch.float8_e4m3fn
@@ -76,11 +77,49 @@ def _attention(many: bool, run: Launcher, kept: Any = torch.bfloat16, width: int
     )
 
 
+def _rows(run: Launcher) -> None:
+    x, weight, numbers = empty(9, 4096), empty(4096, dtype=torch.float32), partial(empty, dtype=torch.int32)
+    norm.normalize(run, x, x, weight, 1e-5, residual=x, total=x)
+    norm.match_rms(run, empty(9, 4 * 4096), x, empty(9, 4 * 4096), 1e-6)
+    rows.embed(run, empty(128256, 4096), numbers(9), x, 2.0)
+    rows.places(run, numbers(9), numbers(9), numbers(8), numbers(8, 64), 64, 0, empty(9, dtype=torch.int64))
+    rows.copy_blocks(run, empty(64, 8, 64, 128), numbers(4, 2))
+    elementwise.add(run, x, x, x)
+    elementwise.scale(run, x, x, 1.0, 30.0)
+    elementwise.multiply(run, x, empty(9, 8), x)
+    elementwise.apply(run, x, x, XIELU(0.8, 0.6, 0.5, -1e-6))
+    elementwise.apply(run, x, x, Temperature(0.1, 8192), numbers(9))
+    elementwise.apply(run, x, x, SparseGELU(1.6))
+    elementwise.combine(run, empty(9, 4 * 4096), empty(9, 16), empty(9, 4 * 4096), 4)
+    logits, real = empty(9, 128256, dtype=torch.float32), partial(empty, dtype=torch.float32)
+    reduce.largest(run, logits, real(9), numbers(9))
+    reduce.log_sum_exp(run, logits, real(9))
+
+
+def _store(run: Launcher, kept: Any = torch.bfloat16) -> None:
+    side, real = empty(64, 8, 64, 128, dtype=kept), partial(empty, dtype=torch.float32)
+    scales = None if kept.itemsize > 1 else real(8) if kept != torch.int8 else real(64, 8, 64)
+    cache, places = attention.LayerCache(side, side, scales, scales), empty(9, dtype=torch.int64)
+    qk_norm = rope_store.NormTensors("rms", real(128), None, 1e-6)
+    rope_store.angles(run, empty(9, dtype=torch.int32), real(64), 1.0, real(9, 128))
+    rope_store.store_kv(
+        run, empty(9, 48 * 128), empty(9, 32 * 128), cache, places, 32, real(9, 128), qk_norm, qk_norm
+    )
+    latent = attention.LayerCache(empty(64, 1, 64, 576), None)
+    latent_norm = rope_store.NormTensors("rms", real(512), None, 1e-6)
+    q = empty(9, 16 * 512), empty(9, 16 * 64), empty(9, 16 * 576)
+    rope_store.store_latent(run, empty(9, 576), *q, latent, places, real(9, 64), latent_norm)
+
+
 CASES: dict[str, Callable[[Launcher], None]] = {
     **{f"linear, {tokens} tokens": partial(_linear, tokens) for tokens in (1, 64, 4096)},
     **{f"gated, {tokens} tokens": partial(_gated, tokens) for tokens in (1, 64, 4096)},
     "linear of float32, 1 token": partial(_linear, 1, dtype=torch.float32),
     "linear of float32, 4096 tokens": partial(_linear, 4096, dtype=torch.float32),
+    "rows": _rows,
+    "rope and store": _store,
+    "rope and store in int8": partial(_store, kept=torch.int8),
+    "rope and store in FP8": partial(_store, kept=FP8),
     "attention, few queries": partial(_attention, False),
     "attention, many queries": partial(_attention, True),
     "attention over FP8, few queries": partial(_attention, False, kept=FP8),

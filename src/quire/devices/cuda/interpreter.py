@@ -82,7 +82,10 @@ class ExactBuilder(triton_interpreter.InterpreterBuilder):  # type: ignore[misc]
     def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Any:
         if lhs.dtype.scalar in HELD_AS_BITS:
             raise TypeError(f"{op.__name__} of {lhs.dtype.scalar} tensors: convert them to float32 first")
-        return super().binary_op(lhs, rhs, op)
+        result = super().binary_op(lhs, rhs, op)
+        if result.data.dtype == np.bool_:  # a comparison: its type is not that of its operands
+            result.dtype = tl.int1
+        return result
 
 
 @functools.cache

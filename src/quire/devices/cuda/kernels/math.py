@@ -50,8 +50,9 @@ def activate(x, KIND: tl.constexpr):
 def gate(x, up, KIND: tl.constexpr, LIMIT: tl.constexpr):
     """activation(x) * up, with the bounds of GatedLinear."""
     if KIND == "clamped_swiglu":
-        low = tl.minimum(x, 7.0)
-        y = low * sigmoid(1.702 * low) * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0)
+        bound: tl.constexpr = LIMIT if LIMIT > 0 else 7.0
+        low = tl.minimum(x, bound)
+        y = low * sigmoid(1.702 * low) * (tl.minimum(tl.maximum(up, -bound), bound) + 1.0)
     elif LIMIT > 0:
         y = tl.minimum(activate(x, KIND), LIMIT) * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
     else:

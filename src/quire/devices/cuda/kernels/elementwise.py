@@ -1,0 +1,157 @@
+"""Operations of elements and of parts of rows: one program for a piece of a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from quire.devices.cuda.kernels.math import activate, exp, tanh
+from quire.devices.cuda.kernels.norm import shape_of
+from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, Elementwise, SparseGELU, Temperature
+from quire.errors import EngineError
+
+BLOCK = 1024
+
+
+@triton.jit
+def piece(x, stride, width, BLOCK: tl.constexpr):
+    """This program's piece of a row, its columns, and which of them there are."""
+    row, d = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    return tl.load(x + row * stride + d, mask=d < width, other=0.0).to(tl.float32), d, d < width
+
+
+@triton.jit
+def put(out, y, stride, d, inside):
+    row = out + tl.program_id(0).to(tl.int64) * stride
+    tl.store(row + d, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def added(x, other, out, width, stride, other_stride, out_stride, scale, BLOCK: tl.constexpr):
+    v, d, inside = piece(x, stride, width, BLOCK)
+    put(out, v + scale * piece(other, other_stride, width, BLOCK)[0], out_stride, d, inside)
+
+
+@triton.jit
+def scaled(x, out, width, stride, out_stride, scale, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr):
+    v, d, inside = piece(x, stride, width, BLOCK)
+    y = v * scale
+    if CAPPED:
+        y = cap * tanh(y / cap)
+    put(out, y, out_stride, d, inside)
+
+
+@triton.jit
+def multiplied(
+    x, factors, out, width, stride, factor_stride, out_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    v, d, inside = piece(x, stride, width, BLOCK)
+    row = factors + tl.program_id(0).to(tl.int64) * factor_stride
+    put(out, v * tl.load(row + d // SIZE, mask=inside, other=0.0).to(tl.float32), out_stride, d, inside)
+
+
+@triton.jit
+def applied(x, out, positions, factors, width, stride, out_stride, a, b, c, e, KIND: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    v, d, inside = piece(x, stride, width, BLOCK)
+    if KIND == "Clamp":
+        y = tl.minimum(tl.maximum(v, -a), a)
+    elif KIND == "Temperature":
+        step = (tl.load(positions + tl.program_id(0)) + c) // b
+        y = v * (1.0 + a * tl.log(1.0 + step.to(tl.float32)))
+    elif KIND == "XIELU":
+        low = tl.minimum(v, e)
+        # e^x - 1 by its series where the difference would lose digits
+        near = low * (1.0 + low * (0.5 + low * (0.16666667 + low * 0.041666668)))
+        grown = tl.where(tl.abs(low) < 0.05, near, exp(low) - 1.0)
+        y = tl.where(v > 0, a * v * v, b * (grown - v)) + c * v
+    elif KIND == "GELU":
+        y = activate(v, "gelu")
+    else:
+        y = v * tl.load(factors + d, mask=inside, other=0.0)
+    put(out, y, out_stride, d, inside)
+
+
+@triton.jit
+def sparse_gelu(x, out, width, stride, out_stride, cutoff, BLOCK: tl.constexpr):
+    v, d, inside = piece(x, stride, width, BLOCK)
+    apart = tl.where(inside, v - tl.sum(v, 0) / width, 0.0)
+    deviation = tl.sqrt_rn(tl.sum(apart * apart, 0) / width)
+    put(out, activate(tl.maximum(apart - cutoff * deviation, 0.0), "gelu_tanh"), out_stride, d, inside)
+
+
+@triton.jit
+def combined(x, factors, residual, out, width, stride, factor_stride, out_stride, PARTS: tl.constexpr,
+             BLOCK: tl.constexpr):  # fmt: skip
+    """One part of a result: a sum over the parts of a row, in ascending order."""
+    row, made = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside, total = d < width, tl.zeros([BLOCK], tl.float32)
+    for part in range(PARTS):
+        factor = tl.load(factors + row * factor_stride + made * PARTS + part).to(tl.float32)
+        v = tl.load(x + row * stride + part * width + d, mask=inside & (factor != 0.0), other=0.0)
+        total += factor * v.to(tl.float32)
+    place = row * out_stride + made * width + d
+    if residual is not None:
+        total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+
+
+def _launch(run: Launcher, kernel: Any, args: dict[str, Any], x: Any, out: Any, **constants: Any) -> None:
+    width = x.shape[1]
+    args |= {"x": x, "out": out, "width": width, "stride": x.stride(0), "out_stride": out.stride(0)}
+    run(Launch(kernel, (x.shape[0], triton.cdiv(width, BLOCK), 1), args, {**constants, "BLOCK": BLOCK}))
+
+
+def add(run: Launcher, x: Any, other: Any, out: Any, scale: float = 1.0) -> None:
+    """x + scale * other; `out` may be x."""
+    _launch(run, added, {"other": other, "other_stride": other.stride(0), "scale": float(scale)}, x, out)
+
+
+def scale(run: Launcher, x: Any, out: Any, scale: float, cap: float | None = None) -> None:
+    """scale * x, then cap * tanh(x / cap)."""
+    args = {"scale": float(scale), "cap": float(cap or 1.0)}
+    _launch(run, scaled, args, x, out, CAPPED=cap is not None)
+
+
+def multiply(run: Launcher, x: Any, factors: Any, out: Any) -> None:
+    """x [T, D] times factors [T, F], each of D / F neighbouring elements."""
+    args = {"factors": factors, "factor_stride": factors.stride(0)}
+    _launch(run, multiplied, args, x, out, SIZE=x.shape[1] // factors.shape[1])
+
+
+def apply(
+    run: Launcher, x: Any, out: Any, function: Elementwise, positions: Any = None, factors: Any = None
+) -> None:
+    """A function of each element; `factors` [D] are those of ColumnScale. EngineError: there is no kernel for it."""
+    if isinstance(function, SparseGELU):
+        width = x.shape[1]
+        args = {"x": x, "out": out, "width": width, "stride": x.stride(0), "out_stride": out.stride(0)}
+        args["cutoff"] = float(function.cutoff)
+        block = triton.next_power_of_2(width)
+        return run(Launch(sparse_gelu, (x.shape[0], 1, 1), args, {"BLOCK": block}, shape_of(width)))
+    numbers: tuple[Any, ...] = 0.0, 0.0, 0.0, 0.0
+    if isinstance(function, Clamp):
+        numbers = function.limit, 0.0, 0.0, 0.0
+    elif isinstance(function, Temperature):
+        numbers = function.beta, function.length, function.offset, 0.0
+    elif isinstance(function, XIELU):
+        numbers = function.alpha_p, function.alpha_n, function.beta, function.eps
+    elif not isinstance(function, (GELU, ColumnScale)):
+        raise EngineError(f"this device has no function {type(function).__name__}")
+    args = {"positions": positions, "factors": factors, **dict(zip("abce", numbers, strict=True))}
+    _launch(run, applied, args, x, out, KIND=type(function).__name__)
+
+
+def combine(run: Launcher, x: Any, factors: Any, out: Any, vectors: int, residual: Any = None) -> None:
+    """Sums of the `vectors` parts of each row [T, A D], by factors [T, B A], or [1, B A] for all rows: [T, B D]."""
+    width, shared = x.shape[1] // vectors, factors.shape[0] == 1
+    args = {
+        "x": x, "factors": factors, "residual": residual, "out": out, "width": width, "stride": x.stride(0),
+        "factor_stride": 0 if shared else factors.stride(0), "out_stride": out.stride(0),
+    }  # fmt: skip
+    grid = x.shape[0], triton.cdiv(width, BLOCK), factors.shape[1] // vectors
+    run(Launch(combined, grid, args, {"PARTS": vectors, "BLOCK": BLOCK}))

@@ -1,0 +1,83 @@
+"""Norms of rows: one program a row, with a block and warps that depend on its width alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.tiles import Shape
+
+
+@triton.jit
+def root_mean_square(x, width, eps):
+    return tl.sqrt_rn(tl.sum(x * x, 0) / width + eps)
+
+
+@triton.jit
+def norm(x, residual, total, weight, bias, out, width, x_stride, out_stride, factor, eps,
+         LAYER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The norm of one group of a row, or of x + factor * residual, which goes to `total`."""
+    row, group, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
+    inside, column = d < width, group * width + d
+    v = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        v += factor * tl.load(residual + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = v.to(total.dtype.element_ty)
+        tl.store(total + row * x_stride + column, rounded, mask=inside)
+        v = rounded.to(tl.float32)
+    if LAYER:
+        v = tl.where(inside, v - tl.sum(v, 0) / width, 0.0)
+    y = tl.div_rn(v, root_mean_square(v, width, eps)) * tl.load(weight + column, mask=inside, other=0.0)
+    if bias is not None:
+        y += tl.load(bias + column, mask=inside, other=0.0)
+    tl.store(out + row * out_stride + column, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def matched(x, like, out, width, floor, x_stride, BLOCK: tl.constexpr):
+    """One part of a row, scaled to the root mean square of another row."""
+    row, part, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
+    inside, place = d < width, row * x_stride + part * width + d
+    v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    wanted = tl.load(like + row * width + d, mask=inside, other=0.0).to(tl.float32)
+    found = tl.sqrt_rn(tl.maximum(tl.sum(v * v, 0) / width, floor))
+    y = v * tl.div_rn(root_mean_square(wanted, width, 0.0), found)
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
+
+
+def shape_of(width: int) -> Shape:
+    return Shape(4 if width <= 4096 else 8, 1)
+
+
+def normalize(
+    run: Launcher,
+    x: Any,
+    out: Any,
+    weight: Any,
+    eps: float,
+    bias: Any = None,
+    kind: str = "rms",
+    groups: int = 1,
+    residual: Any = None,
+    total: Any = None,
+    factor: float = 1.0,
+) -> None:
+    """Normalize x [T, D], or x + factor * residual, which is stored in `total` too; groups of a row by themselves."""
+    width = x.shape[1] // groups
+    args = {
+        "x": x, "residual": residual, "total": total, "weight": weight, "bias": bias, "out": out, "width": width,
+        "x_stride": x.stride(0), "out_stride": out.stride(0), "factor": float(factor), "eps": eps,
+    }  # fmt: skip
+    constants = {"LAYER": kind == "layer", "BLOCK": triton.next_power_of_2(width)}
+    run(Launch(norm, (x.shape[0], groups, 1), args, constants, shape_of(width)))
+
+
+def match_rms(run: Launcher, x: Any, like: Any, out: Any, floor: float) -> None:
+    """Scale each part of a row [T, A D] to the root mean square of `like` [T, D]."""
+    width = like.shape[1]
+    args = {"x": x, "like": like, "out": out, "width": width, "floor": floor, "x_stride": x.stride(0)}
+    grid = x.shape[0], x.shape[1] // width, 1
+    run(Launch(matched, grid, args, {"BLOCK": triton.next_power_of_2(width)}, shape_of(width)))
