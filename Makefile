@@ -20,7 +20,7 @@ CLEAN := build/clean
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(NATIVE) README.md $(shell find src -type f -not -name '*.pyc' -not -name '*.so')
 
-.PHONY: run install install-test stub wheel wheels lint test test-suite test-stranger test-variants test-wheel coverage fuzz \
+.PHONY: run install install-test stub wheel wheels site lint test test-suite test-stranger test-variants test-wheel coverage fuzz \
   abuse eval-model clean
 
 run: install
@@ -48,6 +48,11 @@ stub: install-test
 
 # The sdist, and the wheel from the sdist: the only time that `make test` compiles.
 wheel: $(DIST)/built
+
+# The docs as a site, in build/site.
+site: install
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # A portable wheel for each Python on the path, installed and run once (packaging/wheels.py). They come to lie in dist.
 wheels: $(TEST)/bin/python
