@@ -26,6 +26,7 @@ class Problem:
     heads: int = 4
     groups: int = 2
     width: int = 32
+    rotary: int = 0  # latent attention: values are the first `width` elements of a key
     block: int = 16
     act: Any = torch.bfloat16
     kept: Any = torch.bfloat16
@@ -45,9 +46,10 @@ class Problem:
             return
         draw = torch.Generator().manual_seed(self.seed)
         for count, length in zip(self.counts, self.lengths, strict=True):
-            self.queries.append(torch.randn(count, self.heads, self.width, generator=draw).to(self.act))
+            shape = self.groups, self.width + self.rotary
+            self.queries.append(torch.randn(count, self.heads, shape[1], generator=draw).to(self.act))
             for side in (self.keys, self.values):
-                side.append(torch.randn(length, self.groups, self.width, generator=draw))
+                side.append(torch.randn(length, *shape, generator=draw))
         longest = max(self.lengths)
         for name, shape in {
             "sinks": (self.heads,),
@@ -60,7 +62,7 @@ class Problem:
 
     @property
     def scale(self) -> float:
-        return float(self.width**-0.5)
+        return float((self.width + self.rotary) ** -0.5)
 
     def part(self, begin: int, stop: int, sequence: int) -> Problem:
         """Tokens begin..stop-1 of a sequence's new ones, alone."""
@@ -109,7 +111,7 @@ def solve(
     draw = np.random.default_rng(places)
     needed = [-(-length // p.block) for length in p.lengths]
     order = iter(draw.permutation(sum(needed) + 3).tolist())
-    shape = (sum(needed) + 3, p.groups, p.block, p.width)
+    shape = (sum(needed) + 3, p.groups, p.block, p.width + p.rotary)
     poison = 77 if p.kept == torch.int8 else torch.nan
     keys, values = (torch.full(shape, poison).to(p.kept) for _ in range(2))
     by_token = [torch.full(shape[:3], torch.nan) for _ in range(2)]
@@ -142,7 +144,7 @@ def solve(
     attend(
         run,
         torch.cat(p.queries).reshape(total, -1),
-        LayerCache(keys, values, *scales),
+        LayerCache(keys, None if p.rotary else values, *scales),
         out,
         StepTensors(torch.from_numpy(cu_q), torch.from_numpy(kv_len), torch.from_numpy(slots.astype(np.int32)), table),
         WorkTensors(
@@ -163,6 +165,8 @@ def answer(p: Problem) -> Any:
     fixed = FIXED if p.kept.itemsize == 1 else 1.0
     for b, (count, length) in enumerate(zip(p.counts, p.lengths, strict=True)):
         keys, values = (held(side[b][:length], p.kept, fixed) for side in (p.keys, p.values))
+        if p.rotary:
+            values = keys[..., : p.width]
         for i in range(count):
             position = length - count + i
             seen = torch.arange(length)

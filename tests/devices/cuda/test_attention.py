@@ -40,9 +40,11 @@ def near(p: Problem, out: torch.Tensor, wanted: torch.Tensor) -> bool:
     )
 
 
+@pytest.mark.parametrize("latent", [False, True])
 @pytest.mark.parametrize(("act", "kept"), TYPES)
-def test_values_of_each_type(act: torch.dtype, kept: torch.dtype) -> None:
-    p = Problem((3, 1), (20, 300), act=act, kept=kept)
+def test_values_of_each_type(act: torch.dtype, kept: torch.dtype, latent: bool) -> None:
+    about = {"groups": 1, "width": 16, "rotary": 16} if latent else {}
+    p = Problem((3, 1), (20, 300), act=act, kept=kept, **about)
     assert near(p, solve(RUN, p), answer(p))
 
 
@@ -61,6 +63,8 @@ def test_values_of_each_type(act: torch.dtype, kept: torch.dtype) -> None:
         {"cap": 5.0, "window": 7, "changes": CHANGES},
         {"heads": 6, "groups": 2, "width": 24},
         {"heads": 20, "groups": 1, "width": 16, "block": 32},
+        {"heads": 3, "groups": 1, "width": 32, "rotary": 16},
+        {"heads": 20, "groups": 1, "width": 16, "rotary": 16, "window": 40},
     ],
     ids=str,
 )
@@ -78,8 +82,10 @@ def problems(draw: st.DrawFn) -> Problem:
     counts = [draw(st.sampled_from([1, 2, 5, 18])) for _ in range(sequences)]
     lengths = [count + draw(st.sampled_from([0, 3, 255, 256, 520])) for count in counts]
     groups, of_group = draw(st.sampled_from([(1, 1), (2, 2), (1, 3), (2, 4)]))
+    rotary = draw(st.sampled_from([0, 0, 16])) if groups == 1 else 0
     return Problem(
-        tuple(counts), tuple(lengths), groups * of_group, groups, draw(st.sampled_from([16, 24])),
+        tuple(counts), tuple(lengths), groups * of_group, groups,
+        16 if rotary else draw(st.sampled_from([16, 24])), rotary,
         draw(st.sampled_from([16, 64])), act, kept, draw(st.sampled_from([0, 0, 5, 300])),
         cap=draw(st.sampled_from([0.0, 3.0])), changes=draw(st.sampled_from([(), ("sinks",), CHANGES])),
         seed=draw(st.integers(0, 99)),
@@ -87,7 +93,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @given(problems(), st.integers(0, 99))
-@settings(max_examples=5)
+@settings(max_examples=12)
 def test_a_row_follows_no_tile_split_place_or_padding(p: Problem, places: int) -> None:
     base = solve(RUN, p)
     assert near(p, base, answer(p))
@@ -95,7 +101,7 @@ def test_a_row_follows_no_tile_split_place_or_padding(p: Problem, places: int) -
 
 
 @given(problems(), st.data())
-@settings(max_examples=5)
+@settings(max_examples=12)
 def test_a_row_follows_no_batch_and_no_chunk(p: Problem, data: st.DataObject) -> None:
     base = solve(RUN, p)
     sequence = data.draw(st.integers(0, len(p.counts) - 1))

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
 from quire.devices.cuda.catalog import CASES, compile_case
 from quire.devices.cuda.target import TARGETS, target_named, target_of
-from quire.devices.cuda.tiles import ATTENTION, BY_TOKEN
+from quire.devices.cuda.tiles import ATTENTION, BY_TOKEN, LATENT
 from quire.errors import ConfigError
 
 COLD = "float32"  # products without tensor cores are for small models and for tests
@@ -25,12 +25,16 @@ def test_a_kernel_compiles_and_fits(case: str, target: str) -> None:
         assert found.shared_bytes <= least, found
         assert found.registers <= 255, found
         assert not found.spilled or COLD in case or found.kernel == ARRAY, found
-        if found.kernel in ("product", "attention") and COLD not in case:
+        if found.kernel in ("product", "attention") and COLD not in case and "latent" not in case:
             assert found.instruction == {"ampere": "mma.sync", "hopper": "wgmma"}[family], found
 
 
 def test_what_orders_a_sum_is_the_same_for_all_sizes() -> None:
-    for tiles in [*(kinds for sizes in ATTENTION.values() for kinds in sizes.values()), *BY_TOKEN.values()]:
+    for tiles in [
+        *(kinds for sizes in ATTENTION.values() for kinds in sizes.values()),
+        *BY_TOKEN.values(),
+        *LATENT.values(),
+    ]:
         assert tiles.few.keys == tiles.many.keys
 
 

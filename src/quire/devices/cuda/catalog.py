@@ -77,6 +77,18 @@ def _attention(many: bool, run: Launcher, kept: Any = torch.bfloat16, width: int
     )
 
 
+def _latent(run: Launcher, kept: Any = torch.bfloat16) -> None:
+    shape = WorkShape(16, 1, attention_tiles(run.target.family, 512, latent=True).few)
+    numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
+    cache = attention.LayerCache(empty(64, 1, 64, 576, dtype=kept), None, real(1) if kept == FP8 else None)
+    states = 9, shape.head_tiles, shape.tile.rows
+    step = attention.StepTensors(numbers(10), numbers(9), numbers(9), numbers(9, 1024))
+    work = attention.WorkTensors(
+        numbers(9, 8), numbers(9, 8), numbers(9, 4), real(*states, 512), real(*states, 2)
+    )
+    attention.attend(run, empty(9, 16 * 576), cache, empty(9, 16 * 512), step, work, shape, 576**-0.5)
+
+
 def _rows(run: Launcher) -> None:
     x, weight, numbers = empty(9, 4096), empty(4096, dtype=torch.float32), partial(empty, dtype=torch.int32)
     norm.normalize(run, x, x, weight, 1e-5, residual=x, total=x)
@@ -124,6 +136,8 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     "attention, many queries": partial(_attention, True),
     "attention over FP8, few queries": partial(_attention, False, kept=FP8),
     "attention over int8, few queries": partial(_attention, False, kept=torch.int8),
+    "latent attention": _latent,
+    "latent attention over FP8": partial(_latent, kept=FP8),
     "attention of 256, few queries": partial(_attention, False, width=256),
 }
 

@@ -104,10 +104,19 @@ BY_TOKEN: dict[Family, AttentionTiles] = {
     "ampere": ATTENTION["ampere"][128],
     "interpreter": ATTENTION["interpreter"][512],
 }
+LATENT: dict[Family, AttentionTiles] = {
+    "hopper": AttentionTiles(AttentionTile(16, 64, Shape(8, 2)), AttentionTile(16, 64, Shape(8, 2))),
+    "ampere": AttentionTiles(AttentionTile(16, 32, Shape(8, 2)), AttentionTile(16, 32, Shape(8, 2))),
+    "interpreter": AttentionTiles(AttentionTile(32, 64, Shape()), AttentionTile(128, 64, Shape())),
+}
 
 
-def attention_tiles(family: Family, width: int, by_token: bool = False) -> AttentionTiles:
-    """The tiles for heads of a width, over a cache with scales by token or without."""
+def attention_tiles(
+    family: Family, width: int, by_token: bool = False, latent: bool = False
+) -> AttentionTiles:
+    """The tiles for heads whose values are `width` wide, over a cache with scales by token or without."""
+    if latent:
+        return LATENT[family]
     if by_token and width <= 128:
         return BY_TOKEN[family]
     return next(tiles for most, tiles in ATTENTION[family].items() if width <= most)

@@ -108,13 +108,31 @@ def bounds(item, first, tokens, length, WINDOW: tl.constexpr, CHUNK: tl.constexp
 
 
 @triton.jit
+def narrowed(of_q, inside, d, width, scale, NARROW: tl.constexpr, FLOAT: tl.constexpr):
+    """Columns of the queries. In float16 they are scaled first: other types hold larger numbers."""
+    x = tl.load(of_q[:, None] + d[None, :], mask=inside[:, None] & (d < width)[None, :], other=0.0)
+    if NARROW:
+        x = x.to(tl.float32) * scale
+    return x.to(FLOAT)
+
+
+@triton.jit
+def set_aside(partial_values, partial_states, number, row, d, most, total, values):
+    """Store a closed state for `merge`."""
+    state = (number.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * row.shape[0] + row
+    tl.store(partial_values + state[:, None] * d.shape[0] + d[None, :], values)
+    tl.store(partial_states + state * 2, most)
+    tl.store(partial_states + state * 2 + 1, tl.max(total, 1))
+
+
+@triton.jit
 def attention(
     q, keys, values, key_scales, value_scales, out, sinks, slopes, bias, scores, cu_q, kv_len, slots, block_table,
     items, partial_values, partial_states, scale, table_stride, score_stride, positions,
-    N: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, REACH: tl.constexpr, HEADS: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr, SPLIT: tl.constexpr, PLAIN: tl.constexpr,
-    FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr, FLOAT: tl.constexpr,
+    N: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, REACH: tl.constexpr,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr, SPLIT: tl.constexpr,
+    PLAIN: tl.constexpr, FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr, FLOAT: tl.constexpr,
 ):  # fmt: skip
     item = items + tl.program_id(0) * 8
     sequence = tl.load(item)
@@ -130,33 +148,39 @@ def attention(
     position = length - end + token
     first = length - end + tl.load(item + 1)
     low, high = bounds(item, first, ROWS // HEADS, length, WINDOW, CHUNK, AHEAD, SEGMENT, SPLIT)
-    column = (d < H)[None, :]
-    of_q = (token.to(tl.int64) * N + head) * H
-    query = tl.load(q + of_q[:, None] + d[None, :], mask=inside[:, None] & column, other=0.0)
     if FIXED:
         scale *= tl.load(key_scales + group)
     if PLAIN:
         scale *= LOG2E
+    of_q = q + (token.to(tl.int64) * N + head) * (H + R)
+    query = narrowed(of_q, inside, d, H, scale, NARROW, FLOAT)
+    if R > 0:
+        r = H + tl.arange(0, R)
+        query_r = narrowed(of_q, inside, r, H + R, scale, NARROW, FLOAT)
     if NARROW:
-        query = query.to(tl.float32) * scale
         scale = 1.0
-    query = query.to(FLOAT)
     table = block_table + tl.load(slots + sequence).to(tl.int64) * table_stride
     most, total = opened(sinks, head, inside)
     sums = tl.zeros([ROWS, D], tl.float32)
     own_most, own = tl.full([ROWS], NONE, tl.float32), tl.zeros([ROWS, D], tl.float32)
     own_total, ones = tl.zeros([ROWS, 16], tl.float32), tl.full([KEYS, 16], 1.0, FLOAT)
     # The blocks of the next tile are loaded one turn early, so that keys and values can be loaded ahead.
-    begin_tile, end_tile = low // KEYS, tl.cdiv(high, KEYS)
+    begin_tile, end_tile, column = low // KEYS, tl.cdiv(high, KEYS), (d < H)[None, :]
     blocks = tl.load(table + (begin_tile * KEYS + key) // BLOCK, mask=begin_tile * KEYS + key < high, other=0)
     for tile in range(begin_tile, end_tile):
         place = tile * KEYS + key
         known = place < high
         slot = (blocks.to(tl.int64) * G + group) * BLOCK + place % BLOCK
         blocks = tl.load(table + (place + KEYS) // BLOCK, mask=place + KEYS < high, other=0)
-        k = tl.load(keys + slot[None, :] * H + d[:, None], mask=known[None, :] & (d < H)[:, None], other=0.0)
-        v = tl.load(values + slot[:, None] * H + d[None, :], mask=known[:, None] & column, other=0.0)
-        s = tl.dot(query, k.to(FLOAT), input_precision="ieee")
+        of_key = keys + slot[None, :] * (H + R)
+        k = tl.load(of_key + d[:, None], mask=known[None, :] & (d < H)[:, None], other=0.0).to(FLOAT)
+        s = tl.dot(query, k, input_precision="ieee")
+        if R > 0:  # the latent is key and value
+            k_r = tl.load(of_key + r[:, None], mask=known[None, :], other=0.0).to(FLOAT)
+            s += tl.dot(query_r, k_r, input_precision="ieee")
+            v = tl.trans(k)
+        else:
+            v = tl.load(values + slot[:, None] * H + d[None, :], mask=known[:, None] & column, other=0.0)
         if BY_TOKEN:
             s *= tl.load(key_scales + slot, mask=known, other=0.0)[None, :]
         if PLAIN:
@@ -167,19 +191,15 @@ def attention(
         s = tl.where(seen_by(place, position, known, WINDOW, CHUNK, AHEAD), s, NONE)
         top = tl.maximum(own_most, tl.max(s, 1))
         safe = tl.where(top == NONE, 0.0, top)
-        p, old = tl.exp2(s - safe[:, None]), tl.exp2(own_most - safe)
+        p, old, own_most = tl.exp2(s - safe[:, None]), tl.exp2(own_most - safe), top
         own_total = tl.dot(p.to(FLOAT), ones, own_total * old[:, None], input_precision="ieee")
         if BY_TOKEN:
             p *= tl.load(value_scales + slot, mask=known, other=0.0)[None, :]
         own = tl.dot(p.to(FLOAT), v.to(FLOAT), own * old[:, None], input_precision="ieee")
-        own_most = top
         if ((tile + 1) % (SEGMENT // KEYS) == 0) | (tile + 1 == end_tile):
             if SPLIT:
                 number = tl.load(item + 4) + tile * KEYS // SEGMENT - tl.load(item + 2)
-                state = (number.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * ROWS + row
-                tl.store(partial_values + state[:, None] * D + d[None, :], own)
-                tl.store(partial_states + state * 2, own_most)
-                tl.store(partial_states + state * 2 + 1, tl.max(own_total, 1))
+                set_aside(partial_values, partial_states, number, row, d, own_most, own_total, own)
             else:
                 most, total, sums = merged(most, total, sums, own_most, tl.max(own_total, 1), own)
             own_most, own = tl.full([ROWS], NONE, tl.float32), tl.zeros([ROWS, D], tl.float32)
@@ -283,9 +303,14 @@ def attend(
     cap: float = 0.0,
     changes: Changes | None = None,
 ) -> None:
-    """Attention of queries [T, N H] over a layer's cache: out [T, N H]."""
+    """Attention of queries [T, N H] over a layer's cache: out [T, N H].
+
+    In latent attention (no values) `out` is [T, N C]: values are the first C elements of keys, C a power of two.
+    """
     changes = Changes() if changes is None else changes
-    _, groups, block, width = cache.keys.shape
+    _, groups, block, whole = cache.keys.shape
+    width = out.shape[1] // shape.num_heads
+    value_scales = cache.key_scales if cache.values is None else cache.value_scales
     by_token, fixed = (
         cache.keys.dtype == torch.int8,
         cache.keys.dtype.itemsize == 1 and cache.keys.dtype != torch.int8,
@@ -299,14 +324,15 @@ def attend(
     }  # fmt: skip
     args = {
         "q": q, "keys": cache.keys, "values": cache.values, "key_scales": cache.key_scales,
-        "value_scales": cache.value_scales, "out": out, "sinks": changes.sinks, "slopes": changes.slopes,
+        "value_scales": value_scales, "out": out, "sinks": changes.sinks, "slopes": changes.slopes,
         "bias": changes.bias, "scores": changes.scores, "cu_q": step.cu_q, "kv_len": step.kv_len, "slots": step.slots,
         "block_table": step.block_table, "partial_values": work.partial_values, "partial_states": work.partial_states,
         "scale": scale, "table_stride": step.block_table.stride(0), "positions": positions,
         "score_stride": 0 if changes.scores is None else changes.scores.stride(0),
     }  # fmt: skip
     constants = {
-        **common, "BLOCK": block, "WINDOW": shape.window, "CHUNK": shape.chunk, "AHEAD": shape.ahead, "CAP": cap,
+        **common, "R": whole - width, "BLOCK": block, "WINDOW": shape.window, "CHUNK": shape.chunk,
+        "AHEAD": shape.ahead, "CAP": cap,
         "REACH": 0 if changes.bias is None else changes.bias.shape[1] // 2, "KEYS": shape.tile.keys,
         "SEGMENT": SEGMENT, "BY_TOKEN": by_token, "FLOAT": number,
         "PLAIN": cap == 0 and (changes.slopes, changes.bias, changes.scores) == (None, None, None),
@@ -323,7 +349,7 @@ def attend(
     if work.split is None:
         return
     args = {
-        "out": out, "value_scales": cache.value_scales, "sinks": changes.sinks, "merges": work.merges,
+        "out": out, "value_scales": value_scales, "sinks": changes.sinks, "merges": work.merges,
         "partial_values": work.partial_values, "partial_states": work.partial_states,
     }  # fmt: skip
     own_rows = triton.next_power_of_2(shape.heads_of_tile)
