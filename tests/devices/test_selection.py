@@ -90,7 +90,7 @@ def test_without_the_extra_a_device_names_it(monkeypatch: pytest.MonkeyPatch, mi
     monkeypatch.setattr(selection.importlib.util, "find_spec", lacking)
     assert not selection.has_extra()
     for device in ("cuda", "interpreter"):
-        with pytest.raises(ConfigError, match=r"pip install 'quire\[cuda\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'quire-llm\[cuda\]'"):
             make_backend(device=device)
 
 

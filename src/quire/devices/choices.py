@@ -10,7 +10,7 @@ class Choices(msgspec.Struct, frozen=True):
 
     `logit_rows` are the rows of logits held at a time: 64 x 150k float32 are 38 MB. A device is assumed to read
     `read_gbs` gigabytes and to compute `gflops` billion operations per second, a CPU with each thread, until steps
-    are measured.
+    are measured. Ranks of a machine have `shared_memory`, or a device each.
     """
 
     max_num_batched_tokens: int = 1024
@@ -20,6 +20,7 @@ class Choices(msgspec.Struct, frozen=True):
     logit_rows: int = 64
     read_gbs: float = 10.0
     gflops: float = 50.0
+    shared_memory: bool = True
 
     def with_threads(self, count: int) -> Choices:
         """Return the choices of a CPU that computes with `count` threads."""

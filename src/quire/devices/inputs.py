@@ -24,15 +24,19 @@ def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int
         raise EngineError("the arrays of a step disagree on the number of tokens or sequences")
     if inputs.cu_q_B1[0] != 0 or inputs.cu_q_B1[-1] != total or np.any(np.diff(inputs.cu_q_B1) < 1):
         raise EngineError("cu_q must rise from 0 to the number of tokens, by at least one token per sequence")
-    for b in range(batch):
-        start, stop, length = inputs.cu_q_B1[b], inputs.cu_q_B1[b + 1], inputs.kv_len_B[b]
-        if not np.array_equal(inputs.positions_T[start:stop], np.arange(length - (stop - start), length)):
-            raise EngineError(f"positions of sequence {b} must be consecutive and end at kv_len - 1")
-        used = inputs.block_table_SM[inputs.slots_B[b], : -(-length // kv.block_size)]
-        if length > inputs.block_table_SM.shape[1] * kv.block_size or np.any(
-            (used < 0) | (used >= kv.num_blocks)
-        ):
-            raise EngineError(f"the block table of sequence {b} does not cover its {length} tokens")
+    counts, size = np.diff(inputs.cu_q_B1), kv.block_size
+    wanted = np.arange(total) + np.repeat(inputs.kv_len_B - inputs.cu_q_B1[1:], counts)
+    if len(wrong := np.flatnonzero(inputs.positions_T != wanted)):
+        b = np.searchsorted(inputs.cu_q_B1, wrong[0], "right") - 1
+        raise EngineError(f"positions of sequence {b} must be consecutive and end at kv_len - 1")
+    needed_B = -(-inputs.kv_len_B // size)
+    table_BM = inputs.block_table_SM[inputs.slots_B, : needed_B.max(initial=0)]
+    bad_BM = ((table_BM < 0) | (table_BM >= kv.num_blocks)) & (
+        np.arange(table_BM.shape[1]) < needed_B[:, None]
+    )
+    if len(wrong := np.flatnonzero(bad_BM.any(1) | (needed_B > table_BM.shape[1]))):
+        b = wrong[0]
+        raise EngineError(f"the block table of sequence {b} does not cover its {inputs.kv_len_B[b]} tokens")
     for name, values, bound in (
         ("token id", inputs.tokens_T, vocab_size),
         ("logit row", inputs.logit_rows_L, total),

@@ -15,9 +15,11 @@ from quire.lazy import Lazy, need
 if TYPE_CHECKING:
     import torch
 
+    import quire.devices.cuda.backend as cuda
     import quire.devices.cuda.catalog as catalog
     from quire.devices.protocol import Backend
 else:
+    cuda = Lazy("quire.devices.cuda.backend")
     torch = Lazy("torch")
     catalog = Lazy("quire.devices.cuda.catalog")
 
@@ -33,6 +35,7 @@ GPU = Choices(
     logit_rows=256,
     read_gbs=1500.0,
     gflops=200_000.0,
+    shared_memory=False,
 )
 INTERPRETER = Choices(block_size=64)
 LEAST_CAPABILITY = (8, 0)
@@ -75,13 +78,13 @@ def open_device(device: str, backend: str, threads: int | None) -> Backend:
     if not all(map(importlib.util.find_spec, ("torch", "triton"))):
         raise ConfigError(f"--device {device} needs torch and triton: pip install 'quire-llm[cuda]'")
     if check_name(device) == "interpreter":
-        raise ConfigError("--device interpreter has no kernels in this version: choose cpu")
+        return cuda.CudaBackend(None, INTERPRETER, threads)
     chosen = f"cuda:{_index(device)}"
     if device == "auto":
         log.info(
             "the device is %s, %s; --device cpu keeps to the CPU", chosen, torch.cuda.get_device_name(chosen)
         )
-    raise ConfigError(f"--device {device} has no kernels in this version: choose cpu")
+    return cuda.CudaBackend(chosen, GPU, threads)
 
 
 def compiled_kernels(target: str) -> list[dict[str, Any]]:
@@ -100,7 +103,7 @@ def _index(device: str) -> int:
         build = "AMD's GPUs, which were never tried" if torch.version.hip else "the CPU alone"
         raise ConfigError(
             f"the installed torch {torch.__version__} is for {build}: install one for CUDA (pip install "
-            f"'quire[cuda]' from PyTorch's index){instead}"
+            f"'quire-llm[cuda]' from PyTorch's index){instead}"
         )
     if not torch.cuda.is_available():
         raise ConfigError(f"torch finds no NVIDIA GPU: check the driver with nvidia-smi{instead}")

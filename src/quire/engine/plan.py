@@ -177,7 +177,8 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
     stages, shard = parallel.pipeline_parallel_size, share_of(parallel, 0, model)
     backend = make_backend(device_of(config, 0), model)
     outline = backend.outline()
-    available = (free or backend.free_memory()) // parallel.ranks_per_node
+    sharing = parallel.ranks_per_node if backend.choices.shared_memory else 1
+    available = (free or backend.free_memory()) // sharing
     max_num_seqs = min(
         config.scheduler.max_num_seqs,
         config.scheduler.max_num_batched_tokens,
@@ -203,9 +204,13 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
         need = sum((feature.need(planning) for feature in features.values()), Need())
         if backend.places_blocks and shard.alone and not model.spec.bidirectional and not need.kv_per_token:
             kv_spec = kv_spec.divided()
+        try:
+            workspace = outline.workspace_bytes(tapped(share, need.taps), kv_spec, limits)
+        except ConfigError as error:
+            raise ConfigError(f"{model.spec.architecture}: {error}") from error
         memory_need = MemoryNeed(
             weights=share.weight_bytes + need.weights,
-            workspace=outline.workspace_bytes(tapped(share, need.taps), kv_spec, limits) + need.workspace,
+            workspace=workspace + need.workspace,
             kv_bytes_per_token=kv_spec.token_bytes(config.cache.block_size) + need.kv_per_token,
             max_model_len=longest,
             max_model_len_is_given=config.model.max_model_len is not None,

@@ -358,7 +358,7 @@ class BuiltFiles:
         if backend.fingerprint != manifest.fingerprint:
             raise ModelError(
                 f"{self._directory} was built for {manifest.fingerprint}, and this is {backend.fingerprint}: "
-                "run `quire build` again on this machine, or choose the instruction set with --isa if the CPU has it"
+                "run `quire build` again, or choose --isa or --device as for the build"
             )
         return _Reader(places, backend)
 

@@ -1,0 +1,116 @@
+"""Places of a graph's values in one piece of memory: values that never live together share bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+from quire.devices.cuda.pack import own_matrix
+from quire.devices.graph import Graph, last_reads, widths
+from quire.devices.ops import (
+    Embed,
+    EmbedPositions,
+    GatedLinear,
+    HeadLinear,
+    Linear,
+    RopeAngles,
+    SelectRows,
+    Tap,
+    Value,
+    operands,
+)
+from quire.devices.protocol import KVSpec, Limits, Matrix
+from quire.errors import ConfigError
+
+ALIGNED = 256  # bytes
+TOKENS, ROWS, PIECE = range(3)
+"""TOKENS of the step, all its logit ROWS, or the PIECE of them whose logits are computed: the rows of a value."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a value [rows, width] lies: its first byte, and what its rows are."""
+
+    begin: int
+    width: int
+    dtype: Any
+    kind: int
+
+
+class Arena:
+    """The places of all values of a graph. Activations have the type of the weights, and logits float32."""
+
+    def __init__(self, graph: Graph, spec: KVSpec, limits: Limits) -> None:
+        self.act = activation_type(graph)
+        self.places: list[Place] = []
+        self.nbytes = 0
+        self._free: list[tuple[int, int]] = []  # (begin, bytes), ascending, never side by side
+        rows = {TOKENS: limits.max_tokens, ROWS: limits.max_tokens, PIECE: limits.max_logit_rows}
+        read = {op.x for op in graph.ops if isinstance(op, (Linear, GatedLinear))}
+        kept = {value for op in graph.ops if isinstance(op, Tap) for value in operands(op)}
+        kept |= {Value(index) for index, op in enumerate(graph.ops) if isinstance(op, Tap)}
+        sizes: list[int] = []
+        for index, (op, width, dropped) in enumerate(
+            zip(graph.ops, widths(graph, spec), last_reads(graph), strict=True)
+        ):
+            single = isinstance(op, RopeAngles) or (index >= graph.body and Value(index) not in read)
+            dtype = torch.float32 if single else self.act
+            kind = PIECE if index >= graph.body else self._kind(op)
+            sizes.append(-(-rows[kind] * width * dtype.itemsize // ALIGNED) * ALIGNED)
+            begin = self.places[operands(op)[0]].begin if isinstance(op, Tap) else self._take(sizes[-1])
+            self.places.append(Place(begin, width, dtype, kind))
+            for value in dropped:
+                if value not in kept:
+                    self._give(self.places[value].begin, sizes[value])
+
+    def _kind(self, op: Any) -> int:
+        return (
+            ROWS
+            if isinstance(op, SelectRows)
+            else max((self.places[v].kind for v in operands(op)), default=0)
+        )
+
+    def _take(self, size: int) -> int:
+        """Take the first gap that is large enough, or grow."""
+        for place, (begin, room) in enumerate(self._free):
+            if room >= size:
+                self._free[place : place + 1] = [(begin + size, room - size)] if room > size else []
+                return begin
+        begin = self.nbytes
+        if self._free and sum(self._free[-1]) == begin:
+            begin = self._free.pop()[0]
+        self.nbytes = begin + size
+        return begin
+
+    def _give(self, begin: int, size: int) -> None:
+        """Give a value's bytes back, joined with the gaps beside them."""
+        if not size:
+            return
+        joined: list[tuple[int, int]] = []
+        for one, room in sorted([*self._free, (begin, size)]):
+            if joined and sum(joined[-1]) == one:
+                joined[-1] = joined[-1][0], joined[-1][1] + room
+            else:
+                joined.append((one, room))
+        self._free = joined
+
+
+def matrices(op: Any) -> list[Matrix]:
+    """The weights of a product or a table."""
+    if isinstance(op, (Linear, GatedLinear)):
+        return [op.weight]
+    if isinstance(op, HeadLinear):
+        return list(op.weights)
+    return [op.table] if isinstance(op, (Embed, EmbedPositions)) else []
+
+
+def activation_type(graph: Graph) -> Any:
+    """The type of a graph's activations, which is that of its weights. ConfigError if these differ."""
+    found = {own_matrix(weight).values.dtype for op in graph.ops for weight in matrices(op)}
+    if len(found) > 1:
+        raise ConfigError(
+            f"no GPU kernel multiplies weights of several types ({', '.join(sorted(map(str, found)))}): choose --dtype "
+            "float32, or --device cpu"
+        )
+    return found.pop() if found else torch.float32

@@ -1,0 +1,152 @@
+"""The backend of GPUs: Triton kernels over tensors of a device, or interpreted over tensors of the CPU.
+
+Needs torch and triton, so it is imported on demand alone (devices/selection.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from quire import _native
+from quire.devices.choices import Choices
+from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
+from quire.devices.cuda.arena import Arena
+from quire.devices.cuda.cache import CudaKVCache, own_cache
+from quire.devices.cuda.launch import InterpretedLauncher, JitLauncher, Launcher
+from quire.devices.cuda.pack import CudaMatrix, own_matrix, restore
+from quire.devices.cuda.record import check_operations
+from quire.devices.cuda.run import CudaExecutable
+from quire.devices.cuda.sampler import CudaSampler
+from quire.devices.cuda.target import target_of
+from quire.devices.graph import Graph
+from quire.devices.protocol import (
+    Arithmetic,
+    Array,
+    KVCache,
+    KVSpec,
+    Limits,
+    MachineLimits,
+    Matrix,
+    WeightType,
+)
+from quire.errors import ConfigError
+from quire.weights.layouts import AnyLayout
+from quire.weights.tensor import QuantTensor
+
+LAYOUT = 1  # of packed weights; older engine directories are refused
+PARTIAL_STATES = 256 << 20  # bytes for closed states of attention, at most in usual steps
+
+
+class CudaBackend:
+    """Kernels of this folder on `device`; None: interpreted on the CPU. `threads` sample tokens on the host."""
+
+    def __init__(self, device: str | None, choices: Choices, threads: int | None = None) -> None:
+        self.choices = choices
+        self._threads = usable_threads() if threads is None else threads
+        self._device, self._gpu = torch.device(device or "cpu"), device
+        self._run: Launcher = InterpretedLauncher()
+        if device is not None:
+            self._run = JitLauncher(target_of(*torch.cuda.get_device_capability(device)))
+
+    @property
+    def name(self) -> str:
+        if self._gpu is None:
+            return "a GPU's kernels, interpreted on the CPU"
+        return f"{self._gpu} {torch.cuda.get_device_name(self._gpu)}, kernels for {self._run.target.name}"
+
+    @property
+    def caveat(self) -> str:
+        if self._gpu is None:
+            return "is computed by an interpreter, thousands of times as slow as by --device cpu: for tests"
+        return "runs on kernels that no GPU has been seen to run yet (docs/gpu.md says how to check yours)"
+
+    @property
+    def threads(self) -> int:
+        return self._threads
+
+    @property
+    def fingerprint(self) -> str:
+        return f"gpu layout {LAYOUT}"
+
+    def outline(self) -> CudaBackend:
+        made = object.__new__(CudaBackend)
+        made.__dict__ |= {**self.__dict__, "_device": torch.device("meta")}
+        return made
+
+    def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> CudaMatrix:
+        return CudaMatrix.pack(parts, dtype, self._device)
+
+    head = matrix
+
+    def gated_matrix(
+        self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType
+    ) -> CudaMatrix:
+        return CudaMatrix.pack([gate, up], dtype, self._device, gated=True)
+
+    def takes(self, layout: AnyLayout) -> bool:
+        return False
+
+    def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
+        own = own_matrix(matrix)
+        return own.describe(), own.values.reshape(-1).view(torch.uint8).cpu().numpy()
+
+    def restore(self, about: dict[str, Any], data: Array) -> CudaMatrix:
+        return restore(about, data, self._device)
+
+    @property
+    def places_blocks(self) -> bool:
+        return False
+
+    def kv_cache(
+        self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
+    ) -> CudaKVCache:
+        return CudaKVCache(spec, num_blocks, block_size, self._device)
+
+    def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> CudaExecutable:
+        return CudaExecutable(graph, own_cache(kv), limits, self._run)
+
+    def sampler(self, vocab_size: int) -> CudaSampler:
+        return CudaSampler(vocab_size, _native.ThreadPool(self._threads), self._run)
+
+    def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
+        """The arena, and room for states of attention. ConfigError for what no kernel computes."""
+        check_operations(graph)
+        if limits.max_adapters:
+            raise ConfigError(
+                "no GPU kernel computes adapters yet: leave --enable-lora out, or choose --device cpu"
+            )
+        if kv_spec.dtype == "fp8_e4m3" and not self._run.target.e4m3:
+            raise ConfigError(
+                f"{self._run.target.name} does not convert fp8_e4m3: choose --kv-cache-dtype fp8_e5m2, int8 or auto"
+            )
+        return Arena(graph, kv_spec, limits).nbytes + (PARTIAL_STATES if self._gpu else 0)
+
+    def free_memory(self) -> int:
+        return free_memory() if self._gpu is None else int(torch.cuda.mem_get_info(self._gpu)[0])
+
+    def arithmetic(self, weight: WeightType) -> Arithmetic:
+        return "fp32" if weight == "float32" else "bf16"
+
+    def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
+        if self._gpu is None:
+            return measure_limits(self._threads, arithmetic, "auto")
+        dtype = torch.float32 if arithmetic == "fp32" else torch.bfloat16
+        gpu: Any = torch.cuda
+        a = torch.randn(4096, 4096, device=self._gpu, dtype=dtype)
+        source = torch.empty(1 << 29, dtype=torch.uint8, device=self._gpu)
+        copied, times = torch.empty_like(source), list[float]()
+        works: list[Callable[[], Any]] = [lambda: copied.copy_(source), lambda: a @ a]
+        for work in works:
+            work()
+            begin, end = (gpu.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(10):
+                work()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e4)
+        read, peak = 2 * source.nbytes / times[0] / 1e9, 2 * 4096**3 / times[1] / 1e9
+        return MachineLimits(read, peak, "fp32" if arithmetic == "fp32" else "bf16", self._threads)

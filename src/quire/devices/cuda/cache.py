@@ -1,0 +1,88 @@
+"""A paged KV cache of tensors on a device: a head's tokens of a block lie side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from quire.devices.cuda.kernels.attention import LayerCache
+from quire.devices.protocol import KVCache, KVDtype, KVSpec
+from quire.errors import ConfigError, EngineError
+
+DTYPES: dict[KVDtype, Any] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+class CudaKVCache:
+    """Keys and values of each layer [num_blocks, G, block_size, H]. Latent attention has no values."""
+
+    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int, device: Any) -> None:
+        if block_size < 16 or block_size & (block_size - 1):
+            raise ConfigError(
+                f"a GPU needs a --block-size that is a power of two from 16 on, got {block_size}"
+            )
+        self.spec, self.num_blocks, self.block_size, self.device = spec, num_blocks, block_size, device
+        self.layers = [self._layer(index) for index in range(spec.num_layers)]
+
+    def _layer(self, index: int) -> LayerCache:
+        layer, spec = self.spec.layer(index), self.spec
+        shape = (self.num_blocks, layer.num_kv_heads, self.block_size)
+        sides = 2 if layer.value_dim is None else 1
+        kept = [self._room(*shape, layer.head_dim, dtype=DTYPES[spec.dtype]) for _ in range(sides)]
+        scales: list[Any] = [None, None]
+        if spec.dtype == "int8":
+            scales = [self._room(*shape, dtype=torch.float32) for _ in range(2)]
+        elif spec.dtype.startswith("fp8"):
+            found = spec.scales_of(index)
+            ones = (1.0,) * layer.num_kv_heads
+            given = (ones, ones) if found is None else (found.keys, found.values)
+            scales = [torch.tensor(each, dtype=torch.float32, device=self.device) for each in given]
+        return LayerCache(kept[0], kept[-1] if sides == 2 else None, *scales)
+
+    def _room(self, *shape: int, dtype: Any) -> Any:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
+        raise EngineError("this backend keeps blocks whole")
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for batch in _independent(copies):
+            sources, destinations = torch.tensor(batch, device=self.device).T
+            for layer in self.layers:
+                by_token = (layer.key_scales, layer.value_scales) if self.spec.dtype == "int8" else ()
+                for side in (layer.keys, layer.values, *by_token):
+                    if side is not None:
+                        raw = side.view(torch.uint8)  # not all types are copied by index
+                        raw[destinations] = raw[sources]
+
+    def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
+        if copies:
+            raise EngineError("this backend keeps no recurrent states")
+
+
+def own_cache(kv: KVCache) -> CudaKVCache:
+    """Check that a cache is this backend's."""
+    if not isinstance(kv, CudaKVCache):
+        raise EngineError(f"a GPU's backend got a KV cache of {type(kv).__name__}")
+    return kv
+
+
+def _independent(copies: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Cut copies, in order, into batches that may be made at once: none reads or writes what another one writes."""
+    batches: list[list[tuple[int, int]]] = []
+    written: set[int] = set()
+    for source, destination in copies:
+        if not batches or source in written or destination in written:
+            batches.append([])
+            written = set()
+        batches[-1].append((source, destination))
+        written.add(destination)
+    return batches

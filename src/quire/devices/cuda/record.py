@@ -1,0 +1,220 @@
+"""Encodes a graph as launches of kernels: for each operation, a function that launches it over a step's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from quire.devices import ops, stream_ops
+from quire.devices.cuda.kernels import attention, elementwise, norm, products, rope_store, rows
+from quire.devices.cuda.launch import Launcher
+from quire.devices.cuda.pack import own_matrix
+from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
+from quire.devices.graph import Graph
+from quire.devices.inputs import all_gathered, all_reduced, received
+from quire.devices.operands import Norm
+from quire.devices.ops import Op, Value
+from quire.devices.protocol import Array
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.devices.cuda.step import CudaStep
+
+FUNCTIONS = {Clamp, ColumnScale, GELU, SparseGELU, Temperature, XIELU}
+Call = Callable[["CudaStep"], None]
+
+
+class Recorder:
+    """What the encoders of operations need: the launcher, and tensors of the device."""
+
+    def __init__(self, run: Launcher, device: Any) -> None:
+        self.run, self.device = run, device
+
+    def tensor(self, values: Array | None) -> Any:
+        """Float32 values on the device; None stays None."""
+        return None if values is None else torch.tensor(np.asarray(values, np.float32), device=self.device)
+
+    def norm(self, given: Norm | None) -> Any:
+        """A norm of queries or keys."""
+        if given is None:
+            return None
+        weight, bias = self.tensor(given.weight), self.tensor(given.bias)
+        return rope_store.NormTensors(given.kind, weight, bias, given.eps, given.after_rope)
+
+
+def encode(graph: Graph, recorder: Recorder) -> list[Call]:
+    """The launches of a graph, operation by operation."""
+    check_operations(graph)
+    return [ENCODERS[type(op)](recorder, op, Value(index)) for index, op in enumerate(graph.ops)]
+
+
+def check_operations(graph: Graph) -> None:
+    """Raise ConfigError for operations that no kernel computes, by name."""
+    lacking = {type(op).__name__ for op in graph.ops if type(op) not in ENCODERS}
+    functions = {type(op.function) for op in graph.ops if isinstance(op, ops.Apply)}
+    lacking |= {f"Apply of {kind.__name__}" for kind in functions - FUNCTIONS}
+    lacking |= {
+        "Attend of chosen positions"
+        for op in graph.ops
+        if isinstance(op, ops.Attend) and (op.chosen is not None or op.entries is not None)
+    }
+    if lacking:
+        raise ConfigError(
+            f"the model needs {', '.join(sorted(lacking))}, which no GPU kernel computes yet: choose --device cpu"
+        )
+
+
+def embed(r: Recorder, op: ops.Embed[Value], out: Value) -> Call:
+    table = own_matrix(op.table).values
+    return lambda step: rows.embed(r.run, table, step.tokens, step[out], op.scale)
+
+
+def embed_positions(r: Recorder, op: ops.EmbedPositions[Value], out: Value) -> Call:
+    table = own_matrix(op.table).values
+    return lambda step: rows.embed(r.run, table, step.positions, step[out], offset=op.offset)
+
+
+def receive(r: Recorder, op: ops.Receive[Value], out: Value) -> Call:
+    return lambda step: step[out].copy_(torch.from_numpy(received(step.inputs, op.columns)))
+
+
+def add(r: Recorder, op: ops.Add[Value], out: Value) -> Call:
+    return lambda step: elementwise.add(r.run, step[op.x], step[op.other], step[out], op.scale)
+
+
+def scale(r: Recorder, op: ops.Scale[Value], out: Value) -> Call:
+    return lambda step: elementwise.scale(r.run, step[op.x], step[out], op.scale, op.cap)
+
+
+def multiply(r: Recorder, op: ops.Multiply[Value], out: Value) -> Call:
+    return lambda step: elementwise.multiply(r.run, step[op.x], step[op.factors], step[out])
+
+
+def apply(r: Recorder, op: ops.Apply[Value], out: Value) -> Call:
+    factors = r.tensor(np.array(op.function.factors)) if isinstance(op.function, ColumnScale) else None
+    return lambda step: elementwise.apply(r.run, step[op.x], step[out], op.function, step.positions, factors)
+
+
+def combine(r: Recorder, op: stream_ops.Combine[Value], out: Value) -> Call:
+    factors, parts = r.tensor(op.factors.reshape(1, -1)), op.factors.shape[1]
+    return lambda step: elementwise.combine(
+        r.run, step[op.x], factors, step[out], parts, step.optional(op.residual)
+    )
+
+
+def mix(r: Recorder, op: stream_ops.Mix[Value], out: Value) -> Call:
+    return lambda step: elementwise.combine(
+        r.run, step[op.x], step[op.factors], step[out], op.vectors, step.optional(op.residual)
+    )
+
+
+def match_rms(r: Recorder, op: stream_ops.MatchRMS[Value], out: Value) -> Call:
+    return lambda step: norm.match_rms(r.run, step[op.x], step[op.like], step[out], op.floor)
+
+
+def normalize(r: Recorder, op: ops.Normalize[Value], out: Value) -> Call:
+    given = op.norm
+    weight, bias = r.tensor(given.weight), r.tensor(given.bias)
+    return lambda step: norm.normalize(
+        r.run, step[op.x], step[out], weight, given.eps, bias, given.kind, op.groups
+    )
+
+
+def linear(r: Recorder, op: ops.Linear[Value], out: Value) -> Call:
+    weight, bias = own_matrix(op.weight).values, r.tensor(op.bias)
+    return lambda step: products.linear(
+        r.run, step[op.x], weight, step[out], bias, op.activation, step.optional(op.residual)
+    )
+
+
+def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
+    weight, bias = own_matrix(op.weight).values, None
+    if op.bias is not None:  # the gate's, then the up projection's
+        bias = r.tensor(op.bias.reshape(2, -1).T.reshape(-1))
+    return lambda step: products.gated(r.run, step[op.x], weight, step[out], op.activation, bias, op.limit)
+
+
+def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:
+    weights = torch.stack([own_matrix(weight).values for weight in op.weights])
+    return lambda step: products.heads(r.run, step[op.x], weights, step[out])
+
+
+def rope_angles(r: Recorder, op: ops.RopeAngles[Value], out: Value) -> Call:
+    inv_freq = r.tensor(op.rope.inv_freq)
+    return lambda step: rope_store.angles(r.run, step.positions, inv_freq, op.rope.scale, step[out])
+
+
+def store_kv(r: Recorder, op: ops.StoreKV[Value], out: Value) -> Call:
+    q_norm, k_norm, v_norm = (r.norm(given) for given in (op.q_norm, op.k_norm, op.v_norm))
+    return lambda step: rope_store.store_kv(
+        r.run, step[op.qkv], step[out], step.cache.layers[op.layer], step.places, op.num_heads,
+        step.optional(op.angles), q_norm, k_norm, v_norm,
+    )  # fmt: skip
+
+
+def prepare_queries(r: Recorder, op: ops.PrepareQueries[Value], out: Value) -> Call:
+    given = r.norm(op.norm)
+    return lambda step: rope_store.prepare_queries(
+        r.run, step[op.q], step[out], op.num_heads, step.optional(op.angles), given
+    )
+
+
+def attend(r: Recorder, op: ops.Attend[Value], out: Value) -> Call:
+    a = op.attention
+    sinks, slopes, bias = (r.tensor(values) for values in (a.sinks, a.slopes, a.bias))
+    seen = a.window or 0, a.chunk or 0, a.ahead
+
+    def call(step: CudaStep) -> None:
+        layer = step.cache.layers[op.layer]
+        shape, work = step.work(op.num_heads, layer, *seen)
+        changes = attention.Changes(sinks, slopes, bias, step.optional(op.scores))
+        attention.attend(
+            r.run, step[op.q], layer, step[out], step.sequences, work, shape, a.scale, a.cap or 0.0, changes
+        )
+
+    return call
+
+
+def select_rows(r: Recorder, op: ops.SelectRows[Value], out: Value) -> Call:
+    return lambda step: rows.select(r.run, step[op.x], step.logit_rows, step[out])
+
+
+def tap(r: Recorder, op: ops.Tap[Value], out: Value) -> Call:
+    return lambda step: step.tapped.append(step[out])  # in the place of x, which is kept
+
+
+def all_reduce(r: Recorder, op: ops.AllReduce[Value], out: Value) -> Call:
+    return lambda step: step.put(out, all_reduced(step.host(op.x), op.peers))
+
+
+def all_gather(r: Recorder, op: ops.AllGather[Value], out: Value) -> Call:
+    return lambda step: step.put(out, all_gathered(step.host(op.x), op.widths, op.peers))
+
+
+ENCODERS: dict[type[Op[Any]], Callable[[Recorder, Any, Value], Call]] = {
+    ops.Receive: receive,
+    ops.Embed: embed,
+    ops.EmbedPositions: embed_positions,
+    ops.Add: add,
+    ops.Scale: scale,
+    ops.Multiply: multiply,
+    ops.Apply: apply,
+    stream_ops.Combine: combine,
+    stream_ops.Mix: mix,
+    stream_ops.MatchRMS: match_rms,
+    ops.Normalize: normalize,
+    ops.Linear: linear,
+    ops.GatedLinear: gated_linear,
+    ops.HeadLinear: head_linear,
+    ops.RopeAngles: rope_angles,
+    ops.StoreKV: store_kv,
+    ops.PrepareQueries: prepare_queries,
+    ops.Attend: attend,
+    ops.AllReduce: all_reduce,
+    ops.AllGather: all_gather,
+    ops.SelectRows: select_rows,
+    ops.Tap: tap,
+}

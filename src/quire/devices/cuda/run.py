@@ -1,0 +1,74 @@
+"""Runs an encoded graph over a paged cache on a device, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.devices.adapters import Adapter
+from quire.devices.cuda.arena import Arena
+from quire.devices.cuda.cache import CudaKVCache
+from quire.devices.cuda.launch import Launcher
+from quire.devices.cuda.record import Recorder, encode
+from quire.devices.cuda.sampler import GreedyLogits
+from quire.devices.cuda.step import CudaStep
+from quire.devices.inputs import check_input
+from quire.devices.protocol import FloatArray, Graph, Limits, ModelInput
+from quire.devices.torch.run import TorchLogits
+from quire.errors import EngineError
+
+
+class CudaExecutable:
+    """The launches of a graph, bound to a cache. Values live until the next run."""
+
+    def __init__(self, graph: Graph, kv: CudaKVCache, limits: Limits, run: Launcher) -> None:
+        self._graph, self._kv, self._limits, self._run = graph, kv, limits, run
+        self._arena = Arena(graph, kv.spec, limits)
+        self._memory = torch.empty(self._arena.nbytes, dtype=torch.uint8, device=kv.device)
+        self._calls = encode(graph, Recorder(run, kv.device))
+        self._step: CudaStep | None = None
+
+    def run(self, inputs: ModelInput) -> TorchLogits:
+        check_input(inputs, self._kv, self._limits, self._graph.token_limit)
+        if inputs.adapters_B is not None:
+            raise EngineError("no adapter is in a slot of this device")
+        self._step = step = CudaStep(inputs, self._arena, self._memory, self._kv, self._run)
+        for call in self._calls[: self._graph.body]:
+            call(step)
+        return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
+
+    def logits(self, start: int, stop: int) -> TorchLogits:
+        step, graph = self._step, self._graph
+        if step is None or not 0 <= start <= stop <= len(step.logit_rows):
+            raise EngineError(f"logit rows {start}..{stop} are not of the last run")
+        if stop - start > self._limits.max_logit_rows:
+            raise EngineError(
+                f"{stop - start} logit rows at once; the limit is {self._limits.max_logit_rows}"
+            )
+        if start == stop:
+            return TorchLogits(torch.empty((0, graph.vocab_size), device=self._kv.device))
+        if graph.logits is None:
+            raise EngineError("this stage has no head: a step cannot ask it for logits")
+        step.narrow(graph.hidden, start, stop)
+        for call in self._calls[graph.body :]:
+            call(step)
+        kind = GreedyLogits if step.inputs.greedy else TorchLogits
+        return kind(step[graph.logits])
+
+    def hidden(self) -> FloatArray:
+        assert self._step is not None
+        return _numpy(self._step.rows_of(self._graph.hidden))
+
+    def adapt(self, slot: int, adapter: Adapter | None) -> int:
+        if adapter is None:
+            return 0
+        raise EngineError("no GPU kernel computes adapters yet: choose --device cpu")
+
+    def taps(self) -> tuple[FloatArray, ...]:
+        return () if self._step is None else tuple(map(_numpy, self._step.tapped))
+
+
+def _numpy(tensor: Any) -> FloatArray:
+    return np.ascontiguousarray(tensor.float().cpu().numpy())

@@ -1,0 +1,63 @@
+"""Samples on the host from a device's logits; where only the largest of a row is needed, the device finds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.devices.cpu.sampler import NativeSampler
+from quire.devices.cuda.kernels.reduce import largest
+from quire.devices.cuda.launch import Launcher
+from quire.devices.host import HostLogits
+from quire.devices.protocol import IntArray
+from quire.devices.sampling import Logits, Samples, TokenMask
+from quire.devices.torch.run import TorchLogits
+from quire.errors import EngineError
+from quire.types import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyLogits(TorchLogits):
+    """Logits of a step that needs the largest of each row alone."""
+
+
+class CudaSampler(NativeSampler):
+    """Copies logits to the host, which draws the tokens that the CPU draws; of greedy rows only the choice."""
+
+    def __init__(self, vocab_size: int, pool: Any, run: Launcher) -> None:
+        super().__init__(vocab_size, pool)
+        self._run = run
+
+    def sample(
+        self,
+        logits: Logits,
+        slots: list[int],
+        positions: list[int],
+        drafts: list[int] | None = None,
+        masks_LW: TokenMask | None = None,
+    ) -> Samples:
+        greedy = isinstance(logits, GreedyLogits) and masks_LW is None
+        host = self._best(logits) if greedy else None
+        return super().sample(host or _on_host(logits), slots, positions, drafts, masks_LW)
+
+    def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
+        return super().logprobs(_on_host(logits), targets_L, num_top)
+
+    def _best(self, logits: Any) -> HostLogits | None:
+        """The largest of each row, found on the device; None if a row is not finite."""
+        tensor = logits.tensor
+        found = torch.empty(2, len(tensor), dtype=torch.float32, device=tensor.device)
+        largest(self._run, tensor, found[0], found[1].view(torch.int32))
+        values, ids = found.cpu().numpy()
+        if not np.isfinite(values).all():
+            return None
+        return HostLogits(np.empty(tensor.shape, np.float32), ids.view(np.int32))
+
+
+def _on_host(logits: Logits) -> HostLogits:
+    if not isinstance(logits, TorchLogits):
+        raise EngineError(f"a GPU's sampler got logits of {type(logits).__name__}")
+    return HostLogits(logits.numpy())

@@ -1,0 +1,115 @@
+"""One step on a device: its numbers, copied at once, its values in the arena, and the work lists of its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena
+from quire.devices.cuda.cache import CudaKVCache
+from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors
+from quire.devices.cuda.launch import Launcher
+from quire.devices.cuda.tiles import attention_tiles
+from quire.devices.cuda.work import WorkShape, work_list
+from quire.devices.ops import Value
+from quire.devices.protocol import Array, FloatArray, ModelInput
+
+
+class CudaStep:
+    """A `ModelInput` on the device. `step[value]` is a value's tensor [rows, width], wherever its operation is.
+
+    Block tables are compact: row b holds the blocks that sequence b uses. `tapped` fills with the tapped tensors.
+    """
+
+    def __init__(
+        self, inputs: ModelInput, arena: Arena, memory: Any, cache: CudaKVCache, run: Launcher
+    ) -> None:
+        self.inputs, self.cache, self.tapped = inputs, cache, list[Any]()
+        self._arena, self._memory, self._run = arena, memory, run
+        batch, size = len(inputs.kv_len_B), cache.block_size
+        used = -(-int(inputs.kv_len_B.max()) // size)
+        table_BM = inputs.block_table_SM[inputs.slots_B, :used]
+        sequence_T = np.repeat(np.arange(batch), np.diff(inputs.cu_q_B1))
+        block_T, offset_T = np.divmod(inputs.positions_T, size)
+        places_T = table_BM[sequence_T, block_T].astype(np.int64) * size + offset_T
+        parts = [inputs.tokens_T, inputs.positions_T, inputs.logit_rows_L, inputs.cu_q_B1, inputs.kv_len_B]
+        parts += [np.arange(batch, dtype=np.int32), table_BM.reshape(-1)]
+        every = [places_T.view(np.int32), *(_aligned(part) for part in parts)]
+        sizes = [len(part) for part in every]
+        packed = torch.from_numpy(np.concatenate(every)).to(cache.device)
+        places, *found = torch.split(packed, sizes)
+        self.tokens, self.positions, self.logit_rows, cu_q, kv_len, rows, table = (
+            tensor[: part.size] for tensor, part in zip(found, parts, strict=True)
+        )
+        self.places = places.view(torch.int64)
+        self.sequences = StepTensors(cu_q, kv_len, rows, table.reshape(batch, used))
+        self._begin, self._counts = 0, {TOKENS: len(self.tokens), ROWS: len(self.logit_rows), PIECE: 0}
+        self._views: dict[Value, Any] = {}
+        self._works: dict[WorkShape, WorkTensors] = {}
+
+    def narrow(self, hidden: Value, start: int, stop: int) -> None:
+        """Compute the logits of these logit rows next: the hidden states are theirs from now on."""
+        self._counts[PIECE] = stop - start
+        self._views = {hidden: self.rows_of(hidden)[start:stop]}
+
+    def __getitem__(self, value: Value) -> Any:
+        found = self._views.get(value)
+        if found is None:
+            found = self._views[value] = self.rows_of(value)
+        return found
+
+    def rows_of(self, value: Value) -> Any:
+        """All rows of a value."""
+        place = self._arena.places[value]
+        count = self._counts[place.kind]
+        size = count * place.width * place.dtype.itemsize
+        return self._memory[place.begin : place.begin + size].view(place.dtype).view(count, place.width)
+
+    def optional(self, value: Value | None) -> Any:
+        return None if value is None else self[value]
+
+    def host(self, value: Value) -> FloatArray:
+        """A value in host memory, float32."""
+        found: FloatArray = self[value].float().cpu().numpy()
+        return found
+
+    def put(self, value: Value, given: FloatArray) -> None:
+        """Copy a value from host memory."""
+        self[value].copy_(torch.from_numpy(given))
+
+    def work(
+        self, num_heads: int, layer: LayerCache, window: int, chunk: int, ahead: int
+    ) -> tuple[WorkShape, WorkTensors]:
+        """The work list of a layer, which layers of equal shapes share."""
+        groups, width = layer.keys.shape[1], layer.keys.shape[3]
+        tiles = attention_tiles(self._run.target.family, width, layer.keys.dtype == torch.int8)
+        shape = WorkShape(num_heads, groups, tiles.few, window, chunk, ahead)
+        if len(self.tokens) > len(self.sequences.kv_len) * shape.tokens_of_tile:
+            shape = WorkShape(num_heads, groups, tiles.many, window, chunk, ahead)
+        if shape not in self._works:
+            self._works[shape] = self._listed(shape, width)
+        return shape, self._works[shape]
+
+    def _listed(self, shape: WorkShape, width: int) -> WorkTensors:
+        inputs, device = self.inputs, self.cache.device
+        work = work_list(inputs.cu_q_B1, inputs.kv_len_B, shape, self._run.target.processors)
+
+        def items(rows: Array) -> Any:
+            return torch.from_numpy(rows).to(device) if len(rows) else None
+
+        states = work.partials, shape.head_tiles, shape.tile.rows
+        values = torch.empty((*states, 1 << (width - 1).bit_length()), device=device)
+        return WorkTensors(
+            items(work.whole),
+            items(work.split),
+            items(work.merges),
+            values,
+            torch.empty((*states, 2), device=device),
+        )
+
+
+def _aligned(part: Array) -> Array:
+    """Int32 numbers in whole pieces of 16 bytes."""
+    return np.concatenate([part.reshape(-1), np.zeros(-part.size % 4, np.int32)])

@@ -1,0 +1,172 @@
+"""`--device interpreter`, from end to end: the backend of GPUs as an engine uses it, on tiny models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.build import build_engine
+from quire.config import EngineConfig
+from quire.devices.protocol import Limits, ModelInput
+from quire.devices.registry import make_backend
+from quire.errors import ConfigError, ModelError
+from tests.models import inspect_model, load_model
+from tests.tiny import write_checkpoint
+
+pytest.importorskip("triton")
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
+BLOCKS: dict[str, Any] = {"max_model_len": 96, "num_gpu_blocks_override": 24, "block_size": 16}
+JSON = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 22]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+COMMON = list(b"Once upon a time there was a dog that ")
+REQUESTS = [
+    (COMMON, SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)),
+    (COMMON + list(b"ran"), SamplingParams(seed=1, max_tokens=5, logprobs=2, ignore_eos=True)),
+    (list(b"abcabcabcabcabc"), SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)),
+    (list(b"A"), SamplingParams(seed=2, n=2, top_k=9, max_tokens=4)),
+    (list(b"{"), SamplingParams(seed=3, max_tokens=8, structured_outputs=StructuredOutputsParams(json=JSON))),
+    (COMMON[:20], SamplingParams(seed=4, max_tokens=4, presence_penalty=0.5, logprobs=1, prompt_logprobs=1)),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), "qwen3", **SMALL)
+
+
+def answers(model: Path, requests: list[Any] = REQUESTS, **options: Any) -> list[Any]:
+    """All that requests get, logprobs included, when they come together."""
+    with LLM(model=str(model), **{**BLOCKS, **options}) as llm:
+        prompts = [{"prompt_token_ids": tokens} for tokens, _ in requests]
+        outputs = llm.generate(prompts, [params for _, params in requests], use_tqdm=False)
+    return [
+        [([*sample.token_ids], sample.finish_reason, shown(sample.logprobs)) for sample in output.outputs]
+        for output in outputs
+    ]
+
+
+def shown(logprobs: Any) -> Any:
+    """Log-probabilities to their last bit."""
+    return logprobs and [{token: one.logprob for token, one in place.items()} for place in logprobs]
+
+
+def tokens(found: list[Any]) -> list[Any]:
+    return [[(ids, reason) for ids, reason, _ in samples] for samples in found]
+
+
+def test_tokens_in_float32_equal_the_cpu_s(checkpoint: Path) -> None:
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2}}
+    here = answers(checkpoint, device="interpreter", **drafts)
+    assert tokens(here) == tokens(answers(checkpoint, device="cpu"))
+
+
+def test_a_request_s_bits_depend_on_itself_alone(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, "llama", "bfloat16", **SMALL)
+    requests = [(tokens, params) for tokens, params in REQUESTS[:2] + REQUESTS[3:4]]
+    for _, params in requests:
+        assert params.max_tokens is not None
+    own = {"device": "interpreter", "kv_cache_dtype": "fp8"}
+    together = answers(model, requests, **own)
+    alone = [answers(model, [request], **own)[0] for request in requests]
+    assert together == alone
+    assert answers(model, requests, max_num_batched_tokens=19, enable_prefix_caching=False, **own) == together
+    preempted = {"num_gpu_blocks_override": 6, "max_num_seqs": 4, "async_scheduling": True}
+    assert answers(model, requests, **own, **preempted) == together
+    blocks = {"block_size": 64, "num_gpu_blocks_override": 8}
+    assert answers(model, requests, **own, **blocks) == together
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16", "int8", "fp8_e5m2"])
+def test_caches_of_other_types_are_near(checkpoint: Path, kv_dtype: str) -> None:
+    requests = REQUESTS[1:2]
+    [[(_, _, found)]], [[(_, _, wanted)]] = (
+        answers(checkpoint, requests, device=device, kv_cache_dtype=kv_dtype)
+        for device in ("interpreter", "cpu")
+    )
+    for place, other in zip(found[:1], wanted[:1], strict=True):
+        for token in place.keys() & other.keys():
+            assert place[token] == pytest.approx(other[token], abs=0.15)
+
+
+def logits(model: Path, device: str, kv_dtype: Any = "float32") -> Any:
+    """Logits of a chunk of a prompt, then of the rest of it beside another one."""
+    backend, info = make_backend(threads=1, device=device), inspect_model(model)
+    loaded, spec, limits = load_model(model, backend), info.kv_spec(kv_dtype), Limits(40, 2, 3)
+    executable = backend.compile(loaded.graph, backend.kv_cache(spec, 8, 16), limits)
+    numbers = np.random.default_rng(3).integers(0, info.spec.vocab_size, 64).astype(np.int32)
+
+    def row(*values: int) -> Any:
+        return np.array(values, np.int32)
+
+    table = np.array([[1, 7, 2], [4, 3, 0]], np.int32)
+    first = ModelInput(
+        numbers[:21], np.arange(21, dtype=np.int32), row(0, 21), row(21), row(0), table, row(20)
+    )
+    yield executable.run(first).numpy().copy()
+    places = np.concatenate([np.arange(17), np.arange(21, 40)]).astype(np.int32)
+    second = ModelInput(
+        numbers[21:57], places, row(0, 17, 36), row(17, 40), row(1, 0), table, row(3, 16, 17, 20, 35)
+    )
+    yield executable.run(second).numpy().copy()
+    yield executable.logits(2, 5).numpy().copy()
+    yield executable.hidden().copy()
+
+
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "bloom", "gemma2", "gpt2", "phi", "olmo2", "opt"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_the_cpu_s(tmp_path: Path, family: str) -> None:
+    layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    model = write_checkpoint(tmp_path, family, **{layers: 2})
+    for found, wanted in zip(logits(model, "interpreter"), logits(model, "cpu"), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "operation"),
+    [("qwen2_moe", "Route, RunExperts"), ("deepseek_v3", "StoreLatent"), ("qwen3_next", "DeltaRule")],
+)
+def test_operations_without_a_kernel_are_refused_by_name(tmp_path: Path, family: str, operation: str) -> None:
+    model = write_checkpoint(tmp_path, family)
+    with pytest.raises(
+        ConfigError,
+        match=f"ForCausalLM: the model needs.*{operation}.*which no GPU kernel computes yet: choose device cpu",
+    ):
+        LLM(model=str(model), device="interpreter", **BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"quantization": "int8"}, "no kernel of this device multiplies int8 weights"),
+        ({"quantization": "fp8"}, "no kernel of this device multiplies"),
+        ({"block_size": 24}, "power of two from 16 on, got 24"),
+        ({"block_size": 8}, "power of two from 16 on, got 8"),
+        ({"enable_lora": True}, "no GPU kernel computes adapters yet"),
+    ],
+)
+def test_what_a_gpu_lacks_is_refused_in_one_line(
+    checkpoint: Path, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        LLM(model=str(checkpoint), device="interpreter", **{**BLOCKS, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_an_engine_directory_of_a_gpu_gives_the_same(checkpoint: Path, tmp_path: Path) -> None:
+    built = tmp_path / "engine"
+    build_engine(EngineConfig.from_options(model=str(checkpoint), device="interpreter"), built)
+    request = REQUESTS[:1]
+    assert answers(built, request, device="interpreter") == answers(checkpoint, request, device="interpreter")
+    with pytest.raises(ModelError, match=r"was built for gpu layout 1.*device"):
+        LLM(model=str(built), device="cpu", **BLOCKS)
