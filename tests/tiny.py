@@ -149,6 +149,22 @@ RECURRENT: dict[str, dict[str, Any]] = {
             "short_conv_kernel_size": 4,
         },
     },
+    "minimax": {
+        "architectures": ["MiniMaxForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_attn_alpha_factor": 1.3,
+    },
+    "recurrent_gemma": {
+        "architectures": ["RecurrentGemmaForCausalLM"],
+        "head_dim": 12,
+        "lru_width": 56,
+        "hidden_act": None,
+        "max_position_embeddings": None,
+        "attention_window_size": 24,
+        "tie_word_embeddings": True,
+    },
 }
 # The rest of the families that run natively.
 OTHERS: dict[str, dict[str, Any]] = {

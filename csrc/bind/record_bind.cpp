@@ -144,7 +144,9 @@ int gated_linear(Plan& plan, const Record& op) {
                      op.real("limit"));
 }
 
-int head_linear(Plan& plan, const Record& op) { return plan.head_linear(op.buffer("x"), op.weights("weights")); }
+int head_linear(Plan& plan, const Record& op) {
+  return plan.head_linear(op.buffer("x"), op.weights("weights"), op.floats("bias"), op.activation("activation"));
+}
 
 int attend(Plan& plan, const Record& op) {
   const Record a = op.inner("attention");

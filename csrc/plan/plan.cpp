@@ -156,7 +156,8 @@ int Plan::rope(std::vector<float> inv_freq, float scale) {
   return add_op(std::move(op), width, RowKind::tokens);
 }
 
-int Plan::head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights) {
+int Plan::head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights, const std::vector<float>& bias,
+                      Activation activation) {
   const Buffer in = checked(x, "the input of head_linear");
   require(!weights.empty(), "head_linear needs a weight for each head");
   const int rows = weights.front()->view().rows, cols = weights.front()->view().cols;
@@ -165,8 +166,15 @@ int Plan::head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights)
     require(!v.gated && v.rows == rows && v.cols == cols, "head_linear: the weights have different shapes");
   }
   require(in.width == int64_t(cols) * int64_t(weights.size()), "head_linear: the input is not [T, N K]");
-  Op op{.kind = OpKind::head_linear, .in = x};
   const int64_t width = int64_t(rows) * int64_t(weights.size());
+  require(bias.empty() || int64_t(bias.size()) == width, "head_linear: the bias is not [N O]");
+  Op op{.kind = OpKind::head_linear, .in = x};
+  op.activation = activation;
+  for (size_t n = 0; n * size_t(rows) < bias.size(); ++n) {
+    const auto own = bias.begin() + int64_t(n) * rows;
+    const std::vector<float> packed = packed_bias(weights[n]->view(), {own, own + rows});
+    op.vector.insert(op.vector.end(), packed.begin(), packed.end());
+  }
   op.weights = std::move(weights);
   return add_op(std::move(op), width, in.rows);
 }

@@ -158,8 +158,9 @@ class Plan {
   int state_space(int xbc, int dt, ScanParams params, StatePlace place);
   int selective_scan(int x, int dt, int bc, const std::vector<float>& rates, std::vector<float> skip, StatePlace place);
   int gated_recurrence(int x, int input_gate, int rate_gate, std::vector<float> rates, StatePlace place);
-  // Head n of x times weights[n]: [T, N K] -> [T, N O].
-  int head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights);
+  // activation(head n of x times weights[n] + bias): [T, N K] -> [T, N O].
+  int head_linear(int x, std::vector<std::shared_ptr<PackedMatrix>> weights, const std::vector<float>& bias,
+                  Activation activation);
   int route(int scores, RoutingParams params, int ids = -1);
   // With `weigh_inputs` a route's weight multiplies its expert's input instead of its output. An expert without
   // weights returns its input.

@@ -175,10 +175,13 @@ LinearArgs Plan::product_args(const PackedMatrix& weight, const std::vector<floa
 void Plan::execute_head_linear(const Op& op) {
   const MatrixView& first = op.weights.front()->view();
   const size_t heads = op.weights.size(), x_stride = size_t(first.cols) * heads, y_stride = size_t(first.rows) * heads;
-  for (size_t n = 0; n < heads; ++n)
-    kernels_.linear(product_args(*op.weights[n], {}, Activation::none, data(op.in) + n * size_t(first.cols), x_stride,
-                                 rows_of(op.out), data(op.out) + n * size_t(first.rows), y_stride, workspace_.data()),
-                    *pool_);
+  for (size_t n = 0; n < heads; ++n) {
+    LinearArgs args =
+        product_args(*op.weights[n], {}, op.activation, data(op.in) + n * size_t(first.cols), x_stride, rows_of(op.out),
+                     data(op.out) + n * size_t(first.rows), y_stride, workspace_.data());
+    if (!op.vector.empty()) args.bias = op.vector.data() + n * (op.vector.size() / heads);
+    kernels_.linear(args, *pool_);
+  }
 }
 
 // Tokens of one expert, or of all experts that run together: their inputs gathered, their inner activations, and their

@@ -200,7 +200,7 @@ def test_a_token_alone_has_the_bits_it_has_in_any_company(
 def test_small_operations_equal_the_reference(isa: str) -> None:
     rng = np.random.default_rng(3)
     x, table = normal(rng, 33, 40), normal(rng, 40, 40)
-    heads = [normal(rng, 6, 10) for _ in range(4)]
+    heads, biases = [normal(rng, 6, 10) for _ in range(4)], normal(rng, 24)
 
     def run(backend: Backend) -> list[Any]:
         positions = backend.matrix([table], "float32")
@@ -210,6 +210,7 @@ def test_small_operations_equal_the_reference(isa: str) -> None:
             apply_rows(backend, x, lambda g, v: g(Scale(v, 1.7, 2.5)), 40),
             apply_rows(backend, x, lambda g, v: g(Scale(v, 0.3)), 40),
             apply_rows(backend, x, lambda g, v: g(HeadLinear(v, weights)), 24),
+            apply_rows(backend, x, lambda g, v: g(HeadLinear(v, weights, biases, "sigmoid")), 24),
         ]
 
     for ours, theirs in zip(run(native(isa)), run(REFERENCE), strict=True):

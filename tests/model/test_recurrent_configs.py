@@ -51,6 +51,27 @@ LINEAR = "linear_attention"
             {"layer_types": None, "full_attn_idxs": [9]},
             "full_attn_idxs must be a list of layers from 0 to 3",
         ),
+        ("minimax", {"layer_types": [LINEAR, "conv", LINEAR]}, "layer_types must be 3 entries"),
+        ("minimax", {"layer_types": None, "attn_type_list": [0, 1]}, "attn_type_list must be 3 entries"),
+        ("minimax", {"layer_types": None, "attn_type_list": [0, 1, [2]]}, "attn_type_list must be 3 entries"),
+        ("minimax", {"attn_type_list": [0, 1, 0]}, "layer_types must be None"),
+        ("minimax", {"rotary_dim": 18}, "rotary_dim must be an integer from 1 to 16"),
+        ("minimax", {"rotary_dim": 7}, "rotary_dim must be even"),
+        ("minimax", {"mlp_beta_factor": 0}, "mlp_beta_factor must be greater than 0"),
+        ("minimax", {"linear_attn_alpha_factor": "1"}, "linear_attn_alpha_factor must be a number"),
+        ("minimax", {"postnorm": False}, "postnorm must be True"),
+        ("minimax", {"shared_intermediate_size": 40}, "shared_intermediate_size must be 0"),
+        ("recurrent_gemma", {"block_types": ["recurrent", "mlp"]}, "block_types must be a list of recurrent"),
+        ("recurrent_gemma", {"block_types": [["recurrent"]]}, "block_types must be a list of recurrent"),
+        ("recurrent_gemma", {"block_types": []}, "block_types must be a list of recurrent"),
+        ("recurrent_gemma", {"lru_width": 50}, "lru_width must be a multiple of 4"),
+        ("recurrent_gemma", {"head_dim": 16}, "head_dim must be 12"),
+        ("recurrent_gemma", {"intermediate_size": 97}, "intermediate_size must be a multiple of 2"),
+        ("recurrent_gemma", {"conv1d_width": 1}, "conv1d_width must be an integer from 2 to 64"),
+        ("recurrent_gemma", {"attention_window_size": 0}, "attention_window_size must be an integer from 1"),
+        ("recurrent_gemma", {"embeddings_scale_by_sqrt_dim": False}, "embeddings_scale_by_sqrt_dim must be"),
+        ("recurrent_gemma", {"logits_soft_cap": 0.0}, "logits_soft_cap must be greater than 0"),
+        ("recurrent_gemma", {"partial_rotary_factor": 2.0}, "partial_rotary_factor must be such"),
         ("lfm2", {"conv_L_cache": 1}, "conv_L_cache must be an integer from 2 to 64"),
         ("lfm2", {"block_ffn_dim_multiplier": 0.0}, "block_ffn_dim_multiplier must be"),
     ],
@@ -112,3 +133,27 @@ def test_heads_of_further_tokens_and_towers_are_left_out(tmp_path: Path) -> None
     assert inner.spec == plain.spec
     tokens = list(range(7, 40))
     np.testing.assert_array_equal(Session(inner, backend).feed(tokens), Session(plain, backend).feed(tokens))
+
+
+def test_minimax_is_read_by_its_first_keys_too(tmp_path: Path) -> None:
+    """MiniMax-Text-01's own config, whose tensors have the same names; half of a head turns."""
+    directory = write_checkpoint(tmp_path / "model", "minimax")
+    text = json.loads((directory / "config.json").read_text())
+    plain = inspect_model(directory).spec
+    older = {
+        **text,
+        "architectures": ["MiniMaxText01ForCausalLM"],
+        "model_type": "minimax_text_01",
+        "layer_types": None,
+        "attn_type_list": [0, 1, 0],
+        "linear_attn_alpha_factor": None,
+        "layernorm_linear_attention_alpha": 1.3,
+        "postnorm": True,
+        "shared_intermediate_size": 0,
+        "shared_moe_mode": "sigmoid",
+    }
+    (directory / "config.json").write_text(config_of("{}", older))
+    assert inspect_model(directory).spec == plain
+    (directory / "config.json").write_text(config_of("{}", {**older, "rotary_dim": 8}))
+    ropes = [layer.mixer.rope for layer in inspect_model(directory).spec.layers if layer.mixer is not None]
+    assert [None if rope is None else rope.rotary_dim for rope in ropes] == [None, 8, None]

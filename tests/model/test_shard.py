@@ -46,6 +46,8 @@ FAMILIES = (
     "qwen3_5",
     "qwen3_next",
     "kimi_linear",
+    "minimax",
+    "recurrent_gemma",
 )
 
 

@@ -195,9 +195,11 @@ def linear(step: Step, op: ops.Linear[Any]) -> Any:
 
 
 def head_linear(step: Step, op: ops.HeadLinear[Any]) -> Any:
-    width, made = op.x.shape[1] // len(op.weights), []
-    for number, weight in enumerate(op.weights):
-        made.append(linear(step, ops.Linear(op.x[:, number * width : (number + 1) * width], weight)))
+    width, made, heads = op.x.shape[1] // len(op.weights), [], len(op.weights)
+    biases = [None] * heads if op.bias is None else np.split(op.bias, heads)
+    for n, weight in enumerate(op.weights):
+        x = op.x[:, n * width : (n + 1) * width]
+        made.append(linear(step, ops.Linear(x, weight, biases[n], op.activation)))
     return step.xp.concatenate(made, axis=1)
 
 

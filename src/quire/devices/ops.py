@@ -180,10 +180,12 @@ class GatedLinear(Op[T], frozen=True, eq=False):
 
 
 class HeadLinear(Op[T], frozen=True, eq=False):
-    """Head n of x times weights[n].T: [T, N K] -> [T, N O]."""
+    """activation(head n of x times weights[n].T + bias): [T, N K] -> [T, N O]; bias is [N O]."""
 
     x: T
     weights: Sequence[Matrix]
+    bias: FloatArray | None = None
+    activation: Activation | None = None
 
     def width(self: HeadLinear[int], kv: KVSpec) -> int:
         return len(self.weights) * self.weights[0].shape[0]

@@ -43,6 +43,8 @@ _DECODERS = {
     "lfm": "Lfm2ForCausalLM:lfm2 Lfm2MoeForCausalLM:lfm2_moe Lfm3ForCausalLM:lfm3",
     "mamba": "NemotronHForCausalLM:nemotron_h GraniteMoeHybridForCausalLM:granitemoehybrid BambaForCausalLM:bamba "
     "FalconH1ForCausalLM:falcon_h1 Mamba2ForCausalLM:mamba2",
+    "minimax": "MiniMaxForCausalLM:minimax",
+    "griffin": "RecurrentGemmaForCausalLM:recurrent_gemma",
     "jamba": "JambaForCausalLM:jamba MambaForCausalLM:mamba FalconMambaForCausalLM:falcon_mamba",
     "phi": "PhiForCausalLM:phi Phi3ForCausalLM:phi3 Starcoder2ForCausalLM:starcoder2",
     "olmo": "OlmoForCausalLM:olmo Olmo2ForCausalLM:olmo2 Olmo3ForCausalLM:olmo3 OlmoeForCausalLM:olmoe "
@@ -89,6 +91,8 @@ _ALIASES = {
     "Qwen3_5TextModel": "Qwen3_5Model",
     "Qwen3_5MoeTextModel": "Qwen3_5MoeModel",
     "Qwen3_5TextForSequenceClassification": "Qwen3_5ForSequenceClassification",
+    "MiniMaxText01ForCausalLM": "MiniMaxForCausalLM",
+    "MiniMaxM1ForCausalLM": "MiniMaxForCausalLM",
     "LlamaForCausalLM exaone": "ExaoneForCausalLM",
     "Glm4MoeForCausalLM sarvam_moe": "SarvamMoEForCausalLM",
     "DeepseekV3ForCausalLM sarvam_mla": "SarvamMLAForCausalLM",

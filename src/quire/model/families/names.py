@@ -18,7 +18,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     lacks it. attention.qkv is a fused projection: stacked (q, k, v), grouped (for each kv head its queries, its key,
     its value), or in four blocks of q, v and k (CodeGen); mlp.gate_up a fused gate and up. `transposed`: matrices of
     layers are stored [K, O]. `interleaved`: rotary pairs are neighbours. `norm_offset` is added to norms' weights.
-    `rates` of recurrent states are stored as logarithms or as negative numbers, with `rates_axes` as [1, 1, H, 1];
+    `rates` of recurrences are stored as logarithms, negative, or before a softplus, with `rates_axes` as [1, 1, H, 1];
     the taps of a convolution as [C, `taps_axes`, K].
     `tiled`: value heads of the delta rule lie by their number within the group of a key head.
     `ngram_shards`: tables of n-grams lie in that many shards, of a number of rows that the second number divides.
@@ -52,7 +52,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     interleaved: bool = False
     norm_offset: float = 0.0
     plain_shared: bool = False
-    rates: Literal["logarithms", "negative"] = "logarithms"
+    rates: Literal["logarithms", "negative", "softplus"] = "logarithms"
     rates_axes: bool = False
     taps_axes: tuple[int, ...] = (1,)
     tiled: bool = False

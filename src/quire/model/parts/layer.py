@@ -34,7 +34,8 @@ class LayerConfig(msgspec.Struct, frozen=True):
     """The parts of a layer: what mixes tokens, of any kind, and what follows it; either may be absent.
 
     A `second` mixer may read the same input; the results of both are added. Residual branches are multiplied by
-    `multiplier`. `bare`: no norm comes before attention. `scale`: the stream is multiplied by a number after the layer.
+    `multiplier`. `bare`: no norm comes before attention. `keeps`: attention and the MLP join the normed stream, times
+    these. `scale`: the stream is multiplied by a number after the layer.
     `streams` is how attention and MLP work on several residual streams.
     """
 
@@ -46,6 +47,7 @@ class LayerConfig(msgspec.Struct, frozen=True):
     placement: Placement = "pre"
     multiplier: float = 1.0
     bare: bool = False
+    keeps: tuple[float, float] | None = None
     scale: bool = False
     additions: LayerAdditions | None = None
     streams: Streams | None = None
@@ -164,8 +166,10 @@ class Layer:
 
     def _compute(self, r: Recording, x: Value) -> Value:
         """Attention, then the MLP."""
-        g, after = r.g, x
+        g, after, keeps = r.g, x, self.config.keeps
         normed = x if self.attention_norm is None else self.attention_norm(g, x)
+        if keeps is not None:
+            x = after = g(Scale(normed, keeps[0]))
         if self.mixer is not None:
             heads = self.mixer(r, normed)
             if self._one_sum:
@@ -179,6 +183,7 @@ class Layer:
         source = x if self.config.parallel else after
         if self._mlp_norm is not None:
             normed = self._mlp_norm(g, source)
+            after = after if keeps is None else g(Scale(normed, keeps[1]))
         elif not self.config.parallel:
             normed = source
         return self._mix(r, normed, source, after)

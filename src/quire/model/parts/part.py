@@ -34,6 +34,8 @@ PARTS = {
     "delta": "delta:DeltaConfig",
     "state_space": "state_space:StateSpaceConfig",
     "selective": "selective:SelectiveConfig",
+    "lightning": "lightning:LightningConfig",
+    "gated_recurrence": "gated_recurrence:GatedRecurrenceConfig",
     "relative": "relative:RelativeConfig",
     "mlp": "mlp:MLPConfig",
     "mixture": "mixture:MixtureConfig",

@@ -41,6 +41,8 @@ FINDERS = {
     "delta": "delta",
     "state_space": "state_space",
     "selective": "selective",
+    "lightning": "lightning",
+    "gated_recurrence": "gated_recurrence",
     "mixture": "mixture",
     "input": "gemma3n",
     "laurel": "gemma3n",
@@ -51,7 +53,14 @@ FINDERS = {
 }
 ADDED = ("input", "laurel", "altup", "attention_streams", "mlp_streams")
 # Matrices of a layer that are as a family stores others, those that are never transposed, and vectors.
-MATRICES = ("mlp.down", "input.gate", "input.out", "mixture.latent_down", "mixture.latent_up")
+MATRICES = (
+    "mlp.down",
+    "input.gate",
+    "input.out",
+    "mixture.latent_down",
+    "mixture.latent_up",
+    "lightning.gate",
+)
 PLAIN = ("attention.q_down", "mixture.router", "mixture.shared_gate")
 VECTORS = ("attention.sinks", "scale", "mixture.router_scale", "mixture.expert_scales")
 # Norms that are found in a way of their own.

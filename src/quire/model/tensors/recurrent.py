@@ -1,6 +1,8 @@
-"""Takes what recurrent layers alone have: weights of convolutions, and rates of decay."""
+"""Takes the weights of convolutions and the rates of recurrences as a family stores them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -9,6 +11,12 @@ from quire.model.families.names import TensorNames
 from quire.model.tensors.stored import Shape
 from quire.weights.parts import Part, Take, chain, part
 from quire.weights.tensor import Array
+
+RATES: dict[str, Callable[[Array], Array]] = {  # what files hold in place of rates
+    "logarithms": np.exp,
+    "negative": np.negative,
+    "softplus": lambda values: 8.0 * np.logaddexp(0.0, values),  # the RG-LRU's parameter
+}
 
 
 def taps(
@@ -22,12 +30,12 @@ def taps(
 
 
 def rates(names: TensorNames, module: str, shape: Shape, take: Take | None = None) -> Part:
-    """Take the positive rates of a recurrence, which files hold as logarithms or as negative numbers."""
+    """Take the positive rates of a recurrence, which files hold in another form."""
 
     def positive(array: Array) -> Array:
         values = array.reshape(-1).astype(np.float64)
         with np.errstate(over="ignore"):
-            found = -values if names.rates == "negative" else np.exp(values)
+            found = RATES[names.rates](values)
         if not (np.isfinite(found) & (found >= 0)).all():
             raise ModelError(f"{module} must hold finite numbers; the file is damaged")
         return np.asarray(found, np.float32)
