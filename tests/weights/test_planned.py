@@ -13,9 +13,12 @@ from quire.errors import ModelError
 from quire.model.cost import matrices
 from quire.model.load import open_files
 from quire.model.outline import outline_config
+from quire.model.tensors import LayerTensors
 from quire.weights.layouts import Blocks
+from quire.weights.readers import planned
 from quire.weights.readers.planned import PlannedCheckpoint, Rules
 from tests.shared import DATA, cases_of, require
+from tests.tiny import CONFIG, FAMILIES
 from tests.weights.test_quantized_checkpoints import FOLDERS, QUANTIZED
 
 # Methods that say nothing of sizes in their config, and a folder whose config and tensors differ.
@@ -32,9 +35,9 @@ def test_a_config_gives_the_size_of_its_checkpoint(folder: Path) -> None:
         return
     if folder.name.startswith("autoround"):  # its config names bfloat16, and its tensors are float16
         return
-    planned = outline_config(folder / "config.json", outline).weight_bytes
+    found = outline_config(folder / "config.json", outline).weight_bytes
     # Vectors of orders and factors, sparse parts, and rows of 64 columns, are known from the tensors alone.
-    assert planned == pytest.approx(wanted, rel=0.06 if "sparse" in folder.name else 0.03)
+    assert found == pytest.approx(wanted, rel=0.06 if "sparse" in folder.name else 0.03)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +140,33 @@ def test_hundreds_of_experts_are_outlined_once_and_those_in_other_layouts_apart(
     )
     assert len(set(first)) == 1
     assert [e for e, size in enumerate(second) if size != first[0]] == [3, 11]
+
+
+def test_a_plan_finds_each_piece_and_each_group_s_layout_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mixture with tens of thousands of experts this is most of the work."""
+    found: list[tuple[str, str]] = []
+    layouts: list[int] = []
+    part, scheme = LayerTensors.part, planned._scheme
+
+    def counted(self: LayerTensors, path: str, shape: Any) -> Any:
+        found.append((self.prefix, path))
+        return part(self, path, shape)
+
+    def counted_scheme(*given: Any) -> Any:
+        layouts.append(given[2])
+        return scheme(*given)
+
+    monkeypatch.setattr(LayerTensors, "part", counted)
+    monkeypatch.setattr(planned, "_scheme", counted_scheme)
+    weights = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True, "strategy": "group"}
+    config = {**CONFIG, **FAMILIES["qwen2_moe"], "num_experts": 40, "quantization_config": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }}  # fmt: skip
+    config |= {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    outline_config(tmp_path / "config.json", NativeBackend(1).outline())
+    assert len(found) == len(set(found)) > 3 * 3 * 40
+    assert len(layouts) == len(set(layouts))

@@ -20,6 +20,7 @@ from quire.bench.price import cost_per_million, cost_per_month
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.protocol import MachineLimits
+from quire.engine import garbage
 from quire.engine.plan import EnginePlan, make_backend, plan_engine, plan_files
 from quire.engine.preview import unfetched
 from quire.engine.rates import step_rates
@@ -76,6 +77,7 @@ class PlanOptions:
 def run(config: EngineConfig, options: PlanOptions) -> None:
     shortage: ResourceError | None = None
     disk: dict[str, int] = {}
+    garbage.collect_rarely()  # an outline has hundreds of thousands of objects, and no cycles
     if options.config:
         plan = plan_config(config, Path(options.config))
     else:

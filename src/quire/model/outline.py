@@ -14,10 +14,11 @@ from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.checkpoint import eos_ids, model_info
 from quire.model.families import read_model, text_config
+from quire.model.families.names import TensorNames
 from quire.model.loaded import LoadedModel
 from quire.model.packed_experts import experts_apart
-from quire.model.packing import Packer, WeightTypes, own_quantization, wanted_tensors
-from quire.model.parts.decoder import Decoder
+from quire.model.packing import Packer, WeightTypes, own_quantization, wanted_of
+from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.source import Piece, Use
 from quire.model.shard import WHOLE, Shard
 from quire.model.tensors import Tensors
@@ -27,6 +28,19 @@ from quire.weights.readers import find_quantization
 from quire.weights.readers.planned import PlannedCheckpoint
 from quire.weights.schemes import Quantization
 from quire.weights.tensor import FloatDtype
+
+
+class Remembered(Tensors):
+    """Finds each piece once: it is listed, then outlined."""
+
+    def __init__(self, config: DecoderConfig, names: TensorNames) -> None:
+        super().__init__(config, names)
+        self._found: dict[Piece, Part] = {}
+
+    def part(self, piece: Piece) -> Part:
+        if piece not in self._found:
+            self._found[piece] = super().part(piece)
+        return self._found[piece]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,8 @@ def outline_config(
         names = msgspec.structs.replace(names, transposed=False)
         if names.expert_stack and found.method != "mxfp4":
             names = experts_apart(names)
-    wanted, planned = wanted_tensors(spec, names), None
+    tensors = Remembered(spec, names)
+    wanted, planned = wanted_of(tensors), None
     if found is not None:
         shapes = {name: tensor.shape for name, tensor in wanted.items()}
         own = _dtype(config) or _dtype(whole)
@@ -102,7 +117,7 @@ def outline_config(
     )
     spec.check_share(shard)
     packer = Packer(planned, backend, WeightTypes.of(kept, quantized), outline=True)
-    decoder = Decoder(spec, Outlined(Tensors(spec, names), packer), shard)
+    decoder = Decoder(spec, Outlined(tensors, packer), shard)
     return LoadedModel(info, decoder, names=names, shard=shard)
 
 

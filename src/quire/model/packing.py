@@ -183,8 +183,12 @@ class Packed:
 
 def wanted_tensors(config: DecoderConfig, names: TensorNames) -> dict[str, WantedTensor]:
     """List every tensor that a checkpoint must contain, without a tied head."""
-    listing, tensors, wanted = Listing(), Tensors(config, names), dict[str, WantedTensor]()
-    Decoder(config, listing)
+    return wanted_of(Tensors(config, names))
+
+
+def wanted_of(tensors: Tensors) -> dict[str, WantedTensor]:
+    listing, wanted = Listing(), dict[str, WantedTensor]()
+    Decoder(tensors.config, listing)
     for piece, use in listing.pieces.items():
         for name, shape in tensors.part(piece).tensors:
             wanted[name] = WantedTensor(shape, use in ("exact", "numbers"), use == "numbers")

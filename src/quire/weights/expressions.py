@@ -66,13 +66,23 @@ class Expressions:
             self._count += 1
         self._places: dict[tuple[frozenset[int], int], _Place] = {}
         self._start = self._place({0}, self._count, STARTS)
+        self._reached: dict[str, _Place] = {}  # by module: its matrices have their names' beginning in common
 
     def first(self, text: str) -> int | None:
         """Return the number of the first expression that matches. ModelError if that takes too long."""
-        place = self._start
+        if not self._count:
+            return None
+        cut = text.rfind(".") + 1
+        place = self._reached.get(text[:cut])
+        if place is None:
+            place = self._reached[text[:cut]] = self._walk(self._start, text[:cut])
+        place = self._walk(place, text[cut:])
+        return place.end if place.end < self._count else None
+
+    def _walk(self, place: _Place, text: str) -> _Place:
         for char in text:
             place = place.moves.get(char) or self._move(place, char)
-        return place.end if place.end < self._count else None
+        return place
 
     def _move(self, place: _Place, char: str) -> _Place:
         moves = [move for state in place.states for move in self._moves[state].items()]

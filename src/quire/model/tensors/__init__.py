@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -65,6 +65,11 @@ PLAIN = ("attention.q_down", "mixture.router", "mixture.shared_gate")
 VECTORS = ("attention.sinks", "scale", "mixture.router_scale", "mixture.expert_scales")
 # Norms that are found in a way of their own.
 OTHER_NORMS = ("attention.q_norm", "attention.k_norm", "input.norm", "delta.norm")
+
+
+@cache
+def _finder(group: str) -> Any:
+    return importlib.import_module(f"{__name__}.{FINDERS[group]}")
 
 
 def filled(piece: Piece) -> Part:
@@ -157,6 +162,9 @@ class LayerTensors:
     def part(self, path: str, shape: Shape) -> Part:
         """Find a piece by its path below the layer."""
         names, (module, _, kind) = self.names, path.rpartition(".")
+        if path.startswith("mixture.experts."):  # there are tens of thousands
+            expert: Part = _finder("mixture").find(self, module[8:], kind, shape)
+            return expert
         stored = self.prefix + names[path if path in VECTORS else module]
         if path in VECTORS:
             return part(stored, shape)
@@ -175,8 +183,7 @@ class LayerTensors:
             )
         if group == "attention" and self.config.mixer is not None:  # of either kind
             group = kind_of(self.config.mixer)
-        finder = importlib.import_module(f"{__name__}.{FINDERS[group]}")
-        found: Part = finder.find(self, module if group in ADDED else name, kind, shape)
+        found: Part = _finder(group).find(self, module if group in ADDED else name, kind, shape)
         return found
 
     def mixer(self, kind: type[M]) -> M:

@@ -165,7 +165,8 @@ def _fp8(method: str, settings: Mapping[str, Any]) -> Layouts:
     kind = "e5m2" if settings.get("fmt") == "e5m2" else "e4m3"
     if method == "mxfp8" or blocks == [1, 32]:
         return lambda module, columns: None if columns % 32 else Blocks("mxfp8")
-    return lambda module, columns: _bytes(kind, columns, block_size(settings)[1] if blocks else columns)
+    group = block_size(settings)[1] if blocks else 0
+    return lambda module, columns: _bytes(kind, columns, group or columns)
 
 
 def _bytes(prefix: str, columns: int, group: int) -> AnyLayout | None:
@@ -253,13 +254,16 @@ def _modelopt(settings: Mapping[str, Any]) -> Layouts:
 
 
 def _compressed(settings: Mapping[str, Any], scales: np.dtype[Any] | None) -> Layouts:
-    targets = Targets(settings)
+    targets, made = Targets(settings), dict[tuple[int, int], AnyLayout | None]()
 
     def of(module: str, columns: int) -> AnyLayout | None:
         group = targets.group(module)
         if group is None:
             return None
-        return _scheme(group.get("weights") or {}, group.get("format"), columns, scales)
+        key = id(group), columns  # there are tens of thousands of experts, and few groups
+        if key not in made:
+            made[key] = _scheme(group.get("weights") or {}, group.get("format"), columns, scales)
+        return made[key]
 
     return of
 

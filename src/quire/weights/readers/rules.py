@@ -63,8 +63,10 @@ class Rules:
 
     def first(self, module: str) -> int | None:
         """Return the number of the first rule that picks a module."""
+        if not self._plain and not self._numbers:
+            return None
         module = short_name(module)
-        parts = module.split(".")
+        parts = module.split(".") if self._plain else []
         names = [".".join(part) for end in range(len(parts)) for part in (parts[: end + 1], parts[end:])]
         found = [self._plain[name] for name in names if name in self._plain]
         matched = self._expressions.first(module)
