@@ -15,12 +15,23 @@ import msgspec
 import torch
 from triton import knobs
 
-from quire.devices.cuda.kernels import attention, elementwise, norm, products, reduce, rope_store, rows
+from quire.devices.cuda.kernels import (
+    attention,
+    elementwise,
+    experts,
+    norm,
+    products,
+    reduce,
+    rope_store,
+    routing,
+    rows,
+)
 from quire.devices.cuda.launch import CompilingLauncher, Launcher
 from quire.devices.cuda.target import target_named
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape
 from quire.devices.elementwise import XIELU, SparseGELU, Temperature
+from quire.devices.operands import Routing
 
 INSTRUCTIONS = ("tcgen05.mma", "wgmma", "mma.sync")
 FP8 = torch.float8_e4m3fn
@@ -89,6 +100,34 @@ def _latent(run: Launcher, kept: Any = torch.bfloat16) -> None:
     attention.attend(run, empty(9, 16 * 576), cache, empty(9, 16 * 512), step, work, shape, 576**-0.5)
 
 
+def _experts(tokens: int, run: Launcher) -> None:
+    numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
+    x, ids, weights, places = (
+        empty(tokens, 2048),
+        numbers(tokens, 8),
+        real(tokens, 8),
+        empty(128, dtype=torch.int64),
+    )
+    about = experts.Experts(places, places, numbers(128), 768, torch.bfloat16, "silu", aligned=True)
+    tile, most = experts.expert_tile(run, tokens, 8, 128, x.dtype)
+    room = experts.ExpertScratch(
+        numbers(128),
+        numbers(most),
+        numbers(most * tile.tokens),
+        empty(tokens * 8, 768),
+        empty(tokens * 8, 2048),
+    )
+    experts.run_experts(run, x, ids, weights, about, room, x)
+
+
+def _routes(run: Launcher) -> None:
+    numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
+    groups = Routing(256, 8, "sigmoid", num_groups=8, top_groups=4, group_sum=True, renormalize=True)
+    for about in (Routing(128, 8, renormalize=True), groups):
+        count = about.num_experts
+        routing.route(run, empty(9, count), about, numbers(9, 8), real(9, 8), real(count))
+
+
 def _rows(run: Launcher) -> None:
     x, weight, numbers = empty(9, 4096), empty(4096, dtype=torch.float32), partial(empty, dtype=torch.int32)
     norm.normalize(run, x, x, weight, 1e-5, residual=x, total=x)
@@ -128,6 +167,9 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     **{f"gated, {tokens} tokens": partial(_gated, tokens) for tokens in (1, 64, 4096)},
     "linear of float32, 1 token": partial(_linear, 1, dtype=torch.float32),
     "linear of float32, 4096 tokens": partial(_linear, 4096, dtype=torch.float32),
+    "experts, 1 token": partial(_experts, 1),
+    "experts, 8192 tokens": partial(_experts, 8192),
+    "routing": _routes,
     "rows": _rows,
     "rope and store": _store,
     "rope and store in int8": partial(_store, kept=torch.int8),

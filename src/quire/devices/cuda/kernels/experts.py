@@ -1,0 +1,192 @@
+"""Products of mixtures: tiles of pairs (token, expert) that share an expert, and the sum over a token's experts.
+
+Weights are found by a table of addresses. A pair's result depends on its own row alone; a token's experts are summed in
+ascending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.devices.cuda.kernels.math import activate, gate
+from quire.devices.cuda.kernels.products import product_tiles
+from quire.devices.cuda.kernels.routing import sort_pairs
+from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.tiles import ProductTile
+
+NUMBERS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@triton.jit
+def expert_product(
+    x, addresses, sizes, bias, out, weights, tile_experts, pairs, width, x_stride, out_stride, bias_stride,
+    UP: tl.constexpr, CHOSEN: tl.constexpr, WEIGH: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    LIMIT: tl.constexpr, WHOLE: tl.constexpr, NUMBER: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    expert = tl.load(tile_experts + tl.program_id(1))
+    if expert < 0:
+        return
+    size = tl.load(sizes + expert)
+    if UP:
+        rows, columns = size * (2 if GATED else 1), width
+    else:
+        rows, columns = width, size
+    if tl.program_id(0) * ROWS >= rows:
+        return
+    if WHOLE:
+        columns = tl.multiple_of(columns, 16)
+    n, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    pair = tl.load(pairs + tl.program_id(1) * TOKENS + tl.arange(0, TOKENS))
+    source = (tl.maximum(pair, 0) // CHOSEN if UP else tl.maximum(pair, 0)).to(tl.int64)
+    weight = tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(NUMBER)), 16)
+    of_weight = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * columns + k[None, :]
+    of_x = x + source[None, :] * x_stride + k[:, None]
+    if WEIGH:
+        factor = tl.load(weights + pair, mask=pair >= 0, other=0.0)[None, :]
+    total = tl.zeros([ROWS, TOKENS], tl.float32)
+    for start in range(0, columns, COLUMNS):
+        if WHOLE:
+            w, seen = tl.load(of_weight + start), tl.load(of_x + start)
+        else:
+            w = tl.load(of_weight + start, mask=start + k[None, :] < columns, other=0.0)
+            seen = tl.load(of_x + start, mask=start + k[:, None] < columns, other=0.0)
+        if WEIGH:
+            seen = (seen.to(tl.float32) * factor).to(NUMBER)
+        total = tl.dot(w, seen, total, input_precision="ieee")
+    if bias is not None:
+        total += tl.load(bias + expert.to(tl.int64) * bias_stride + n, mask=n < rows, other=0.0)[:, None]
+    if GATED:
+        opened, up = tl.split(tl.permute(tl.reshape(total, [ROWS // 2, 2, TOKENS]), [0, 2, 1]))
+        total = gate(opened, up, ACTIVATION, LIMIT)
+        n = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
+        rows = rows // 2
+    else:
+        total = activate(total, ACTIVATION)
+    inside = (pair[None, :] >= 0) & (n[:, None] < rows)
+    tl.store(
+        out + pair.to(tl.int64)[None, :] * out_stride + n[:, None],
+        total.to(out.dtype.element_ty),
+        mask=inside,
+    )
+
+
+@triton.jit
+def sum_experts(y, x, ids, weights, addresses, out, width, x_stride, out_stride, CHOSEN: tl.constexpr,
+                C: tl.constexpr, WEIGHED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Sum a piece of a token's results by ascending expert; one without weights returns x."""
+    token, slot = tl.program_id(0).to(tl.int64), tl.arange(0, C)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside, total = d < width, tl.zeros([BLOCK], tl.float32)
+    order = tl.load(ids + token * CHOSEN + slot, mask=slot < CHOSEN, other=0) * C + slot
+    last = tl.min(order, 0) * 0 - 1
+    for _ in range(CHOSEN):
+        last = tl.min(tl.where((slot < CHOSEN) & (order > last), order, 0x7FFFFFFF), 0)
+        pair, has = token * CHOSEN + last % C, tl.load(addresses + last // C) != 0
+        own = tl.load(y + pair * width + d, mask=inside & has, other=0.0).to(tl.float32)
+        own += tl.load(x + token * x_stride + d, mask=inside & (has == 0), other=0.0).to(tl.float32)
+        factor = tl.load(weights + pair)
+        if WEIGHED:  # the inputs were: only those that no expert has seen still have to be
+            factor = tl.where(has, 1.0, factor)
+        total += own * factor
+    tl.store(out + token * out_stride + d, total.to(out.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Experts on the device: addresses int64 [E] of their weights, rows as those of products.gated.
+
+    `sizes` int32 [E] are the inner widths, `largest` of them the greatest. Biases are float32 [E, rows], or None.
+    `aligned`: all widths are multiples of a tile's columns. An expert whose address is 0 returns x.
+    """
+
+    up: Any
+    down: Any
+    sizes: Any
+    largest: int
+    number: Any
+    activation: str
+    gated: bool = True
+    limit: float = 0.0
+    weigh_inputs: bool = False
+    up_bias: Any = None
+    down_bias: Any = None
+    aligned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertScratch:
+    """Room for a step: int32 counts [E], tile_experts [tiles], pairs [tiles * tokens]; inner [T C, largest], outer
+    [T C, D] of the activations' type.
+    """
+
+    counts: Any
+    tile_experts: Any
+    pairs: Any
+    inner: Any
+    outer: Any
+
+
+def addresses(weights: Sequence[Any], device: Any) -> Any:
+    """A table of the places of contiguous tensors, 0 for None. They must outlive it."""
+    found = [0 if weight is None else weight.data_ptr() for weight in weights]
+    return torch.tensor(found, dtype=torch.int64, device=device)
+
+
+def expert_tile(run: Launcher, tokens: int, chosen: int, experts: int, dtype: Any) -> tuple[ProductTile, int]:
+    """The tile of a step, and the most tiles that it may need."""
+    total = tokens * chosen
+    tile = product_tiles(run, dtype).of(-(-total // experts))
+    return tile, total // tile.tokens + min(total, experts)
+
+
+def run_experts(
+    run: Launcher, x: Any, ids: Any, weights: Any, experts: Experts, scratch: ExpertScratch, out: Any
+) -> None:
+    """Sum over a token's experts, in ascending order, of weight * down(inner(up(x))): [T, D] -> [T, D]."""
+    (tokens, chosen), count = ids.shape, experts.up.shape[0]
+    tile, most = expert_tile(run, tokens, chosen, count, x.dtype)
+    sort_pairs(run, ids, experts.up, scratch.counts, scratch.tile_experts, scratch.pairs, tile.tokens)
+    constants = {
+        "CHOSEN": chosen, "WHOLE": experts.aligned, "NUMBER": NUMBERS[experts.number], "ROWS": tile.rows,
+        "TOKENS": tile.tokens, "COLUMNS": product_tiles(run, x.dtype).columns, "LIMIT": experts.limit,
+    }  # fmt: skip
+    common = {
+        "sizes": experts.sizes,
+        "weights": weights,
+        "tile_experts": scratch.tile_experts,
+        "pairs": scratch.pairs,
+    }
+
+    def product(up: bool, x: Any, table: Any, bias: Any, out: Any, rows: int, width: int) -> None:
+        args = {
+            "x": x, "addresses": table, "bias": bias, "out": out, "width": width, "x_stride": x.stride(0),
+            "out_stride": out.stride(0), "bias_stride": 0 if bias is None else bias.stride(0),
+        }  # fmt: skip
+        own = {
+            "UP": up, "WEIGH": up and experts.weigh_inputs, "ACTIVATION": experts.activation if up else "",
+            "GATED": up and experts.gated,
+        }  # fmt: skip
+        grid = triton.cdiv(rows, tile.rows), most, 1
+        run(Launch(expert_product, grid, {**common, **args}, {**constants, **own}, tile.shape))
+
+    rows, width = experts.largest * (2 if experts.gated else 1), out.shape[1]
+    product(True, x, experts.up, experts.up_bias, scratch.inner, rows, x.shape[1])
+    product(False, scratch.inner, experts.down, experts.down_bias, scratch.outer, width, width)
+    args = {
+        "y": scratch.outer, "x": x, "ids": ids, "weights": weights, "addresses": experts.up, "out": out, "width": width,
+        "x_stride": x.stride(0), "out_stride": out.stride(0),
+    }  # fmt: skip
+    own = {
+        "CHOSEN": chosen,
+        "C": triton.next_power_of_2(chosen),
+        "WEIGHED": experts.weigh_inputs,
+        "BLOCK": 1024,
+    }
+    run(Launch(sum_experts, (tokens, triton.cdiv(width, 1024), 1), args, own))

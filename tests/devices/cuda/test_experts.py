@@ -1,0 +1,209 @@
+"""Mixtures of experts in the interpreter: choices, sorted pairs, sums. Values against float64, and bits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.devices.cuda.kernels import experts, routing
+from quire.devices.cuda.kernels.experts import Experts, ExpertScratch
+from quire.devices.cuda.launch import InterpretedLauncher
+from quire.devices.cuda.target import TARGETS
+from quire.devices.formulas import route_row
+from quire.devices.operands import Routing
+
+RUN = InterpretedLauncher()
+FLOAT64 = SimpleNamespace(
+    xp=np,
+    double=lambda x: np.asarray(x, np.float64),
+    own=lambda x: np.asarray(x, np.float64),
+    host=np.asarray,
+    order=lambda x: np.argsort(x, kind="stable"),
+    activate=lambda kind, x: 1 / (1 + np.exp(-x)) if kind == "sigmoid" else np.log1p(np.exp(x)),
+)
+
+
+def drawn(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + 7 * sum(shape))).to(dtype)
+
+
+def routed(scores: Any, about: Routing, **more: Any) -> tuple[Any, Any]:
+    chosen = about.top_k + about.shared
+    ids = torch.full((len(scores), chosen), -9, dtype=torch.int32)
+    weights = torch.full((len(scores), chosen), torch.nan)
+    routing.route(RUN, scores, about, ids, weights, **more)
+    return ids, weights
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        Routing(8, 2),
+        Routing(12, 3, renormalize=True, scale=2.5),
+        Routing(8, 2, softmax_after=True),
+        Routing(20, 4, "sigmoid", num_groups=5, top_groups=2, group_sum=True, renormalize=True),
+        Routing(24, 3, num_groups=4, top_groups=2),
+        Routing(8, 3, "root_softplus", renormalize=True),
+        Routing(8, 2, shared=True),
+        Routing(8, 2, shared=True, shared_gate=True),
+        Routing(8, 2, "sigmoid", softmax_after=True, correct_logits=True),
+        Routing(16, 2, sparse_mixer=0.1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("corrected", [False, True])
+def test_choices(about: Routing, corrected: bool) -> None:
+    scores = drawn(6, about.num_experts + about.shared_gate)
+    scores[1, 3] = scores[1, 5] = 2.0  # of equal ones, the lower id
+    correction = drawn(about.num_experts, seed=3) if corrected and not about.sparse_mixer else None
+    scales = torch.rand(about.num_experts) + 0.5 if corrected and not about.sparse_mixer else None
+    ids, weights = routed(scores, about, correction=correction, weight_scales=scales)
+    for row, own, shares in zip(scores, ids, weights, strict=True):
+        added = [None if x is None else x.double().numpy() for x in (correction, scales)]
+        wanted = np.array(route_row(FLOAT64, row.numpy(), about, *added))
+        assert own.tolist() == wanted[: len(own)].tolist()
+        assert np.allclose(shares, wanted[len(own) :], rtol=1e-5, atol=1e-6)
+
+
+def test_experts_that_a_table_names() -> None:
+    scores, about = drawn(3, 10), Routing(10, 2, "sigmoid", renormalize=True)
+    given = torch.tensor([[4, 9], [0, 1], [7, 2]], dtype=torch.int32)
+    ids, weights = routed(scores, about, given=given)
+    assert torch.equal(ids, given)
+    shares = torch.sigmoid(scores.double()).gather(1, given.long())
+    assert torch.allclose(weights.double(), shares / shares.sum(1, keepdim=True), rtol=1e-5)
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(4, 9), st.integers(0, 99))
+@settings(max_examples=12)
+def test_pairs_are_sorted_by_expert_and_stay_in_order(
+    tokens: int, chosen: int, count: int, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    ids = torch.from_numpy(
+        np.stack([draw.permutation(count)[:chosen] for _ in range(tokens)]).astype(np.int32)
+    )
+    table = torch.arange(count)  # the first has no weights
+    most = tokens * chosen // 16 + min(tokens * chosen, count)
+    counts, owners, pairs = (torch.full((n,), -7, dtype=torch.int32) for n in (count, most, most * 16))
+    routing.sort_pairs(RUN, ids, table, counts, owners, pairs, 16)
+    found: dict[int, list[int]] = {}
+    for tile, expert in enumerate(owners.tolist()):
+        own = pairs[tile * 16 : tile * 16 + 16].tolist()
+        if expert >= 0:
+            kept = [pair for pair in own if pair >= 0]
+            assert kept
+            assert own[len(kept) :] == [-1] * (16 - len(kept))
+            found.setdefault(expert, []).extend(kept)
+    flat = ids.reshape(-1).tolist()
+    wanted = {e: [i for i, own in enumerate(flat) if own == e] for e in range(1, count) if e in flat}
+    assert found == wanted
+    assert counts.tolist() == [0, *(flat.count(e) for e in range(1, count))]
+
+
+class Mixture:
+    """Experts of one or several inner widths; the last one may return its input."""
+
+    def __init__(self, sizes: list[int], width: int, dtype: Any, **about: Any) -> None:
+        gated, self.sizes, self.width = about.get("gated", True), sizes, width
+        self.up: list[Any] = [None] * len(sizes)
+        self.down: list[Any] = [None] * len(sizes)
+        for i, size in enumerate(sizes):
+            if size:
+                self.up[i] = drawn(size * (1 + gated), width, dtype=dtype, seed=i)
+                self.down[i] = drawn(width, size, dtype=dtype, seed=9 + i)
+        self.biases = about.pop("biases", False)
+        largest = max(sizes)
+        up_bias = drawn(len(sizes), largest * (1 + gated)) if self.biases else None
+        down_bias = drawn(len(sizes), width) if self.biases else None
+        self.held = Experts(
+            experts.addresses(self.up, "cpu"), experts.addresses(self.down, "cpu"),
+            torch.tensor(sizes, dtype=torch.int32), largest, dtype, about.pop("activation", "silu"), up_bias=up_bias,
+            down_bias=down_bias, **about,
+        )  # fmt: skip
+
+    def run(self, run: InterpretedLauncher, x: Any, ids: Any, weights: Any) -> Any:
+        (tokens, chosen), count = ids.shape, len(self.sizes)
+        tile, most = experts.expert_tile(run, tokens, chosen, count, x.dtype)
+        numbers = [torch.full((n,), -7, dtype=torch.int32) for n in (count, most, most * tile.tokens)]
+        room = [
+            torch.full((tokens * chosen, n), torch.nan).to(x.dtype) for n in (self.held.largest, self.width)
+        ]
+        out = torch.full((tokens, self.width), torch.nan).to(x.dtype)
+        experts.run_experts(run, x, ids, weights, self.held, ExpertScratch(*numbers, *room), out)
+        return out
+
+    def answer(self, x: Any, ids: Any, weights: Any) -> Any:
+        about, rows = self.held, []
+        for t, own in enumerate(ids.tolist()):
+            total = torch.zeros(self.width, dtype=torch.float64)
+            for expert, share in zip(own, weights[t].double(), strict=True):
+                y = x[t].double() * (share if about.weigh_inputs else 1.0)
+                if self.sizes[expert]:
+                    y = self.up[expert].double() @ y
+                    if about.up_bias is not None:
+                        y = y + about.up_bias[expert][: len(y)]
+                    y = torch.nn.functional.silu(y[::2]) * y[1::2] if about.gated else torch.relu(y)
+                    y = self.down[expert].double() @ y
+                    y = y if about.down_bias is None else y + about.down_bias[expert]
+                total += y * (1.0 if about.weigh_inputs else share)
+            rows.append(total)
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "about"),
+    [
+        ([48, 48, 48, 48], {}),
+        ([128] * 4, {"aligned": True}),
+        ([40, 40, 24, 0], {"biases": True}),
+        ([48] * 4, {"gated": False, "activation": "relu"}),
+        ([48, 48, 48, 0], {"weigh_inputs": True}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mixtures(sizes: list[int], about: dict, dtype: Any) -> None:
+    mixture, x = Mixture(sizes, 128, dtype, **dict(about)), drawn(7, 128, dtype=dtype) / 8
+    ids = torch.from_numpy(
+        np.stack([np.random.default_rng(t).permutation(4)[:2] for t in range(7)]).astype(np.int32)
+    )
+    weights = torch.rand(7, 2) + 0.1
+    wanted = mixture.answer(x, ids, weights)
+    close = 3e-2 if dtype == torch.bfloat16 else 1e-5
+    out = mixture.run(RUN, x, ids, weights)
+    assert torch.allclose(out.double(), wanted, rtol=close, atol=close * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_a_token_follows_no_batch(target: str) -> None:
+    """Few and many tokens have tiles of their own; places in a tile and the order of choices do not matter."""
+    run, mixture = InterpretedLauncher(TARGETS[target]), Mixture([48, 48, 80], 128, torch.bfloat16)
+    x, weights = drawn(60, 128, dtype=torch.bfloat16), torch.rand(60, 2)
+    ids = torch.from_numpy(
+        np.stack([np.random.default_rng(t).permutation(3)[:2] for t in range(60)]).astype(np.int32)
+    )
+    every = mixture.run(run, x, ids, weights)
+    few, many = (experts.expert_tile(run, count, 2, 3, x.dtype)[0] for count in (1, 60))
+    assert few != many
+    for rows in ([3], [59, 3]):
+        alone = mixture.run(run, x[rows].clone(), ids[rows].clone(), weights[rows].clone())
+        assert torch.equal(alone, every[rows])
+    assert torch.equal(mixture.run(run, x[:4].clone(), ids[:4].flip(1), weights[:4].flip(1)), every[:4])
+
+
+def test_routing_of_a_token_follows_no_batch() -> None:
+    about, scores = Routing(20, 4, num_groups=5, top_groups=2, renormalize=True), drawn(5, 20)
+    ids, weights = routed(scores, about)
+    alone = routed(scores[3:4].clone(), about)
+    assert torch.equal(alone[0][0], ids[3])
+    assert torch.equal(alone[1][0], weights[3])
