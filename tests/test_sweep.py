@@ -38,6 +38,8 @@ ENGINE_COMMANDS = [
         "ps",
         "doctor",
         "completion",
+        "docs",
+        "kernels",
     )
 ]
 

@@ -67,6 +67,7 @@ COMMANDS: dict[str, Entry] = {
     "models rm": Entry("quire.commands.models", "Remove a model from the cache.", "REMOVE"),
     "ps": Entry("quire.commands.ps", "List the servers of this user."),
     "doctor": Entry("quire.commands.doctor", "Say what this machine offers, and what to change."),
+    "docs": Entry("quire.commands.docs", "Read the docs here, without a network."),
     "kernels": Entry("quire.commands.kernels", "Compile the kernels of GPUs, and list what each takes."),
     "completion": Entry("quire.commands.completion", "Print the script by which a shell completes commands."),
     "bench latency": Entry("quire.bench.latency", "Time one batch of requests from start to end."),
