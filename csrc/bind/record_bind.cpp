@@ -77,7 +77,8 @@ Activation Record::activation(const char* name) const {
       {"", Activation::none},       {"silu", Activation::silu},         {"gelu", Activation::gelu},
       {"relu", Activation::relu},   {"gelu_tanh", Activation::gelu_tanh}, {"relu2", Activation::relu2},
       {"sigmoid", Activation::sigmoid}, {"softplus", Activation::softplus},
-      {"clamped_swiglu", Activation::clamped_swiglu}};
+      {"clamped_swiglu", Activation::clamped_swiglu},
+      {"clamped_silu", Activation::clamped_silu}};
   const auto found = known.find(text(name));
   if (found == known.end()) throw std::invalid_argument("the native backend has no activation '" + text(name) + "'");
   return found->second;

@@ -16,8 +16,8 @@
 
 namespace quire {
 
-// clamped_swiglu is only a gate: it also clamps the up projection (rowwise/activation.h).
-enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu, relu2, sigmoid, softplus };
+// clamped_swiglu and clamped_silu are only gates: they also clamp the up projection (rowwise/activation.h).
+enum class Activation : int { none, silu, gelu, gelu_tanh, relu, clamped_swiglu, relu2, sigmoid, softplus, clamped_silu };
 
 // RMSNorm or LayerNorm; without a weight, no norm.
 struct Norm {

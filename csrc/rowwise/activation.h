@@ -46,6 +46,7 @@ inline V softplus(V x) {
 inline V activate(Activation kind, V x) {
   switch (kind) {
     case Activation::silu:
+    case Activation::clamped_silu:  // gates only
       return x * sigmoid(x);
     case Activation::gelu:
       return x * set1(0.5f) * (set1(1.0f) + erf(x * set1(0.70710678f)));
@@ -71,8 +72,12 @@ inline V activate(Activation kind, V x) {
 }
 
 // activation(gate) * up; with a limit > 0 the first is at most that, the second within it both ways. gpt-oss clamps both
-// before, to 7 without a limit, and multiplies with up + 1 (arXiv:2508.10925).
+// before, to 7 without a limit, and multiplies with up + 1 (arXiv:2508.10925). clamped_silu clamps before, and no more.
 inline V gate(Activation kind, V g, V up, float most) {
+  if (kind == Activation::clamped_silu && most > 0) {
+    const V low = min(set1(most), g);
+    return low * sigmoid(low) * max(set1(-most), min(set1(most), up));
+  }
   if (kind != Activation::clamped_swiglu) {
     const V v = activate(kind, g);
     if (most <= 0) return v * up;

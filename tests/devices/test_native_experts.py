@@ -166,7 +166,9 @@ def mixture(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("activation", "biases"), [("silu", False), ("clamped_swiglu", True)])
+@pytest.mark.parametrize(
+    ("activation", "biases"), [("silu", False), ("clamped_swiglu", True), ("clamped_silu", True)]
+)
 def test_experts_equal_the_reference(
     isa: str, dtype: FloatDtype, activation: Activation, biases: bool
 ) -> None:

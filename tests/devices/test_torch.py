@@ -89,7 +89,9 @@ def test_routes_equal_the_reference(routing: Routing, corrected: bool, rows: int
     np.testing.assert_allclose(ours[:, chosen:], theirs[:, chosen:], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("activation", "biases"), [("silu", False), ("clamped_swiglu", True)])
+@pytest.mark.parametrize(
+    ("activation", "biases"), [("silu", False), ("clamped_swiglu", True), ("clamped_silu", True)]
+)
 def test_experts_equal_the_reference(activation: Activation, biases: bool) -> None:
     x = normal(np.random.default_rng(1), 20, 40)
     ours, theirs = (

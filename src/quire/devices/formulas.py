@@ -210,6 +210,9 @@ def gate(step: Step, kind: Activation, x: Any, up: Any, limit: float) -> Any:
         limit = limit or 7.0
         low = clip(x, None, limit)
         return low * step.activate("sigmoid", 1.702 * low) * (clip(up, -limit, limit) + 1.0)
+    if kind == "clamped_silu":
+        limit = limit or float("inf")
+        return step.activate("silu", clip(x, None, limit)) * clip(up, -limit, limit)
     if limit > 0:
         return clip(step.activate(kind, x), None, limit) * clip(up, -limit, limit)
     return step.activate(kind, x) * up

@@ -11,7 +11,9 @@ from quire.weights.tensor import FloatArray
 NormKind = Literal["rms", "layer"]
 
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "softplus", "clamped_swiglu"]
+Activation = Literal[
+    "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "softplus", "clamped_swiglu", "clamped_silu"
+]
 
 
 @runtime_checkable
