@@ -34,6 +34,8 @@ class CudaExecutable:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         if inputs.adapters_B is not None:
             raise EngineError("no adapter is in a slot of this device")
+        if self._kv.device.type == "cuda":
+            torch.cuda.set_device(self._kv.device)  # of this thread, in which Triton launches
         self._step = step = CudaStep(inputs, self._arena, self._memory, self._kv, self._run)
         for call in self._calls[: self._graph.body]:
             call(step)
