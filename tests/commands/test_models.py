@@ -23,6 +23,7 @@ def test_a_model_is_pulled_listed_found_and_removed(hub: HubServer, tmp_path: Pa
     assert json.loads(quire("models", "--json").stdout) == []
     pulled = quire("pull", "owner/real")
     assert pulled.returncode == 0, pulled.stderr
+    assert "files" not in pulled.stderr, "the hub's client draws its bar in a log"
     place = Path(pulled.stdout.strip())
     assert (place / "model.safetensors").read_bytes() == (
         tmp_path / "real" / "model.safetensors"
@@ -113,3 +114,12 @@ def test_what_the_package_holds_goes_by_name() -> None:
     for command in ("where", "rm"):
         found = quire("models", command, "quire-stories-mtp")
         assert ("assets/quire-stories-mtp" in found.stdout) == (command == "where"), found.stderr
+
+
+@pytest.mark.parametrize("name", ["quire-stories", "owner/real", "alone", "owner/real:Q4_K_M"])
+def test_a_model_without_a_text_is_no_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / "models--alone").mkdir()
+    result = quire("generate", name, "--download-dir", str(tmp_path))
+    assert result.returncode == 2
+    assert f"{name} names a model, and no text follows: quire generate {name} TEXT" in result.stderr
+    assert quire("generate", "once", "--max-tokens", "2").returncode == 0

@@ -15,12 +15,13 @@ from quire import LLM, AsyncLLM
 from quire.cli import Program, main
 from quire.commands import flags, serve
 from quire.config import SECTIONS, EngineConfig
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ModelError
 from quire.flags.arguments import integer, rewritten
 from quire.flags.table import ForeignFlag, engine_flags, vllm_data
 from quire.ranks.numa import parse_cores
 from quire.serve.options import ServerConfig, split_options
 from tests.shared import REFERENCE
+from tests.tiny import write_checkpoint
 
 FOREIGN, SHARED = engine_flags(), vllm_data()["options"].split()
 NAMES = REFERENCE / "vllm-0.32-names.txt"
@@ -205,3 +206,11 @@ def test_errors_of_both_classes_spell_options_as_arguments() -> None:
     for make in (LLM, AsyncLLM.from_options):
         with pytest.raises(ConfigError, match=r"^max_model_len 1000000000 is more than"):
             make("quire-stories", max_model_len=10**9)
+
+
+def test_errors_of_models_spell_options_as_arguments_too(tmp_path: Path) -> None:
+    quantized = {"quant_method": "gptq", "bits": 4, "group_size": 16}
+    write_checkpoint(tmp_path, quantization_config=quantized)
+    for make in (LLM, AsyncLLM.from_options):
+        with pytest.raises(ModelError, match=": load_format dummy makes float weights"):
+            make(str(tmp_path), load_format="dummy")

@@ -119,6 +119,10 @@ def test_a_model_that_no_group_fits_is_refused(
         ([], "name the directory to write"),
         (["-o", "X", "--method", "gptq", "--fisher"], "--fisher is for --method squeezellm"),
         (["-o", "X", "--method", "fp8", "--bits", "4"], "--bits 4: fp8 makes 8 bits"),
+        (["-o", "X", "--method", "fp8", "--damp", "0.02"], "--damp is for --method gptq or squeezellm"),
+        (["-o", "X", "--method", "nvfp4", "--group-size", "64"], "--group-size is for --method gptq or awq"),
+        (["-o", "X", "--method", "awq", "--no-symmetric"], "--symmetric is for --method gptq or rtn"),
+        (["-o", "X", "--method", "rtn", "--calibration", "SHORT"], "--calibration is for --method gptq or"),
         (["-o", "X", "--calibration", "SHORT"], "too short to calibrate with"),
     ],
 )

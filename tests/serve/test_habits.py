@@ -359,6 +359,20 @@ def test_a_stream_may_report_the_progress_of_its_prompt(thinking: Server) -> Non
     assert "prompt_progress" not in whole.text + str(plain)
 
 
+def test_a_streamed_completion_reports_the_progress_of_its_prompts(thinking: Server) -> None:
+    prompts = ["Once upon a time there was a dog. " * 25, "A cat sat. " * 40]
+    body = {"prompt": prompts, "max_tokens": 2}
+    with httpx.Client(base_url=thinking.url) as http:
+        found: list[dict[str, Any]] = []
+        for salt in map(str, range(20)):
+            found += chunks(http, "/v1/completions", {**body, "cache_salt": salt, "return_progress": True})
+        whole = http.post("/v1/completions", json={**body, "return_progress": True})
+    told = [chunk["prompt_progress"] for chunk in found if "prompt_progress" in chunk]
+    assert {step["total"] for step in told} == {whole.json()["usage"]["prompt_tokens"]}
+    assert all(0 < step["processed"] < step["total"] for step in told)
+    assert "prompt_progress" not in whole.text
+
+
 def test_a_repeated_pattern_ends_the_answer(thinking: Server) -> None:
     rule = {"max_pattern_size": 2, "min_count": 4}
     body = {

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from quire.serve.options import ServerConfig
 from tests.hub_server import quire
 from tests.serve.running import Server, start
 
@@ -82,3 +86,18 @@ def test_one_key_is_given(client: list[str]) -> None:
     done = quire(*client, "--api-key", KEY, "--api-key-file", "keys")
     assert (done.returncode, KEY in done.stderr) == (2, False)
     assert "pass --api-key or --api-key-file, not both" in done.stderr
+
+
+def test_a_file_of_keys_is_read_once() -> None:
+    """It may be a pipe, as in `--api-key-file <(pass show key)`."""
+    options: dict[str, Any] = {}
+    for name in ("api_key", "admin_api_key"):
+        end, other = os.pipe()
+        os.write(other, f"{name}-1\n{name}-2\n".encode())
+        os.close(other)
+        options[f"{name}_file"] = f"/dev/fd/{end}"
+    config = replace(ServerConfig(**options), port=1)
+    for _ in range(2):
+        assert config.api_keys() == ("api_key-1", "api_key-2")
+        assert config.admin_api_key == ("admin_api_key-1", "admin_api_key-2")
+        config.keys()

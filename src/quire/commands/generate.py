@@ -15,7 +15,7 @@ from quire.flags.uses import ONE_TEXT
 from quire.llm import LLM
 from quire.params import SamplingParams
 from quire.text.stdin import read_text
-from quire.weights.hub import existing
+from quire.weights.hub import is_cached, local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def run(config: EngineConfig, options: GenerateOptions) -> None:
         if config.model.model:
             raise ConfigError(f"{text} and --model {config.model.model} are two models: leave one out")
         config, text = replace(config, model=replace(config.model, model=text)), options.text
-    elif not config.model.model and _is_model(text):
+    elif not config.model.model and _is_model(text, config.model.download_dir):
         raise ConfigError(
             f"{text} names a model, and no text follows: quire generate {text} TEXT; a text that looks like a name can "
             "come from standard input"
@@ -88,11 +88,12 @@ def run(config: EngineConfig, options: GenerateOptions) -> None:
     ignore_interrupts()
 
 
-def _is_model(text: str) -> bool:
-    """Whether a prompt is the path of a model, or looks like the name of one on the hub."""
-    path = existing(text)
+def _is_model(text: str, folder: str | None) -> bool:
+    """Whether a prompt is a model's path or name: of the package, as on the hub, or of one that is in its cache."""
+    path = local(text)
     if path is None:
-        return re.fullmatch(r"[\w.-]+/[\w.-]*[\w](:[\w.-]+)?", text) is not None
+        named = re.fullmatch(r"[\w.-]+/[\w.-]*[\w](:[\w.-]+)?", text)
+        return named is not None or (re.fullmatch(r"[\w.-]+", text) is not None and is_cached(text, folder))
     return path.suffix == ".gguf" or (path / "config.json").is_file()
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import SECTIONS, EngineConfig
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ModelError
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def engine_config(
 
 @contextmanager
 def as_arguments() -> Iterator[None]:
-    """Spell options as Python's arguments in ConfigErrors of the body."""
+    """Spell options as Python's arguments in errors of the body."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, ModelError) as error:
         error.args = (spelling.as_arguments(str(error)),)
         raise

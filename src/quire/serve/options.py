@@ -165,6 +165,10 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        for name in ("api_key", "admin_api_key"):  # a file such as <(...) can be read once
+            flag, path = f"--{name.replace('_', '-')}-file", getattr(self, f"{name}_file")
+            object.__setattr__(self, name, (*getattr(self, name), *keys_in(flag, path)))
+            object.__setattr__(self, f"{name}_file", None)
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("--ssl-keyfile and --ssl-certfile go together: give both or neither")
         if not self.metrics_prefix.isidentifier():
@@ -174,7 +178,7 @@ class ServerConfig:
         _ = self.template_defaults
         if (self.ssl_ca_certs or self.ssl_cert_reqs or self.ssl_ciphers) and not self.ssl_certfile:
             raise ConfigError("--ssl-ca-certs, --ssl-cert-reqs and --ssl-ciphers need --ssl-certfile")
-        if self.allow_runtime_lora and not (self.admin_api_key or self.admin_api_key_file):
+        if self.allow_runtime_lora and not self.admin_api_key:
             raise ConfigError(
                 "--allow-runtime-lora needs --admin-api-key: it lets its callers load files for all"
             )
@@ -197,17 +201,13 @@ class ServerConfig:
         return json_object("--default-chat-template-kwargs", self.default_chat_template_kwargs)
 
     def api_keys(self) -> tuple[str, ...]:
-        """Collect users' keys, also from the file; without any, from the environment, as they are secrets.
-
-        Raises ConfigError if the file is unreadable or has no key.
-        """
-        return (*self.api_key, *keys_in("--api-key-file", self.api_key_file)) or keys_of_environment()
+        """Return users' keys; without any, those of the environment, as they are secrets."""
+        return tuple(self.api_key) or keys_of_environment()
 
     def keys(self) -> Keys:
-        """Make the table of users' and operators' keys. Raises ConfigError as `api_keys` does."""
-        operators = (*self.admin_api_key, *keys_in("--admin-api-key-file", self.admin_api_key_file))
+        """Make the table of users' and operators' keys."""
         loopback = self.uds is None and is_local(self.host)
-        return Keys(self.api_keys(), operators, private=not self.allowed_origins, loopback=loopback)
+        return Keys(self.api_keys(), self.admin_api_key, private=not self.allowed_origins, loopback=loopback)
 
 
 def for_serving(config: EngineConfig) -> EngineConfig:

@@ -11,9 +11,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub import errors
+from huggingface_hub.utils.tqdm import tqdm
 
 from quire.errors import ModelError
 from quire.weights.gguf.choice import choose_gguf, model_at
@@ -186,6 +188,13 @@ def _check_size(adapter: str, token: str | None) -> bool:
     return True
 
 
+class Bar(tqdm):
+    """A bar of the hub's client, on a terminal alone."""
+
+    def __init__(self, *args: Any, disable: bool | None = None, **given: Any) -> None:
+        super().__init__(*args, disable=disable, **given)  # type: ignore[no-untyped-call]
+
+
 def _fetch(
     model: str,
     patterns: tuple[str, ...],
@@ -205,6 +214,7 @@ def _fetch(
                 token=token,
                 allow_patterns=list(patterns),
                 ignore_patterns=list(SUBFOLDERS),
+                tqdm_class=Bar,
             )
         )
     except Exception as error:  # each version of the client has other errors of connections

@@ -9,11 +9,11 @@ from quire.errors import ModelError
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
-    from quire.weights import download
+    from quire.weights import download, repository
     from quire.weights.gguf import choice
 else:
     choice = Lazy("quire.weights.gguf.choice")
-    download = Lazy("quire.weights.download")
+    download, repository = Lazy("quire.weights.download"), Lazy("quire.weights.repository")
 
 ASSETS = Path(__file__).parent.parent / "assets"
 
@@ -43,6 +43,11 @@ def local(model: str) -> Path | None:
     """Return the path of this name, or the package's own model: nothing is asked of the hub. None: neither is here."""
     path, own = existing(model), ASSETS / model
     return own if path is None and "/" not in model and existing(str(own / "config.json")) else path
+
+
+def is_cached(name: str, download_dir: str | None) -> bool:
+    """Whether the hub's cache has something of the model of this id."""
+    return repository.cache_folder(name, download_dir).is_dir()
 
 
 def existing(name: str, roots: tuple[Path, ...] | None = None) -> Path | None:

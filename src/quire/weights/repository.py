@@ -31,6 +31,15 @@ MAX_HEAD = 128 << 20
 READERS = 8
 
 
+def place_of(cache: str | None) -> Path:
+    return Path(cache or constants.HF_HUB_CACHE).expanduser().absolute()
+
+
+def cache_folder(name: str, cache: str | None) -> Path:
+    """Return the folder of a model's files in the hub's cache."""
+    return place_of(cache) / repo_folder_name(repo_id=name, repo_type="model")
+
+
 @dataclass(frozen=True, slots=True)
 class Repository:
     """A commit of a repository, with the sizes of its files. `cache` is the place of the hub's cache, None for its own.
@@ -49,7 +58,7 @@ class Repository:
     @property
     def place(self) -> Path:
         """The folder of the hub's cache."""
-        return Path(self.cache or constants.HF_HUB_CACHE).expanduser().absolute()
+        return place_of(self.cache)
 
     def local(self, file: str) -> Path | None:
         found = huggingface_hub.try_to_load_from_cache(self.name, file, self.cache, self.commit)
@@ -61,7 +70,7 @@ class Repository:
 
     def bytes_here(self) -> int:
         """Count the bytes of the repository's files in the cache, unfinished ones included."""
-        blobs = self.place / repo_folder_name(repo_id=self.name, repo_type="model") / "blobs"
+        blobs = cache_folder(self.name, self.cache) / "blobs"
         try:
             return sum(entry.stat().st_size for entry in os.scandir(blobs))
         except FileNotFoundError:  # not yet there, or just renamed

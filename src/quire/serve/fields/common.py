@@ -15,6 +15,7 @@ Seed64 = Annotated[Seed, Meta(ge=-INT64 - 1, le=INT64)]
 
 Model = Annotated[str, says("one of the served names; the first one by default", max_length=1024)]
 Stream = Annotated[bool | None, says("answer with server-sent events")]
+Progress = Annotated[bool, says("chunks with prompt_progress while the prompt is computed (llama.cpp)")]
 Message = dict[str, Any]
 Messages = Annotated[list[Message], Meta(min_length=1)]
 Prompt = str | list[str | TokenId | list[TokenId]]

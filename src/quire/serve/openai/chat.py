@@ -222,9 +222,8 @@ class ChatAnswer:
             chunks += [self._opening(i) for i in range(self._body.n or 1)]
         chunks += [self._piece(piece) for piece in pieces]
         if self._body.return_progress and not pieces:
-            usage, done = self.call.usage, self.call.streams[0].output.num_computed_tokens
-            chunk = self._chunk([], self._usage.at_start(usage))
-            chunk.prompt_progress = {"total": usage.num_prompt, "cache": usage.num_cached, "processed": done}
+            chunk = self._chunk([], self._usage.at_start(self.call.usage))
+            chunk.prompt_progress = self._usage.progress(self.call)
             chunks.append(event(chunk))
         return b"".join(chunks)
 

@@ -44,9 +44,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     echo: Annotated[bool, says("repeat the last message if the answer has its role")] = False
     include_reasoning: Annotated[bool, says("false leaves the reasoning out of the answer")] = True
     return_prompt_text: Annotated[bool, says("the rendered conversation as prompt_text")] | None = None
-    return_progress: Annotated[
-        bool, says("chunks with prompt_progress while the prompt is computed (llama.cpp)")
-    ] = False
+    return_progress: common.Progress = False
 
 
 _OLD = Refused("it is deprecated: use tools and tool_choice")

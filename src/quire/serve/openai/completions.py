@@ -76,6 +76,7 @@ def _params(service: Service, body: CompletionRequest) -> SamplingParams:
     if max_tokens == 0 and body.echo:
         max_tokens = 1  # the step that scores the prompt also samples a token, which the answer omits
     params = sampling_params(service.front, body, max_tokens, body.logprobs)
+    params.return_progress = body.return_progress and bool(body.stream)
     if body.best_of is not None and body.best_of > params.n:
         params = msgspec.structs.replace(params, n=body.best_of, logprobs=body.logprobs or 0)
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
@@ -195,6 +196,10 @@ class CompletionAnswer:
                 chunks.append(event(self._chunk([choice], self._usage.in_chunk(lambda: self._counts))))
                 choice = last
             chunks.append(event(self._chunk([choice], self._usage.in_chunk(lambda: self._counts))))
+        if self._body.return_progress and not pieces:
+            chunk = self._chunk([], self._usage.in_chunk(lambda: self._counts))
+            chunk.prompt_progress = self._usage.progress(self.call)
+            chunks.append(event(chunk))
         return b"".join(chunks)
 
     def end(self) -> bytes:

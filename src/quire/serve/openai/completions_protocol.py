@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.fields import says
-from quire.serve.fields.common import Count, CountOrAll, Prompt
+from quire.serve.fields.common import Count, CountOrAll, Progress, Prompt
 from quire.serve.fields.foreign import ANSWERS_REFUSED, LABELS, OTHERS_IGNORED
 from quire.serve.fields.parts import INNER
 from quire.serve.fields.shapes import Fields
@@ -32,6 +32,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
         Annotated[Count, says("samples to draw; the n with the highest mean log-probability are returned")]
         | None
     ) = None
+    return_progress: Progress = False
 
 
 COMPLETIONS = Fields(
@@ -55,7 +56,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """Answer of /v1/completions, and a chunk of its stream."""
+    """Answer of /v1/completions, and a chunk of its stream. `prompt_progress` is llama.cpp's."""
 
     id: str
     created: int
@@ -66,3 +67,4 @@ class Completion(msgspec.Struct):
     service_tier: str | None = None
     system_fingerprint: str | None = None
     metrics: AnswerMetrics | None = None
+    prompt_progress: dict[str, int] | UnsetType = UNSET

@@ -32,6 +32,11 @@ class UsageReport:
         self.in_end = forced or bool(options and options.include_usage)
         self._in_chunks = forced or (self.in_end and bool(options and options.continuous_usage_stats))
 
+    def progress(self, call: Call) -> dict[str, int]:
+        """Say how much of the prompts is computed, in llama.cpp's shape."""
+        done = sum(stream.output.num_computed_tokens for stream in call.streams)
+        return {"total": call.usage.num_prompt, "cache": call.usage.num_cached, "processed": done}
+
     def metrics(self, call: Call) -> AnswerMetrics | None:
         """The times of a call of one sample, if they are to be reported."""
         if not self._metrics or len(call.streams) != 1 or call.streams[0].request.sampling.n != 1:
