@@ -20,6 +20,7 @@ from quire.devices.cuda.kernels import (
     elementwise,
     experts,
     norm,
+    packed,
     products,
     reduce,
     rope_store,
@@ -60,6 +61,14 @@ def _linear(tokens: int, run: Launcher, dtype: Any = torch.bfloat16) -> None:
 
 def _gated(tokens: int, run: Launcher) -> None:
     products.gated(run, empty(tokens, 4096), empty(28672, 4096), empty(tokens, 14336), "silu")
+
+
+def _packed(tokens: int, kind: Any, group: int, integer: bool, run: Launcher) -> None:
+    real, whole = partial(empty, dtype=torch.float32), 4096 if kind != torch.uint8 else 2048
+    scales = real(4096, 4096 // group if group else 1)
+    weight = packed.PackedWeight(empty(4096, whole, dtype=kind), scales, 4096, group)
+    x = empty(tokens, 4096, dtype=torch.int8 if integer else torch.bfloat16)
+    packed.linear(run, x, weight, empty(tokens, 4096), x_scales=real(tokens) if integer else None)
 
 
 def _attention(many: bool, run: Launcher, kept: Any = torch.bfloat16, width: int = 128) -> None:
@@ -165,6 +174,17 @@ def _store(run: Launcher, kept: Any = torch.bfloat16) -> None:
 CASES: dict[str, Callable[[Launcher], None]] = {
     **{f"linear, {tokens} tokens": partial(_linear, tokens) for tokens in (1, 64, 4096)},
     **{f"gated, {tokens} tokens": partial(_gated, tokens) for tokens in (1, 64, 4096)},
+    **{
+        f"{name}, {tokens} tokens": partial(_packed, tokens, *about)
+        for name, about in {
+            "int8 by int8": (torch.int8, 0, True),
+            "int8": (torch.int8, 0, False),
+            "int4 in groups of 64": (torch.uint8, 64, False),
+            "int4 in groups of 128, by int8": (torch.uint8, 128, True),
+            "FP8 weights in groups of 128": (FP8, 128, False),
+        }.items()
+        for tokens in (1, 4096)
+    },
     "linear of float32, 1 token": partial(_linear, 1, dtype=torch.float32),
     "linear of float32, 4096 tokens": partial(_linear, 4096, dtype=torch.float32),
     "experts, 1 token": partial(_experts, 1),

@@ -75,6 +75,33 @@ SINGLE: dict[Family, ProductTiles] = {
 }
 """Products of float32, without tensor cores."""
 
+BYTES: dict[Family, ProductTiles] = {
+    "hopper": ProductTiles(
+        128,
+        (
+            ProductTile(16, 64, 16, Shape(4, 5)),
+            ProductTile(64, 64, 64, Shape(4, 4)),
+            ProductTile(0, 128, 128, Shape(8, 3)),
+        ),
+    ),
+    "ampere": ProductTiles(
+        64,
+        (
+            ProductTile(16, 64, 16, Shape(4, 5)),
+            ProductTile(64, 64, 64, Shape(4, 4)),
+            ProductTile(0, 128, 128, Shape(8, 3)),
+        ),
+    ),
+    "interpreter": WIDE["interpreter"],
+}
+"""Products with weights of 8 bits."""
+
+FOUR_BITS = ProductTiles(128, (ProductTile(32, 64, 16, Shape(4, 4)), ProductTile(0, 128, 64, Shape(8, 3))))
+NIBBLES: dict[Family, ProductTiles] = {
+    "hopper": FOUR_BITS, "ampere": FOUR_BITS, "interpreter": WIDE["interpreter"]
+}  # fmt: skip
+"""Products with weights of 4 bits."""
+
 
 class AttentionTiles(msgspec.Struct, frozen=True):
     """The tiles for sequences with few and with many queries. Their keys are equal."""

@@ -14,8 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.devices.cuda.kernels.math import activate, gate
-from quire.devices.cuda.kernels.products import product_tiles
+from quire.devices.cuda.kernels.products import closed, product_tiles
 from quire.devices.cuda.kernels.routing import sort_pairs
 from quire.devices.cuda.launch import Launch, Launcher
 from quire.devices.cuda.tiles import ProductTile
@@ -61,20 +60,8 @@ def expert_product(
             seen = (seen.to(tl.float32) * factor).to(NUMBER)
         total = tl.dot(w, seen, total, input_precision="ieee")
     if bias is not None:
-        total += tl.load(bias + expert.to(tl.int64) * bias_stride + n, mask=n < rows, other=0.0)[:, None]
-    if GATED:
-        opened, up = tl.split(tl.permute(tl.reshape(total, [ROWS // 2, 2, TOKENS]), [0, 2, 1]))
-        total = gate(opened, up, ACTIVATION, LIMIT)
-        n = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
-        rows = rows // 2
-    else:
-        total = activate(total, ACTIVATION)
-    inside = (pair[None, :] >= 0) & (n[:, None] < rows)
-    tl.store(
-        out + pair.to(tl.int64)[None, :] * out_stride + n[:, None],
-        total.to(out.dtype.element_ty),
-        mask=inside,
-    )
+        bias += expert.to(tl.int64) * bias_stride
+    closed(total, bias, None, out, 0, pair, 0x7FFFFFFF, rows, out_stride, ACTIVATION, GATED, LIMIT)
 
 
 @triton.jit

@@ -17,6 +17,27 @@ from quire.devices.cuda.launch import Launch, Launcher
 from quire.devices.cuda.tiles import SINGLE, WIDE, ProductTiles
 
 
+@triton.jit
+def closed(total, bias, residual, out, first, t, tokens, rows, out_stride, ACTIVATION: tl.constexpr,
+           GATED: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
+    """Finish a tile of a product, rows of the weight by tokens t, and store it in rows of `out` from `first` on."""
+    made: tl.constexpr = total.shape[0]
+    n = tl.program_id(0) * made + tl.arange(0, made)
+    if bias is not None:
+        total += tl.load(bias + n, mask=n < rows, other=0.0)[:, None]
+    if GATED:
+        opened, up = tl.split(tl.permute(tl.reshape(total, [made // 2, 2, total.shape[1]]), [0, 2, 1]))
+        total = gate(opened, up, ACTIVATION, LIMIT)
+        n, rows = tl.program_id(0) * (made // 2) + tl.arange(0, made // 2), rows // 2
+    else:
+        total = activate(total, ACTIVATION)
+    place = first + t.to(tl.int64)[None, :] * out_stride + n[:, None]
+    inside = (t >= 0)[None, :] & (t < tokens)[None, :] & (n[:, None] < rows)
+    if residual is not None:
+        total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def product(
     x, weight, bias, residual, out,
@@ -44,20 +65,7 @@ def product(
             w = tl.load(of_weight + start, mask=start + k[None, :] < columns, other=0.0)
             seen = tl.load(of_x + start, mask=start + k[:, None] < columns, other=0.0)
         total = tl.dot(w, seen, total, input_precision="ieee")
-    if bias is not None:
-        total += tl.load(bias + n, mask=n < rows, other=0.0)[:, None]
-    if GATED:
-        x_gate, up = tl.split(tl.permute(tl.reshape(total, [ROWS // 2, 2, TOKENS]), [0, 2, 1]))
-        total = gate(x_gate, up, ACTIVATION, LIMIT)
-        n = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
-        rows = rows // 2
-    else:
-        total = activate(total, ACTIVATION)
-    place = head * out_head + t.to(tl.int64)[None, :] * out_stride + n[:, None]
-    inside = (t[None, :] < tokens) & (n[:, None] < rows)
-    if residual is not None:
-        total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+    closed(total, bias, residual, out, head * out_head, t, tokens, rows, out_stride, ACTIVATION, GATED, LIMIT)
 
 
 def linear(

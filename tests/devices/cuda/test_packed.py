@@ -1,0 +1,99 @@
+"""Packed weights in the interpreter: values against float64, and rows that follow no number of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.devices.cuda.kernels import packed
+from quire.devices.cuda.kernels.packed import PackedWeight
+from quire.devices.cuda.launch import InterpretedLauncher
+from quire.devices.cuda.target import TARGETS
+from quire.weights.activations import round_int8
+
+RUN = InterpretedLauncher()
+# kind, columns in a group (0: all), whether activations are int8
+KINDS = [
+    ("int8", 0, True), ("int8", 0, False), ("int8", 64, False), ("int4", 32, False), ("int4", 128, True),
+    ("int4 with zeros", 64, False), ("int4 with zeros", 64, True), ("fp8", 0, False), ("fp8", 128, False),
+]  # fmt: skip
+
+
+def drawn(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + 7 * sum(shape))).to(dtype)
+
+
+def weight_of(kind: str, group: int, rows: int, columns: int) -> tuple[PackedWeight, Any]:
+    """A packed weight, and its values in float64."""
+    draw = torch.Generator().manual_seed(rows + columns)
+    groups = -(-columns // group) if group else 1
+    scales = torch.rand(rows, groups, generator=draw) + 0.5
+    wide = scales.double().repeat_interleave(group or columns, 1)[:, :columns]
+    if kind == "fp8":
+        codes = torch.randn(rows, columns, generator=draw).to(torch.float8_e4m3fn)
+        return PackedWeight.pack(codes, scales, group), codes.double() * wide
+    if kind == "int8":
+        codes = torch.randint(-127, 128, (rows, columns), generator=draw).to(torch.int8)
+        return PackedWeight.pack(codes, scales, group), codes.double() * wide
+    codes = torch.randint(0, 16, (rows, columns), generator=draw).to(torch.uint8)
+    zeros = torch.randint(0, 16, (rows, groups), generator=draw).to(torch.uint8) if "zeros" in kind else None
+    offsets = 8.0 if zeros is None else zeros.double().repeat_interleave(group, 1)[:, :columns]
+    return PackedWeight.pack(codes, scales, group, zeros, bits=4), (codes.double() - offsets) * wide
+
+
+def product(
+    run: InterpretedLauncher, x: Any, weight: PackedWeight, integer: bool, act: Any, **about: Any
+) -> Any:
+    rows = weight.codes.shape[0] // (2 if about.get("is_gated") else 1)
+    out, scales = torch.full((len(x), rows), torch.nan).to(act), None
+    if integer:
+        codes, scales = torch.full(x.shape, 77, dtype=torch.int8), torch.full((len(x),), torch.nan)
+        packed.round_rows(run, x, codes, scales)
+        x = codes
+    packed.linear(run, x, weight, out, x_scales=scales, **about)
+    return out
+
+
+@pytest.mark.parametrize(("kind", "group", "integer"), KINDS)
+@given(st.integers(1, 20), st.integers(1, 140), st.sampled_from([16, 64, 144, 256]), st.booleans())
+@settings(max_examples=3)
+def test_values(
+    kind: str, group: int, integer: bool, tokens: int, rows: int, columns: int, plain: bool
+) -> None:
+    weight, values = weight_of(kind, group, rows, columns)
+    act = torch.float32 if plain else torch.bfloat16
+    x = drawn(tokens, columns, dtype=act)
+    bias, residual = drawn(rows), drawn(tokens, rows, dtype=act, seed=1)
+    out = product(RUN, x, weight, integer, act, bias=bias, activation="relu", residual=residual)
+    seen = torch.from_numpy(round_int8(x.float().numpy())).double() if integer else x.double()
+    wanted = torch.relu(seen @ values.T + bias) + residual
+    close = 2e-6 if plain else 8e-3
+    assert torch.allclose(out.double(), wanted, rtol=close, atol=close * float(wanted.abs().max()))
+
+
+def test_gates() -> None:
+    weight, values = weight_of("int4", 64, 60, 128)
+    x = drawn(3, 128) / 16
+    out = product(RUN, x, weight, False, torch.float32, activation="silu", is_gated=True)
+    y = x.double() @ values.T
+    assert torch.allclose(
+        out.double(), torch.nn.functional.silu(y[:, ::2]) * y[:, 1::2], rtol=1e-5, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("kind", "group", "integer"), KINDS)
+def test_a_row_follows_no_number_of_tokens(kind: str, group: int, integer: bool, target: str) -> None:
+    run, (weight, _) = InterpretedLauncher(TARGETS[target]), weight_of(kind, group, 70, 256)
+    x = drawn(70, 256, dtype=torch.bfloat16)
+    every = product(run, x, weight, integer, torch.bfloat16)
+    assert len({packed.packed_tiles(run, weight).of(count) for count in (1, 70)}) == 2
+    for rows in ([5], [69, 5], list(range(17))):
+        assert torch.equal(product(run, x[rows], weight, integer, torch.bfloat16), every[rows])
