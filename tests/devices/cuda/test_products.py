@@ -20,7 +20,7 @@ from quire.devices.torch.cache import activate
 
 RUN = InterpretedLauncher()
 ROUNDED = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-6}
-ACTIVATIONS = [kind for kind in get_args(Activation) if kind != "clamped_swiglu"]
+ACTIVATIONS = [kind for kind in get_args(Activation) if not kind.startswith("clamped")]
 
 
 def drawn(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
@@ -59,7 +59,16 @@ def test_activations(kind: Activation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "limit"), [("silu", 0.0), ("gelu_tanh", 0.0), ("silu", 1.5), ("clamped_swiglu", 0.0)]
+    ("kind", "limit"),
+    [
+        ("silu", 0.0),
+        ("gelu_tanh", 0.0),
+        ("silu", 1.5),
+        ("clamped_swiglu", 0.0),
+        ("clamped_swiglu", 2.0),
+        ("clamped_silu", 0.0),
+        ("clamped_silu", 2.0),
+    ],
 )
 def test_gates(kind: Activation, limit: float) -> None:
     x, gate, up = drawn(5, 64) * 4, drawn(70, 64) / 4, drawn(70, 64, seed=1) / 4
@@ -69,8 +78,11 @@ def test_gates(kind: Activation, limit: float) -> None:
     products.gated(RUN, x, weight, out, kind, bias.T.reshape(-1).contiguous(), limit)
     a, b = x.double() @ gate.double().T + bias[0], x.double() @ up.double().T + bias[1]
     if kind == "clamped_swiglu":
-        low = a.clamp(max=7.0)
-        wanted = low * torch.sigmoid(1.702 * low) * (b.clamp(-7.0, 7.0) + 1.0)
+        low, bound = a.clamp(max=limit or 7.0), limit or 7.0
+        wanted = low * torch.sigmoid(1.702 * low) * (b.clamp(-bound, bound) + 1.0)
+    elif kind == "clamped_silu":
+        bound = limit or torch.inf
+        wanted = activate("silu", a.clamp(max=bound)) * b.clamp(-bound, bound)
     elif limit:
         wanted = activate(kind, a).clamp(max=limit) * b.clamp(-limit, limit)
     else:

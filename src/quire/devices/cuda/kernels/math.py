@@ -49,12 +49,15 @@ def activate(x, KIND: tl.constexpr):
 @triton.jit
 def gate(x, up, KIND: tl.constexpr, LIMIT: tl.constexpr):
     """activation(x) * up, with the bounds of GatedLinear."""
-    if KIND == "clamped_swiglu":
-        bound: tl.constexpr = LIMIT if LIMIT > 0 else 7.0
-        low = tl.minimum(x, bound)
-        y = low * sigmoid(1.702 * low) * (tl.minimum(tl.maximum(up, -bound), bound) + 1.0)
-    elif LIMIT > 0:
-        y = tl.minimum(activate(x, KIND), LIMIT) * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    bound: tl.constexpr = 7.0 if KIND == "clamped_swiglu" and LIMIT == 0 else LIMIT
+    if bound == 0:
+        y = activate(x, "silu" if KIND == "clamped_silu" else KIND) * up
     else:
-        y = activate(x, KIND) * up
+        low, up = tl.minimum(x, bound), tl.minimum(tl.maximum(up, -bound), bound)
+        if KIND == "clamped_swiglu":
+            y = low * sigmoid(1.702 * low) * (up + 1.0)
+        elif KIND == "clamped_silu":
+            y = activate(low, "silu") * up
+        else:
+            y = tl.minimum(activate(x, KIND), bound) * up
     return y
