@@ -16,7 +16,7 @@ from quire.model.families import read_model
 from quire.model.gguf.architectures import ARCHITECTURES
 from quire.model.load import open_checkpoint_files
 from tests.gguf_files import add_tensor, finish
-from tests.model.gguf import test_families
+from tests.model.gguf import test_families, test_scans
 from tests.model.tiny_models import make_model
 
 PLAIN = {"layer_types": None}
@@ -169,5 +169,6 @@ def test_spec_and_weights_come_back(called: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_has_a_case() -> None:
-    """Here, or in test_families."""
-    assert {*CASES, *test_families.CASES.values(), *test_families.CONFIGS} == set(ARCHITECTURES)
+    """Here, in test_scans or in test_families."""
+    scans = {case.partition(":")[0] for case in test_scans.CASES}
+    assert {*CASES, *scans, *test_families.CASES.values(), *test_families.CONFIGS} == set(ARCHITECTURES)

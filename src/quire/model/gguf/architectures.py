@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from quire.devices.protocol import Temperature
-from quire.model.gguf import recurrent, unlike
+from quire.model.gguf import granite, recurrent, unlike
 from quire.model.gguf.decoder import (
     decoder,
     dense_first,
@@ -128,27 +128,6 @@ def olmo2(keys: Keys) -> DecoderConfig:
     ropes = unlike.two_ropes(keys, slides, rope, rope.theta)
     window = windows(keys, slides)
     return decoder(keys, "Olmo3ForCausalLM", rope=rope, layer_ropes=ropes, scores_window=window, **fields)
-
-
-def granite(keys: Keys, name: str = "GraniteForCausalLM", **fields: Any) -> DecoderConfig:
-    scale = keys.number("logit_scale", 1.0)
-    if scale == 0:
-        raise keys.wrong("logit_scale", "above 0", scale)
-    return decoder(
-        keys,
-        name,
-        scores_scale=keys.number("attention.scale"),
-        embedding_scale=keys.number("embedding_scale", 1.0),
-        multiplier=keys.number("residual_scale", 1.0),
-        head_scale=1.0 / scale,
-        **fields,
-    )
-
-
-def granite_moe(keys: Keys) -> DecoderConfig:
-    shared = keys.count("expert_shared_feed_forward_length")
-    name = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
-    return granite(keys, name, **small_experts(keys, shared=shared, softmax_after=True))
 
 
 def cohere(keys: Keys, name: str = "CohereForCausalLM", **fields: Any) -> DecoderConfig:
@@ -450,8 +429,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo": Architecture(olmo, turned=True),
     "olmo2": Architecture(olmo2),
     "olmoe": Architecture(olmoe),
-    "granite": Architecture(granite, turned=True),
-    "granitemoe": Architecture(granite_moe, turned=True),
+    "granite": Architecture(granite.granite, turned=True),
+    "granitemoe": Architecture(granite.granite_moe, turned=True),
     "command-r": Architecture(command_r, PAIRS),
     "cohere2": Architecture(cohere2, PAIRS),
     "chatglm": Architecture(reader("GlmForCausalLM"), PAIRS | GATE_UP),
@@ -488,6 +467,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen35moe": Architecture(recurrent.qwen35moe, recurrent.TILED),
     "lfm2": Architecture(recurrent.lfm2, recurrent.CONVOLUTIONS),
     "lfm2moe": Architecture(recurrent.lfm2moe, recurrent.CONVOLUTIONS),
+    "mamba": Architecture(recurrent.mamba, recurrent.SCAN),
+    "mamba2": Architecture(recurrent.mamba2, recurrent.SCAN),
+    "jamba": Architecture(recurrent.jamba, recurrent.SCAN),
+    "falcon-h1": Architecture(recurrent.falcon_h1, recurrent.SCAN),
+    "granitehybrid": Architecture(granite.granite_hybrid, recurrent.SCAN, turned=True),
+    "nemotron_h": Architecture(recurrent.nemotron_h, recurrent.ALONE),
+    "nemotron_h_moe": Architecture(recurrent.nemotron_h, recurrent.ALONE),
+    "kimi-linear": Architecture(recurrent.kimi_linear, recurrent.KIMI),
     "deci": Architecture(unlike.deci, turned=True),
     "jais2": Architecture(reader("Jais2ForCausalLM", activation="relu2", **LAYERED)),
     "nemotron": Architecture(nemotron),

@@ -28,22 +28,20 @@ def two_ropes(keys: Keys, slides: Sequence[bool], rope: RopeSpec, theta: float =
 
 def deepseek2(keys: Keys) -> DecoderConfig:
     """Read DeepSeek-V3 and its kin, V2 if experts are chosen without a correction, Youtu if there are none."""
-    for name in ("attention.key_length", "attention.value_length"):
-        keys.get(name)  # of the compressed form, if the others are given
     if keys.count("leading_dense_block_count") >= keys.layers:
         for name in ("expert_feed_forward_length", "expert_shared_count", "expert_weights_scale"):
             keys.get(name)  # of experts that it does not have
-        return _latent(keys, "YoutuForCausalLM")
+        return latent(keys, "YoutuForCausalLM")
     correction = f"blk.{keys.layers - 1}.exp_probs_b"
     if keys.has(correction) or keys.has(f"{correction}.bias"):
-        return _latent(keys, "DeepseekV3ForCausalLM", moe=routed(keys))
+        return latent(keys, "DeepseekV3ForCausalLM", moe=routed(keys))
     keys.expect("expert_weights_norm", False)
-    return _latent(keys, "DeepseekV2ForCausalLM", moe=routed(keys, "softmax"))
+    return latent(keys, "DeepseekV2ForCausalLM", moe=routed(keys, "softmax"))
 
 
 def minicpm3(keys: Keys) -> DecoderConfig:
     """Read MiniCPM 3 with the multipliers of its only model (4B)."""
-    return _latent(
+    return latent(
         keys,
         "MiniCPM3ForCausalLM",
         embedding_scale=12.0,
@@ -52,10 +50,14 @@ def minicpm3(keys: Keys) -> DecoderConfig:
     )
 
 
-def _latent(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
-    """Read latent attention. Files that split keys from values have keys of their own for a head's sizes (mla)."""
+def latent(keys: Keys, name: str, still: RopeSpec | None = None, **fields: Any) -> DecoderConfig:
+    """Read latent attention, with a rope that is `still`, or the file's.
+
+    Files that split keys from values have keys of their own for a head's sizes (mla).
+    """
     heads, rotated = keys.integer("attention.head_count"), keys.integer("rope.dimension_count")
-    keys.get("attention.head_count_kv")  # of the compressed form: 1
+    for key in ("attention.head_count_kv", "attention.key_length", "attention.value_length"):
+        keys.get(key)  # of the compressed form, if the others are given
     size = keys.optional_integer("attention.key_length_mla") or keys.integer("attention.key_length")
     if size <= rotated:
         raise keys.wrong("rope.dimension_count", f"less than a head's size, {size}", rotated)
@@ -64,13 +66,13 @@ def _latent(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
     )
     if value is None:  # the matrix that makes keys and values of all heads tells
         value = max(1, keys.rows("blk.0.attn_kv_b.weight") // heads - (size - rotated))
-    rope = read_rope(keys, rotated)
+    rope = still or read_rope(keys, rotated)
     multiplier = keys.get("rope.scaling.yarn_log_multiplier")
     if multiplier and rope.kind == "yarn":  # stored as a tenth
         scale = round(10 * keys.number("rope.scaling.yarn_log_multiplier"), 6)
         rope = replace(rope, mscale=scale, mscale_all_dim=scale)
     rank = keys.optional_integer("attention.q_lora_rank")
-    latent = {
+    mixer = {
         "q_rank": rank,
         "kv_rank": keys.integer("attention.kv_lora_rank"),
         "nope_dim": size - rotated,
@@ -85,9 +87,7 @@ def _latent(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
         head_dim=size,
         rope=rope,
         scores_scale=size**-0.5 * temperature(rope),
-        kinds="latent",
-        mixers={"latent": latent},
-        **fields,
+        **{"kinds": "latent", **fields, "mixers": {"latent": mixer, **fields.get("mixers", {})}},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,11 +13,19 @@ from quire.model.tensors.stored import Shape
 from quire.weights.parts import Part, Take, chain, part
 from quire.weights.tensor import Array
 
+if TYPE_CHECKING:
+    from quire.model.tensors import LayerTensors
+
 RATES: dict[str, Callable[[Array], Array]] = {  # what files hold in place of rates
     "logarithms": np.exp,
     "negative": np.negative,
     "softplus": lambda values: 8.0 * np.logaddexp(0.0, values),  # the RG-LRU's parameter
 }
+
+
+def scan_module(layer: LayerTensors, mixer: str, name: str) -> str:
+    """Name a module of a scan, or a tensor that is its own."""
+    return layer.prefix + layer.names[mixer] + (layer.names[f"scan.{name}"] or name)
 
 
 def taps(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.model.parts.selective import SelectiveConfig
-from quire.model.tensors.recurrent import rates, taps
+from quire.model.tensors.recurrent import rates, scan_module, taps
 from quire.model.tensors.stored import Shape, fused
 from quire.weights.parts import Part, part, row_range
 
@@ -18,25 +19,25 @@ if TYPE_CHECKING:
 def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     """Find a piece by its path below the mixer."""
     config, names = layer.mixer(SelectiveConfig), layer.names
-    prefix, inner, n = layer.prefix + names["selective"], config.inner, config.state_dim
+    own, inner, n = partial(scan_module, layer, "selective"), config.inner, config.state_dim
     if kind == "rates":
-        return rates(names, f"{prefix}A_log", (inner, n))
+        return rates(names, own("A_log"), (inner, n))
     if kind == "skip":
-        return part(f"{prefix}D", shape)
+        return part(own("D"), shape)
     if name == "taps":
-        return taps(names, f"{prefix}conv1d", kind, inner, config.taps)
+        return taps(names, own("conv1d"), kind, inner, config.taps)
     if name == "steps_norm":
-        return part(f"{prefix}dt_layernorm.weight", shape)
+        return part(f"{own('dt_layernorm')}.weight", shape)
     if name == "bc_norm":
-        stored = tuple((f"{prefix}{letter}_layernorm.weight", (n,)) for letter in "bc")
+        stored = tuple((f"{own(f'{letter}_layernorm')}.weight", (n,)) for letter in "bc")
         return Part(stored, lambda b, c: np.concatenate([b, c]), shape)
     if name in ("out", "steps"):
         module = "out_proj" if name == "out" else "dt_proj"
-        return fused(names, f"{prefix}{module}", kind, shape, None)
+        return fused(names, own(module), kind, shape, None)
     module, first, size = {
         "x": ("in_proj", 0, (2 * inner, config.hidden_size)),
         "gate": ("in_proj", inner, (2 * inner, config.hidden_size)),
         "down": ("x_proj", 0, (config.rank + 2 * n, inner)),
         "bc": ("x_proj", config.rank, (config.rank + 2 * n, inner)),
     }[name]
-    return fused(names, f"{prefix}{module}", kind, size, row_range(first, first + shape[0]))
+    return fused(names, own(module), kind, size, row_range(first, first + shape[0]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -22,6 +23,8 @@ EXPERTS = re.compile(r"(ffn_(?:gate|up|down))_exps")
 SHARED = re.compile(r"(ffn_(?:gate|up|down))_shexp")
 # WHOLE: modules of one tensor, named without its suffix, in which files differ.
 WHOLE = frozenset({"exp_probs_b", "attn_sinks", "layer_output_scale", "altup_correct_scale"})
+# SQUEEZED: modules of recurrences that some files write with axes of length 1.
+SQUEEZED = ("ssm_a", "ssm_d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
 STACKS = ("altup_proj", "altup_unembd_proj")
 # RENAMED: modules within AltUp and LAuReL, to which the decoder gives other names.
 RENAMED = {
@@ -107,6 +110,10 @@ def _places_of(tensor: str, tensors: Mapping[str, TensorEntry], heads: Heads) ->
         yield from _joined(tensor, tensors)
     elif module in ("attn_q", "attn_k") and heads.turned:
         yield tensor, Place(tensor, shape, take=_unturned(counts[module == "attn_k"]))
+    elif module == "ssm_norm":
+        yield tensor, Place(tensor, (prod(shape),), take=np.ravel)
+    elif module in SQUEEZED and 1 in shape:
+        yield tensor, Place(tensor, tuple(size for size in shape if size > 1), take=np.squeeze)
     elif module == "ffn_gate_inp_shexp" and len(shape) == 1:
         yield tensor, Place(tensor, (1, *shape), take=lambda array: array[None])
     else:
