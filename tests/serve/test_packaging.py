@@ -1,0 +1,58 @@
+"""What lies in packaging/ fits the server: the dashboard's metrics exist, and the image's command starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tests.serve.running import Server
+
+PACKAGING = Path(__file__).parents[2] / "packaging"
+if not PACKAGING.is_dir():
+    pytest.skip("needs the checkout", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def server(shipped: Server) -> Server:
+    return shipped
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})
+    assert answer.status_code == 200
+    known = set(re.findall(r"^(quire:\w+)", http.get("/metrics").text, re.MULTILINE))
+    panels = json.loads((PACKAGING / "grafana" / "quire.json").read_text())["panels"]
+    asked = {name for panel in panels for t in panel["targets"] for name in re.findall(r"quire:\w+", t["expr"])}
+    assert len(asked) >= 10
+    assert asked <= known
+
+
+def test_the_services_find_each_other() -> None:
+    services = yaml.safe_load((PACKAGING / "compose.yaml").read_text())["services"]
+    scraped = yaml.safe_load((PACKAGING / "prometheus.yaml").read_text())["scrape_configs"][0]
+    host, _, port = scraped["static_configs"][0]["targets"][0].partition(":")
+    assert host in services
+    assert services[host]["ports"] == [f"{port}:{port}"]
+    mounted = [volume.partition(":")[0] for service in services.values() for volume in service["volumes"]]
+    for path in mounted:
+        assert not path.startswith("./") or (PACKAGING / path).exists(), path
+
+
+def test_the_images_command_takes_the_options_of_serve() -> None:
+    """As `docker run ... --model X` of vLLM's image does; --ipc=host and the cache's mount are Docker's own."""
+    dockerfile = (PACKAGING / "Dockerfile").read_text()
+    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", dockerfile, re.MULTILINE)
+    program, *arguments = json.loads(entry)
+    assert program == "quire"
+    given = shlex.split("--model quire-stories --max-model-len 512 --port 0 --check")
+    command = [sys.executable, "-m", "quire.cli", *arguments, *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
