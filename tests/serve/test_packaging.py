@@ -30,7 +30,9 @@ def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
     assert answer.status_code == 200
     known = set(re.findall(r"^(quire:\w+)", http.get("/metrics").text, re.MULTILINE))
     panels = json.loads((PACKAGING / "grafana" / "quire.json").read_text())["panels"]
-    asked = {name for panel in panels for t in panel["targets"] for name in re.findall(r"quire:\w+", t["expr"])}
+    asked = {
+        name for panel in panels for t in panel["targets"] for name in re.findall(r"quire:\w+", t["expr"])
+    }
     assert len(asked) >= 10
     assert asked <= known
 
