@@ -16,6 +16,8 @@ from quire.devices.ops import (
     HeadLinear,
     Linear,
     RopeAngles,
+    Route,
+    RunExperts,
     SelectRows,
     Tap,
     Value,
@@ -39,12 +41,16 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Arena:
-    """The places of all values of a graph. Activations have the type of the weights, and logits float32."""
+    """The places of all values of a graph, and the most bytes that mixtures need beside them.
+
+    Activations have the type `act` of most weights; results of float32 weights, routes and logits are float32.
+    """
 
     def __init__(self, graph: Graph, spec: KVSpec, limits: Limits) -> None:
         self.act = activation_type(graph)
+        self.max_tokens = limits.max_tokens
         self.places: list[Place] = []
-        self.nbytes = 0
+        self.nbytes = self.beside = 0
         self._free: list[tuple[int, int]] = []  # (begin, bytes), ascending, never side by side
         rows = {TOKENS: limits.max_tokens, ROWS: limits.max_tokens, PIECE: limits.max_logit_rows}
         read = {op.x for op in graph.ops if isinstance(op, (Linear, GatedLinear))}
@@ -54,8 +60,12 @@ class Arena:
         for index, (op, width, dropped) in enumerate(
             zip(graph.ops, widths(graph, spec), last_reads(graph), strict=True)
         ):
-            single = isinstance(op, RopeAngles) or (index >= graph.body and Value(index) not in read)
+            head = index >= graph.body and Value(index) not in read
+            single = head or isinstance(op, (RopeAngles, Route)) or is_exact(op)
             dtype = torch.float32 if single else self.act
+            if isinstance(op, RunExperts):
+                pairs = limits.max_tokens * (self.places[op.routes].width // 2)
+                self.beside = max(self.beside, pairs * (op.inner_width + width) * self.act.itemsize)
             kind = PIECE if index >= graph.body else self._kind(op)
             sizes.append(-(-rows[kind] * width * dtype.itemsize // ALIGNED) * ALIGNED)
             begin = self.places[operands(op)[0]].begin if isinstance(op, Tap) else self._take(sizes[-1])
@@ -96,8 +106,15 @@ class Arena:
         self._free = joined
 
 
+def is_exact(op: Any) -> bool:
+    """Tell whether a product is made in float32, as a mixture's scores are."""
+    return isinstance(op, Linear) and own_matrix(op.weight).values.dtype == torch.float32
+
+
 def matrices(op: Any) -> list[Matrix]:
-    """The weights of a product or a table."""
+    """The weights of products, or a table."""
+    if isinstance(op, RunExperts):
+        return [weight for expert in op.experts if expert is not None for weight in (expert.up, expert.down)]
     if isinstance(op, (Linear, GatedLinear)):
         return [op.weight]
     if isinstance(op, HeadLinear):
@@ -106,8 +123,12 @@ def matrices(op: Any) -> list[Matrix]:
 
 
 def activation_type(graph: Graph) -> Any:
-    """The type of a graph's activations, which is that of its weights. ConfigError if these differ."""
+    """The type of a graph's activations: that of its weights, but for exact ones. ConfigError if these differ."""
     found = {own_matrix(weight).values.dtype for op in graph.ops for weight in matrices(op)}
+    if len(found) > 1:
+        found = {
+            own_matrix(weight).values.dtype for op in graph.ops if not is_exact(op) for weight in matrices(op)
+        }
     if len(found) > 1:
         raise ConfigError(
             f"no GPU kernel multiplies weights of several types ({', '.join(sorted(map(str, found)))}): choose --dtype "

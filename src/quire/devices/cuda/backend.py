@@ -112,7 +112,7 @@ class CudaBackend:
         return CudaSampler(vocab_size, _native.ThreadPool(self._threads), self._run)
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
-        """The arena, and room for states of attention. ConfigError for what no kernel computes."""
+        """The arena, and room for mixtures and states of attention. ConfigError for what no kernel computes."""
         check_operations(graph)
         if limits.max_adapters:
             raise ConfigError(
@@ -122,7 +122,8 @@ class CudaBackend:
             raise ConfigError(
                 f"{self._run.target.name} does not convert fp8_e4m3: choose --kv-cache-dtype fp8_e5m2, int8 or auto"
             )
-        return Arena(graph, kv_spec, limits).nbytes + (PARTIAL_STATES if self._gpu else 0)
+        arena = Arena(graph, kv_spec, limits)
+        return arena.nbytes + arena.beside + (PARTIAL_STATES if self._gpu else 0)
 
     def free_memory(self) -> int:
         return free_memory() if self._gpu is None else int(torch.cuda.mem_get_info(self._gpu)[0])

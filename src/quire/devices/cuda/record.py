@@ -9,7 +9,16 @@ import numpy as np
 import torch
 
 from quire.devices import ops, stream_ops
-from quire.devices.cuda.kernels import attention, elementwise, norm, products, rope_store, rows
+from quire.devices.cuda.kernels import (
+    attention,
+    elementwise,
+    experts,
+    norm,
+    products,
+    rope_store,
+    routing,
+    rows,
+)
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import own_matrix
 from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
@@ -44,6 +53,36 @@ class Recorder:
         weight, bias = self.tensor(given.weight), self.tensor(given.bias)
         return rope_store.NormTensors(given.kind, weight, bias, given.eps, given.after_rope)
 
+    def experts(self, op: ops.RunExperts[Value]) -> experts.Experts:
+        """The experts of a mixture, by tables of their addresses."""
+        given = [expert for expert in op.experts if expert is not None]
+        first, run = given[0], self.run
+        gated = first.up.shape[0] > first.down.shape[1]
+        ups, downs = (
+            [None if e is None else own_matrix(getattr(e, side)).values for e in op.experts]
+            for side in ("up", "down")
+        )
+        sizes = [0 if down is None else down.shape[1] for down in downs]
+        number, columns = own_matrix(first.up).values.dtype, [*sizes, first.up.shape[1]]
+        tile = products.product_tiles(run, number).columns
+        return experts.Experts(
+            experts.addresses(ups, self.device), experts.addresses(downs, self.device),
+            torch.tensor(sizes, dtype=torch.int32, device=self.device), max(sizes), number, op.activation, gated,
+            first.limit, op.weigh_inputs, self._biases(op, "up_bias", gated), self._biases(op, "down_bias", False),
+            all(size % tile == 0 for size in columns),
+        )  # fmt: skip
+
+    def _biases(self, op: ops.RunExperts[Value], side: str, gated: bool) -> Any:
+        """The biases of experts side by side [E, rows]; None if there are none."""
+        found = [None if expert is None else getattr(expert, side) for expert in op.experts]
+        if all(bias is None for bias in found):
+            return None
+        made = np.zeros((len(found), max(len(bias) for bias in found if bias is not None)), np.float32)
+        for row, bias in zip(made, found, strict=True):
+            if bias is not None:
+                row[: len(bias)] = alternating(bias) if gated else bias
+        return self.tensor(made)
+
 
 def encode(graph: Graph, recorder: Recorder) -> list[Call]:
     """The launches of a graph, operation by operation."""
@@ -61,6 +100,11 @@ def check_operations(graph: Graph) -> None:
         for op in graph.ops
         if isinstance(op, ops.Attend) and (op.chosen is not None or op.entries is not None)
     }
+    for op in graph.ops:
+        if isinstance(op, ops.StoreLatent):
+            angles: Any = graph.ops[op.angles]
+            rotated = 2 * len(angles.rope.inv_freq)
+            lacking |= {f"StoreLatent of {rotated} rotated elements"} if rotated & (rotated - 1) else set()
     if lacking:
         raise ConfigError(
             f"the model needs {', '.join(sorted(lacking))}, which no GPU kernel computes yet: choose --device cpu"
@@ -125,16 +169,24 @@ def normalize(r: Recorder, op: ops.Normalize[Value], out: Value) -> Call:
 
 def linear(r: Recorder, op: ops.Linear[Value], out: Value) -> Call:
     weight, bias = own_matrix(op.weight).values, r.tensor(op.bias)
-    return lambda step: products.linear(
-        r.run, step[op.x], weight, step[out], bias, op.activation, step.optional(op.residual)
-    )
+
+    def call(step: CudaStep) -> None:
+        x = step[op.x].to(weight.dtype)  # the same tensor, but for exact weights
+        products.linear(r.run, x, weight, step[out], bias, op.activation, step.optional(op.residual))
+
+    return call
 
 
 def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
     weight, bias = own_matrix(op.weight).values, None
-    if op.bias is not None:  # the gate's, then the up projection's
-        bias = r.tensor(op.bias.reshape(2, -1).T.reshape(-1))
+    if op.bias is not None:
+        bias = r.tensor(alternating(op.bias))
     return lambda step: products.gated(r.run, step[op.x], weight, step[out], op.activation, bias, op.limit)
+
+
+def alternating(bias: Array) -> Array:
+    """A bias of a gate, then of an up projection, in the order of rows of gated weights."""
+    return bias.reshape(2, -1).T.reshape(-1)
 
 
 def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:
@@ -162,18 +214,46 @@ def prepare_queries(r: Recorder, op: ops.PrepareQueries[Value], out: Value) -> C
     )
 
 
+def store_latent(r: Recorder, op: ops.StoreLatent[Value], out: Value) -> Call:
+    given = r.norm(op.norm)
+    return lambda step: rope_store.store_latent(
+        r.run, step[op.kv], step[op.q_latent], step[op.q_rope], step[out], step.cache.layers[op.layer], step.places,
+        step[op.angles], given,
+    )  # fmt: skip
+
+
 def attend(r: Recorder, op: ops.Attend[Value], out: Value) -> Call:
     a = op.attention
     sinks, slopes, bias = (r.tensor(values) for values in (a.sinks, a.slopes, a.bias))
     seen = a.window or 0, a.chunk or 0, a.ahead
 
     def call(step: CudaStep) -> None:
-        layer = step.cache.layers[op.layer]
-        shape, work = step.work(op.num_heads, layer, *seen)
+        layer, own = step.cache.layers[op.layer], step[out]
+        shape, work = step.work(op.num_heads, own.shape[1] // op.num_heads, layer, *seen)
         changes = attention.Changes(sinks, slopes, bias, step.optional(op.scores))
         attention.attend(
-            r.run, step[op.q], layer, step[out], step.sequences, work, shape, a.scale, a.cap or 0.0, changes
+            r.run, step[op.q], layer, own, step.sequences, work, shape, a.scale, a.cap or 0.0, changes
         )
+
+    return call
+
+
+def route(r: Recorder, op: ops.Route[Value], out: Value) -> Call:
+    correction, scales = r.tensor(op.correction), r.tensor(op.weight_scales)
+    return lambda step: routing.route(
+        r.run, step[op.scores], op.routing, *step.routes(out), correction, scales, step.optional(op.ids)
+    )
+
+
+def run_experts(r: Recorder, op: ops.RunExperts[Value], out: Value) -> Call:
+    made = r.experts(op)
+    width = op.out_width(0)
+
+    def call(step: CudaStep) -> None:
+        ids, weights = step.routes(op.routes)
+        x, own = step[op.x], step[out]
+        room = step.room(ids.shape[1], made, width or own.shape[1])
+        experts.run_experts(r.run, x, ids, weights, made, room, own)
 
     return call
 
@@ -212,7 +292,10 @@ ENCODERS: dict[type[Op[Any]], Callable[[Recorder, Any, Value], Call]] = {
     ops.RopeAngles: rope_angles,
     ops.StoreKV: store_kv,
     ops.PrepareQueries: prepare_queries,
+    ops.StoreLatent: store_latent,
     ops.Attend: attend,
+    ops.Route: route,
+    ops.RunExperts: run_experts,
     ops.AllReduce: all_reduce,
     ops.AllGather: all_gather,
     ops.SelectRows: select_rows,

@@ -10,6 +10,7 @@ import torch
 from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors
+from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_tile
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape, work_list
@@ -48,6 +49,7 @@ class CudaStep:
         self._begin, self._counts = 0, {TOKENS: len(self.tokens), ROWS: len(self.logit_rows), PIECE: 0}
         self._views: dict[Value, Any] = {}
         self._works: dict[WorkShape, WorkTensors] = {}
+        self._rooms: dict[tuple[int, ...], ExpertScratch] = {}
 
     def narrow(self, hidden: Value, start: int, stop: int) -> None:
         """Compute the logits of these logit rows next: the hidden states are theirs from now on."""
@@ -70,6 +72,29 @@ class CudaStep:
     def optional(self, value: Value | None) -> Any:
         return None if value is None else self[value]
 
+    def routes(self, value: Value) -> tuple[Any, Any]:
+        """The ids int32 and the weights float32 [T, C] of a Route, side by side in its place."""
+        count, width = len(self.tokens), self._arena.places[value].width // 2
+        begin, first = self._arena.places[value].begin, -(-self._arena.max_tokens * width * 4 // 16) * 16
+        ids, weights = (self._memory[start : start + 4 * count * width] for start in (begin, begin + first))
+        return ids.view(torch.int32).view(count, width), weights.view(torch.float32).view(count, width)
+
+    def room(self, chosen: int, experts: Experts, width: int) -> ExpertScratch:
+        """Room for a mixture, which layers of equal shapes share."""
+        count, number = len(self.tokens), experts.sizes.shape[0]
+        key = chosen, number, experts.largest, width
+        if key not in self._rooms:
+            tile, most = expert_tile(self._run, count, chosen, number, experts.number)
+            made = [self._empty(size, dtype=torch.int32) for size in (number, most, most * tile.tokens)]
+            made += [
+                self._empty(count * chosen, size, dtype=experts.number) for size in (experts.largest, width)
+            ]
+            self._rooms[key] = ExpertScratch(*made)
+        return self._rooms[key]
+
+    def _empty(self, *shape: int, dtype: Any) -> Any:
+        return torch.empty(shape, dtype=dtype, device=self.cache.device)
+
     def host(self, value: Value) -> FloatArray:
         """A value in host memory, float32."""
         found: FloatArray = self[value].float().cpu().numpy()
@@ -80,11 +105,11 @@ class CudaStep:
         self[value].copy_(torch.from_numpy(given))
 
     def work(
-        self, num_heads: int, layer: LayerCache, window: int, chunk: int, ahead: int
+        self, num_heads: int, width: int, layer: LayerCache, window: int, chunk: int, ahead: int
     ) -> tuple[WorkShape, WorkTensors]:
-        """The work list of a layer, which layers of equal shapes share."""
-        groups, width = layer.keys.shape[1], layer.keys.shape[3]
-        tiles = attention_tiles(self._run.target.family, width, layer.keys.dtype == torch.int8)
+        """The work list of a layer whose values are `width` wide, which layers of equal shapes share."""
+        groups, by_token = layer.keys.shape[1], layer.keys.dtype == torch.int8
+        tiles = attention_tiles(self._run.target.family, width, by_token, latent=layer.values is None)
         shape = WorkShape(num_heads, groups, tiles.few, window, chunk, ahead)
         if len(self.tokens) > len(self.sequences.kv_len) * shape.tokens_of_tile:
             shape = WorkShape(num_heads, groups, tiles.many, window, chunk, ahead)
