@@ -23,6 +23,7 @@ TARGETS = {
     "lfm2": ("conv.in_proj", "conv.out_proj"),
     "qwen3_next": ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"),
     "qwen3_5": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "self_attn.q_proj"),
+    "bailing_hybrid": ("attention.q_proj", "attention.f_proj", "attention.g_proj", "attention.dense"),
     "minimax": ("self_attn.qkv_proj", "self_attn.output_gate", "self_attn.out_proj"),
     "recurrent_gemma": ("temporal_block.linear_x", "temporal_block.linear_out", "temporal_block.q_proj"),
     "kimi_linear": ("self_attn.q_proj", "self_attn.f_b_proj", "self_attn.g_a_proj", "self_attn.o_proj"),

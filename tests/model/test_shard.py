@@ -47,6 +47,7 @@ FAMILIES = (
     "qwen3_next",
     "kimi_linear",
     "minimax",
+    "bailing_hybrid",
     "recurrent_gemma",
 )
 

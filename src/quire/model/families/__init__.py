@@ -63,6 +63,7 @@ _DECODERS = {
     "Kolibri1ForCausalLM:kolibri1 FlintForCausalLM:flint AfmoeForCausalLM:afmoe PhimoeForCausalLM:phimoe "
     "AriaTextForCausalLM:aria_text",
     "bailing": "BailingMoeForCausalLM:bailing_moe BailingMoeV2ForCausalLM:bailing_moe_v2 "
+    "BailingHybridForCausalLM:bailing_hybrid "
     "SarvamMoEForCausalLM:sarvam_moe",
     "cohere": "CohereForCausalLM:cohere Cohere2ForCausalLM:cohere2 Cohere2MoeForCausalLM:cohere2_moe",
     "glm": "GlmForCausalLM:glm Glm4ForCausalLM:glm4",

@@ -1,13 +1,25 @@
-"""Ling and Ring of Bailing, and Sarvam's mixture: fused attention projections, experts chosen as DeepSeek-V3 does."""
+"""Ling and Ring of Bailing, and Sarvam's mixture: experts chosen as DeepSeek-V3 does, fused attention or a hybrid."""
 
 from __future__ import annotations
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import Family, head_size, read_decoder, read_moe, sparse_after
-from quire.model.families.mixtures import LIKE_V3, mtp_ignored
+from quire.model.families.deepseek import read_latent
+from quire.model.families.family import (
+    FULL,
+    Family,
+    head_size,
+    layer_kinds,
+    num_layers,
+    read_decoder,
+    read_moe,
+    sparse_after,
+)
+from quire.model.families.gated_delta import DELTA, LINEAR, delta_names
+from quire.model.families.mixtures import LIKE_V3, mtp_ignored, v3_moe
 from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.rope import rotary_dim
 from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.norm import NormConfig
 
 
 def bailing_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
@@ -63,6 +75,64 @@ def read_bailing(config: ConfigReader) -> DecoderConfig:
     )
 
 
+def read_bailing_hybrid(config: ConfigReader) -> DecoderConfig:
+    """Ling 3: Kimi Delta Attention, with decays and a gate of one matrix each, and latent attention at a group's end.
+
+    Where transformers has written the config, head_dim is another size, and linear_head_dim this one.
+    """
+    for key, value in {
+        "no_kda_lora": True,
+        "gated_attention_proj_granularity_type": "head_wise",
+        "score_function": "sigmoid",
+        "linear_num_heads": config.integer("num_attention_heads"),
+    }.items():
+        config.expect(key, value)
+    config.skip("num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor router_dtype")
+    every, layers = config.integer("layer_group_size"), num_layers(config)
+    kinds = layer_kinds(config, [LINEAR if (i + 1) % every else FULL for i in range(layers)], (FULL, LINEAR))
+    heads = config.integer("num_attention_heads")
+    size = config.optional_integer("linear_head_dim") or config.integer("head_dim")
+    bound = config.get("kda_lower_bound") if config.boolean("kda_safe_gate") else 0.0
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not -1e4 <= bound <= 0:
+        raise config.wrong("kda_lower_bound", bound, "a number from -10000 to 0")
+    config.skip("kda_lower_bound")
+    delta = {
+        "key_heads": heads,
+        "value_heads": heads,
+        "key_dim": size,
+        "value_dim": size,
+        "taps": config.integer("short_conv_kernel_size", low=2, high=64),
+        "norm": NormConfig("rms", config.number("rms_norm_eps")),
+        "gate_activation": "sigmoid",
+        "by_channel": True,
+        "bound": float(bound),
+    }
+    return read_latent(
+        config,
+        scales={"head_gate": True},
+        kinds=[DELTA if kind == LINEAR else "latent" for kind in kinds],
+        mixers={DELTA: delta},
+        moe=v3_moe(config, sparse_after(config), "num_experts"),
+    )
+
+
+def hybrid_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
+    latent = {"q": "q_proj", "q_down": "q_a_proj", "q_down_norm": "q_a_layernorm", "q_up": "q_b_proj"}
+    latent |= {"kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "kv_up": "kv_b_proj"}
+    return bailing_names(spec, config).changed(
+        {
+            **delta_names("attention"),
+            **{f"attention.{name}": f"attention.{module}" for name, module in latent.items()},
+            "attention.gate": "attention.g_proj",
+            "delta.gate": "attention.g_proj",
+            "delta.steps": "attention.f_proj",
+            "delta.out": "attention.dense",
+            "plain_shared": True,
+            "interleaved": True,
+        }
+    )
+
+
 BAILING = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 32768,
@@ -92,13 +162,34 @@ FAMILIES = {
         "Ling and Ring 2.0 (mini, flash, 1T)",
         read_bailing,
         bailing_names,
+        V2,
+    ),
+    "BailingHybridForCausalLM": Family(
+        "bailing_hybrid",
+        "Ling 3.0 (Flash)",
+        read_bailing_hybrid,
+        hybrid_names,
         {
-            **BAILING,
-            "score_function": "sigmoid",
-            "use_qk_norm": True,
-            "routed_scaling_factor": 2.5,
-            "n_group": 8,
-            "topk_group": 4,
+            **V2,
+            "max_position_embeddings": 262144,
+            "rope_theta": 6e6,
+            "q_lora_rank": None,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+            "layer_group_size": 6,
+            "kda_safe_gate": True,
+            "kda_lower_bound": -5.0,
+            "num_shared_experts": 1,
+            "first_k_dense_replace": 2,
+        },
+        {
+            "max_position_embeddings": "max_position_embeddings model_max_length",
+            "norm_topk_prob": "norm_topk_prob moe_renormalize",
+            "n_group": "n_group num_expert_group",
+            "num_experts": "num_experts num_local_experts",
+            "num_experts_per_tok": "num_experts_per_tok num_experts_per_token",
+            "num_shared_experts": "num_shared_experts n_shared_experts",
+            "short_conv_kernel_size": "short_conv_kernel_size linear_conv_kernel_dim",
         },
     ),
     "SarvamMoEForCausalLM": Family(

@@ -113,10 +113,8 @@ def read_latent(
         rotated=rotated,
         rope=rope,
         scores_scale=head_dim**-0.5 * _temperature(rope),
-        kinds="latent",
-        mixers={"latent": latent},
         attention_out_bias=bias,
-        **fields,
+        **{"kinds": "latent", **fields, "mixers": {"latent": latent, **fields.get("mixers", {})}},
     )
 
 

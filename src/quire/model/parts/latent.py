@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.devices.ops import Attend, HeadLinear, StoreLatent, Value
+from quire.devices.ops import Attend, HeadLinear, Multiply, StoreLatent, Value
 from quire.devices.protocol import KVLayer, Matrix
 from quire.errors import ModelError
 from quire.model.parts.linear import Linear, Output, output_messages
@@ -21,7 +21,8 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
     """C = `kv_rank` and R = `rope_dim` cached elements per token.
 
     `q_rank` is None if queries come from the hidden state directly. `norm` norms the latents; queries and latents are
-    then multiplied by `q_scale` and `kv_scale`. `bias`: both down projections have one.
+    then multiplied by `q_scale` and `kv_scale`. `bias`: both down projections have one. With a `head_gate` what
+    each head gathers is multiplied by the sigmoid of a product with the layer's input.
     """
 
     hidden_size: int
@@ -38,6 +39,7 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
     kv_scale: float = 1.0
     bias: bool = False
     out_bias: bool = False
+    head_gate: bool = False
 
     @property
     def separable(self) -> bool:
@@ -98,6 +100,10 @@ class LatentAttention:
         self.kv_norm = Norm(config.norm, source, f"{path}.kv_norm", c, config.kv_scale)
         self.keys = by_head("keys", c, config.nope_dim)
         self.values = by_head("values", config.value_dim, c)
+        self._head_gate = None
+        if config.head_gate:
+            piece = matrix_of(f"{path}.head_gate", n, d, heads)
+            self._head_gate = Linear(source, f"{path}.head_gate", [piece])
         self.scores = make_scores(config.scores, source, path, heads)
         v = config.value_dim
         columns = range(heads.start * v, heads.stop * v)
@@ -115,6 +121,8 @@ class LatentAttention:
         assert turn is not None
         queries = g(StoreLatent(kv, latent, rotated, cached, turn, self.kv_norm.operand))
         y = g(HeadLinear(g(Attend(queries, cached, count, self.scores)), self.values))
+        if self._head_gate is not None:
+            y = g(Multiply(y, self._head_gate(g, x, "sigmoid")))
         if not self._shard.gathers:
             return y
         spread = self._shard.spread(self.config.num_heads, 1)

@@ -17,6 +17,8 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     config = layer.mixer(LatentConfig)
     if name == "out":
         return linear(layer.names, layer.prefix + layer.names["attention.out"], shape)
+    if name == "head_gate":
+        return linear(layer.names, layer.prefix + layer.names["attention.gate"], shape)
     names, nope, rope = layer.names, config.nope_dim, config.rope_dim
     turn = halves(rope, rope) if names.interleaved else None
     if name == "q_norm":
