@@ -64,7 +64,7 @@ def test_values_of_each_type(act: torch.dtype, kept: torch.dtype, latent: bool) 
         {"heads": 6, "groups": 2, "width": 24},
         {"heads": 20, "groups": 1, "width": 16, "block": 32},
         {"heads": 3, "groups": 1, "width": 32, "rotary": 16},
-        {"heads": 20, "groups": 1, "width": 16, "rotary": 16, "window": 40},
+        {"heads": 20, "groups": 1, "width": 24, "rotary": 8, "window": 40},
     ],
     ids=str,
 )

@@ -129,24 +129,22 @@ def set_aside(partial_values, partial_states, number, row, d, most, total, value
 def attention(
     q, keys, values, key_scales, value_scales, out, sinks, slopes, bias, scores, cu_q, kv_len, slots, block_table,
     items, partial_values, partial_states, scale, table_stride, score_stride, positions,
-    N: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, REACH: tl.constexpr,
-    HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr, SPLIT: tl.constexpr,
-    PLAIN: tl.constexpr, FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr, FLOAT: tl.constexpr,
+    N: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, RD: tl.constexpr,
+    BLOCK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
+    REACH: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr,
+    SPLIT: tl.constexpr, PLAIN: tl.constexpr, FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr,
+    FLOAT: tl.constexpr,
 ):  # fmt: skip
-    item = items + tl.program_id(0) * 8
-    sequence = tl.load(item)
+    item, tiles = items + tl.program_id(0) * 8, tl.cdiv(N // G, HEADS)
+    sequence, group = tl.load(item), tl.program_id(1) // tiles
     if sequence < 0:
         return
-    tiles: tl.constexpr = (N // G + HEADS - 1) // HEADS
-    group = tl.program_id(1) // tiles
     end, length = tl.load(cu_q + sequence + 1), tl.load(kv_len + sequence)
     row, d, key = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, KEYS)
     token = tl.load(item + 1) + row // HEADS
     head = group * (N // G) + tl.program_id(1) % tiles * HEADS + row % HEADS
     inside = (token < end) & (row < ROWS // HEADS * HEADS) & (head < (group + 1) * (N // G))
-    position = length - end + token
-    first = length - end + tl.load(item + 1)
+    position, first = length - end + token, length - end + tl.load(item + 1)
     low, high = bounds(item, first, ROWS // HEADS, length, WINDOW, CHUNK, AHEAD, SEGMENT, SPLIT)
     if FIXED:
         scale *= tl.load(key_scales + group)
@@ -155,7 +153,7 @@ def attention(
     of_q = q + (token.to(tl.int64) * N + head) * (H + R)
     query = narrowed(of_q, inside, d, H, scale, NARROW, FLOAT)
     if R > 0:
-        r = H + tl.arange(0, R)
+        r = H + tl.arange(0, RD)
         query_r = narrowed(of_q, inside, r, H + R, scale, NARROW, FLOAT)
     if NARROW:
         scale = 1.0
@@ -176,7 +174,9 @@ def attention(
         k = tl.load(of_key + d[:, None], mask=known[None, :] & (d < H)[:, None], other=0.0).to(FLOAT)
         s = tl.dot(query, k, input_precision="ieee")
         if R > 0:  # the latent is key and value
-            k_r = tl.load(of_key + r[:, None], mask=known[None, :], other=0.0).to(FLOAT)
+            k_r = tl.load(of_key + r[:, None], mask=known[None, :] & (r < H + R)[:, None], other=0.0).to(
+                FLOAT
+            )
             s += tl.dot(query_r, k_r, input_precision="ieee")
             v = tl.trans(k)
         else:
@@ -305,7 +305,7 @@ def attend(
 ) -> None:
     """Attention of queries [T, N H] over a layer's cache: out [T, N H].
 
-    In latent attention (no values) `out` is [T, N C]: values are the first C elements of keys, C a power of two.
+    In latent attention (no values) `out` is [T, N C]: values are the first C elements of keys.
     """
     changes = Changes() if changes is None else changes
     _, groups, block, whole = cache.keys.shape
@@ -331,7 +331,8 @@ def attend(
         "score_stride": 0 if changes.scores is None else changes.scores.stride(0),
     }  # fmt: skip
     constants = {
-        **common, "R": whole - width, "BLOCK": block, "WINDOW": shape.window, "CHUNK": shape.chunk,
+        **common, "R": whole - width, "RD": max(16, triton.next_power_of_2(whole - width)), "BLOCK": block,
+        "WINDOW": shape.window, "CHUNK": shape.chunk,
         "AHEAD": shape.ahead, "CAP": cap,
         "REACH": 0 if changes.bias is None else changes.bias.shape[1] // 2, "KEYS": shape.tile.keys,
         "SEGMENT": SEGMENT, "BY_TOKEN": by_token, "FLOAT": number,
