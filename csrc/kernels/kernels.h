@@ -175,7 +175,7 @@ struct StoreKVArgs {
 
 // Multi-head latent attention: one key per token, of C latent and R rotated elements; the first C are its value too.
 struct StoreLatentArgs {
-  const float* kv;        // [T, C + R]: the latent, normed here, then the part to rotate
+  const float* kv;        // [T, C + R]: the latent, normed here, then the part to rotate; null: the keys are there
   const float* q_latent;  // [T, N C]
   const float* q_rope;    // [T, N R]
   int num_tokens, num_heads, rotary_dim;  // R

@@ -111,12 +111,13 @@ int Plan::attention(int q, int layer, int num_heads, AttentionParams params, int
 }
 
 int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm) {
-  const Buffer in = checked(kv, "the input of store_latent"), latent = checked(q_latent, "the latent queries");
+  const Buffer latent = checked(q_latent, "the latent queries");
   const Buffer rotated = checked(q_rope, "the queries to rotate"), a = checked(angles, "the angles of store_latent");
   require(value_dim_ > 0, "store_latent: the cache is not for latent attention");
   const int num_heads = latent.width / value_dim_;
   const auto [kv_heads, head_dim, states] = cached(layer, num_heads, "store_latent");
   const int rope_dim = head_dim - value_dim_;
+  const Buffer in = kv < 0 ? Buffer{head_dim, RowKind::tokens, -1} : checked(kv, "the input of store_latent");
   for (const Buffer& b : {in, latent, rotated, a})
     require(b.rows == RowKind::tokens, "store_latent needs one row per token");
   require(kv_heads == 1 && rope_dim > 0 && in.width == head_dim && a.width == rope_dim,
@@ -124,7 +125,7 @@ int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, 
   require(latent.width == num_heads * value_dim_ && rotated.width == num_heads * rope_dim,
           "store_latent: queries must be [T, N C] and [T, N R]");
   require(size_t(head_dim) * 17 * 4 <= ThreadPool::kScratchBytes, "store_latent: the keys are too large");
-  norm.check(value_dim_);
+  if (kv >= 0) norm.check(value_dim_);
   Op op{.kind = OpKind::store_latent, .in = kv, .residual = q_latent, .angles = angles, .other = q_rope};
   op.norm = std::move(norm);
   op.layer = layer;
@@ -199,7 +200,7 @@ void Plan::execute_attention(const Op& op) {
 void Plan::execute_store_latent(const Op& op) {
   const KVView& kv = kv_->layer(op.layer);
   const int rotary_dim = kv.head_dim - kv.value_dim;
-  kernels_.store_latent({data(op.in), data(op.residual), data(op.other), step_.num_tokens, op.num_heads, rotary_dim,
+  kernels_.store_latent({op.in < 0 ? nullptr : data(op.in), data(op.residual), data(op.other), step_.num_tokens, op.num_heads, rotary_dim,
                          data(op.angles), op.norm.view(), kv, token_block_.data(),
                          token_offset_.data(), data(op.out)},
                         *pool_);

@@ -42,6 +42,16 @@ void scale_columns_row(const float* x, float* y, size_t n, const float* p, int32
 }
 
 // GELU (tanh form) of what exceeds the row's mean by more than p[0] standard deviations.
+// The number of parts of a row, then the growth of each, then the base of each.
+void scale_parts_row(const float* x, float* y, size_t n, const float* p, int32_t position) {
+  const size_t parts = size_t(p[0]), each = n / parts;
+  const double log = std::log1p(double(position));
+  for (size_t i = 0; i < parts; ++i) {
+    const float factor = float(double(p[1 + i]) * log + double(p[1 + parts + i]));
+    for (size_t j = i * each; j < (i + 1) * each; ++j) y[j] = x[j] * factor;
+  }
+}
+
 void sparse_gelu_row(const float* x, float* y, size_t n, const float* p, int32_t) {
   const double mean = lane_sum(n, [&](size_t i) { return double(x[i]); }) / double(n);
   const double squares = lane_sum(n, [&](size_t i) { return (double(x[i]) - mean) * (double(x[i]) - mean); });
@@ -94,6 +104,7 @@ void stream_gates_row(const float* x, float* y, size_t width, const float* p, in
 }
 
 // By the names and fields of the structs in devices/elementwise.py.
+constexpr size_t kByPart = ~size_t(0);  // the number of equal parts of a row, and two for each of them
 struct Elementwise {
   const char* name;
   size_t params, by_column;  // in all, and then for each column
@@ -103,6 +114,7 @@ struct Elementwise {
 constexpr Elementwise kElementwise[] = {
     {"Clamp", 1, 0, false, clamp_row},
     {"Temperature", 3, 0, true, temper_row},
+    {"PositionScale", kByPart, 0, true, scale_parts_row},
     {"XIELU", 4, 0, false, xielu_row},
     {"GELU", 0, 0, false, gelu_row},
     {"ColumnScale", 0, 1, false, scale_columns_row},
@@ -123,7 +135,12 @@ int Plan::elementwise(const std::string& name, int x, std::vector<float> params)
                                       [&](const Elementwise& f) { return name == f.name; });
   require(function != std::end(kElementwise), "there is no function " + name);
   const Buffer in = checked(x, "the input of an element-wise function");
-  const size_t wanted = function->params + function->by_column * size_t(in.width);
+  size_t wanted = function->params + function->by_column * size_t(in.width);
+  if (function->params == kByPart) {
+    require(!params.empty() && params[0] >= 1 && params[0] <= float(in.width) && in.width % int(params[0]) == 0,
+            name + " needs equal parts of a row");
+    wanted = 1 + 2 * size_t(params[0]);
+  }
   require(params.size() == wanted, name + " has " + std::to_string(wanted) + " parameters");
   require(!function->by_position || in.rows == RowKind::tokens, name + " needs one row per token");
   Op op{.kind = OpKind::elementwise, .in = x};

@@ -243,11 +243,14 @@ void store_latent(const StoreLatentArgs& a, ThreadPool& pool) {
   for_row_ranges(pool, a.num_tokens, (N + 1) * H, [&](int first, int last, int thread) {
     float* key = static_cast<float*>(pool.scratch(thread));
     for (int t = first; t < last; ++t) {
-      const float *kv = a.kv + size_t(t) * size_t(H), *angles = a.angles + size_t(t) * size_t(R);
-      norm_row(kv, C, a.norm, key);
-      std::memcpy(key + C, kv + C, size_t(R) * 4);
-      rotate(key + C, angles, R);
-      store_keys(key, 0, 1, a.kv_view, 0, a.block[t], a.offset[t], key + H);
+      const float* angles = a.angles + size_t(t) * size_t(R);
+      if (a.kv) {
+        const float* kv = a.kv + size_t(t) * size_t(H);
+        norm_row(kv, C, a.norm, key);
+        std::memcpy(key + C, kv + C, size_t(R) * 4);
+        rotate(key + C, angles, R);
+        store_keys(key, 0, 1, a.kv_view, 0, a.block[t], a.offset[t], key + H);
+      }
       for (int n = 0; n < N; ++n) {
         float* q = a.q + (size_t(t) * size_t(N) + size_t(n)) * size_t(H);
         std::memcpy(q, a.q_latent + (size_t(t) * size_t(N) + size_t(n)) * size_t(C), size_t(C) * 4);

@@ -16,6 +16,7 @@ from quire.devices.elementwise import (
     SparseGELU,
     Temperature,
 )
+from quire.devices.sparse_ops import PositionScale
 from quire.devices.step import Step
 from quire.devices.stream_ops import StreamGates
 
@@ -37,6 +38,11 @@ def apply(step: Step, op: ops.Apply[Any]) -> Any:
         steps = (step.inputs.positions_T + function.offset) // function.length
         scales = np.array([1 + function.beta * np.log(1.0 + number) for number in steps.tolist()])
         return step.single(step.wide(x) * step.own(scales)[:, None])
+    if isinstance(function, PositionScale):
+        logs = np.log1p(np.asarray(step.inputs.positions_T, np.float64))[:, None]
+        by_part = step.own(logs * np.array(function.growths) + np.array(function.bases))
+        parts = step.wide(x).reshape(len(x), function.parts, -1)
+        return step.single((parts * by_part[:, :, None]).reshape(len(x), -1))
     if isinstance(function, ColumnScale):
         return step.single(step.wide(x) * step.own(np.array(function.factors)))
 

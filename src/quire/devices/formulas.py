@@ -385,13 +385,14 @@ def prepare_queries(step: Step, op: ops.PrepareQueries[Any]) -> Any:
 
 
 def store_latent(step: Step, op: ops.StoreLatent[Any]) -> Any:
-    latent, rotary = len(op.norm.weight), op.angles.shape[1]
-    num_heads, xp = op.q_latent.shape[1] // latent, step.xp
-    normalize, queries = normalizer(step, op.norm), []
+    rotary, xp = op.angles.shape[1], step.xp
+    num_heads, queries = op.q_rope.shape[1] // rotary, list[Any]()
+    latent = op.q_latent.shape[1] // num_heads
     for t, turn in enumerate(op.angles):
-        row = step.row(op.kv, t)
-        key = xp.concatenate([normalize(row[:latent]), rotate(step, row[None, latent:], turn)[0]])
-        step.store(op.layer, t, key[None], None)
+        if op.kv is not None and op.norm is not None:
+            row, normalize = step.row(op.kv, t), normalizer(step, op.norm)
+            key = xp.concatenate([normalize(row[:latent]), rotate(step, row[None, latent:], turn)[0]])
+            step.store(op.layer, t, key[None], None)
         plain = step.wide(op.q_latent[t]).reshape(num_heads, latent)
         turned = rotate(step, step.wide(op.q_rope[t]).reshape(num_heads, rotary), turn)
         queries.append(xp.concatenate([plain, turned], axis=1).reshape(-1))

@@ -234,16 +234,16 @@ class PrepareQueries(Op[T], frozen=True, eq=False):
 class StoreLatent(Op[T], frozen=True, eq=False):
     """The StoreKV of latent attention (DeepSeek-V2, arXiv:2405.04434): one key of C + R elements per token.
 
-    kv is [T, C + R]: the latent, which is normed here, and the rotated part. The result is q [T, N (C + R)], made of
-    q_latent [T, N C] and the rotated q_rope [T, N R].
+    kv is [T, C + R]: the latent, which is normed here, and the rotated part; None: the layer's keys are there already.
+    The result is q [T, N (C + R)], made of q_latent [T, N C] and the rotated q_rope [T, N R].
     """
 
-    kv: T
+    kv: T | None
     q_latent: T
     q_rope: T
     layer: int
     angles: T
-    norm: Norm
+    norm: Norm | None
 
     def width(self: StoreLatent[int], kv: KVSpec) -> int:
         return self.q_latent + self.q_rope

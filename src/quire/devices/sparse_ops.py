@@ -8,10 +8,19 @@ Only models with such layers import this.
 
 from __future__ import annotations
 
+from quire.devices.elementwise import Elementwise
 from quire.devices.kv import KVSpec
 from quire.devices.operands import Norm, Rope
 from quire.devices.ops import Op, T
 from quire.weights.tensor import FloatArray
+
+
+class PositionScale(Elementwise, frozen=True):
+    """Each of equal parts of the row of the token at position p is multiplied by growth * log(1 + p) + base."""
+
+    parts: int
+    growths: tuple[float, ...]
+    bases: tuple[float, ...]
 
 
 class StoreKeys(Op[T], frozen=True, eq=False):

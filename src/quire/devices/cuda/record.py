@@ -215,9 +215,10 @@ def prepare_queries(r: Recorder, op: ops.PrepareQueries[Value], out: Value) -> C
 
 
 def store_latent(r: Recorder, op: ops.StoreLatent[Value], out: Value) -> Call:
-    given = r.norm(op.norm)
+    given, kv = r.norm(op.norm), op.kv
+    assert kv is not None  # layers that read others' latents choose keys too, which is refused
     return lambda step: rope_store.store_latent(
-        r.run, step[op.kv], step[op.q_latent], step[op.q_rope], step[out], step.cache.layers[op.layer], step.places,
+        r.run, step[kv], step[op.q_latent], step[op.q_rope], step[out], step.cache.layers[op.layer], step.places,
         step[op.angles], given,
     )  # fmt: skip
 

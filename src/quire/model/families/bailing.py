@@ -109,7 +109,7 @@ def read_bailing_hybrid(config: ConfigReader) -> DecoderConfig:
     }
     return read_latent(
         config,
-        scales={"head_gate": True},
+        latent={"gate": "heads"},
         kinds=[DELTA if kind == LINEAR else "latent" for kind in kinds],
         mixers={DELTA: delta},
         moe=v3_moe(config, sparse_after(config), "num_experts"),

@@ -17,7 +17,7 @@ from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.norm import NormConfig
 from quire.model.parts.rope import RopeSpec
 
-NO_SCALES: Mapping[str, float] = {}
+NOTHING: Mapping[str, Any] = {}
 
 
 def deepseek_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
@@ -44,10 +44,16 @@ def read_deepseek_v2(config: ConfigReader) -> DecoderConfig:
     if method == "greedy":
         config.skip("n_group topk_group")
     groups = {"num_groups": 1} if method == "greedy" else {}
-    return read_latent(config, moe=_moe(config, **groups))
+    return read_latent(config, moe=read_routed(config, **groups))
 
 
-def read_deepseek_v3(config: ConfigReader, first_dense: int = 0, **moe: Any) -> DecoderConfig:
+def read_deepseek_v3(
+    config: ConfigReader,
+    first_dense: int = 0,
+    latent: Mapping[str, Any] = NOTHING,
+    about: Mapping[str, Any] = NOTHING,
+    **moe: Any,
+) -> DecoderConfig:
     """DeepSeek-AI 2024, arXiv:2412.19437. A bias that balances the experts' load counts for the choice alone."""
     config.expect("scoring_func", "sigmoid")
     config.expect("topk_method", "noaux_tc")
@@ -59,14 +65,14 @@ def read_deepseek_v3(config: ConfigReader, first_dense: int = 0, **moe: Any) -> 
         "group_sum": True,
         "renormalize": config.boolean("norm_topk_prob"),
     }
-    mixture = _moe(config, first_dense, correction=True, **routing)
-    return read_latent(config, moe=None if mixture is None else mixture | moe)
+    mixture = read_routed(config, first_dense, correction=True, **routing)
+    return read_latent(config, latent=latent, moe=None if mixture is None else mixture | moe, **about)
 
 
-def _moe(config: ConfigReader, first_dense: int = 0, **fields: Any) -> dict[str, Any] | None:
+def read_routed(config: ConfigReader, first_dense: int = 0, **fields: Any) -> dict[str, Any] | None:
     config.expect("moe_layer_freq", 1)
     config.skip("ep_size")  # how training was spread
-    layers = sparse_after(config, default=first_dense)
+    layers = sparse_after(config, default=first_dense, prevails=True)
     if not any(layers):
         config.skip(
             "n_routed_experts num_experts_per_tok moe_intermediate_size n_shared_experts n_group topk_group"
@@ -85,15 +91,18 @@ def _moe(config: ConfigReader, first_dense: int = 0, **fields: Any) -> dict[str,
 
 
 def read_latent(
-    config: ConfigReader, value_dim: int | None = None, scales: Mapping[str, float] = NO_SCALES, **fields: Any
+    config: ConfigReader, value_dim: int | None = None, latent: Mapping[str, Any] = NOTHING, **fields: Any
 ) -> DecoderConfig:
-    """A decoder with latent attention; head_dim, if the config has it, repeats the size of the rotated part."""
+    """A decoder with latent attention; head_dim, if the config has it, repeats the size of the rotated part.
+
+    The family sets other fields of its attention in `latent`.
+    """
     config.skip("head_dim")
     heads = config.integer("num_attention_heads")
     config.expect("num_key_value_heads", heads, None)
     nope, rotated = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
     bias = config.boolean("attention_bias", False)
-    latent = {
+    own = {
         "q_rank": config.optional_integer("q_lora_rank"),
         "kv_rank": config.integer("kv_lora_rank"),
         "nope_dim": nope,
@@ -101,7 +110,7 @@ def read_latent(
         "value_dim": value_dim or config.integer("v_head_dim"),
         "bias": bias,
         "norm": NormConfig("rms", 1e-6),
-        **scales,
+        **latent,
     }
     rope = read_rope(config, rotated, config.integer("max_position_embeddings"))
     head_dim = nope + rotated
@@ -114,7 +123,7 @@ def read_latent(
         rope=rope,
         scores_scale=head_dim**-0.5 * _temperature(rope),
         attention_out_bias=bias,
-        **{"kinds": "latent", **fields, "mixers": {"latent": latent, **fields.get("mixers", {})}},
+        **{"kinds": "latent", **fields, "mixers": {"latent": own, **fields.get("mixers", {})}},
     )
 
 
@@ -166,7 +175,7 @@ def read_longcat(config: ConfigReader) -> DecoderConfig:
         "q_scale": (hidden / config.integer("q_lora_rank")) ** 0.5,
         "kv_scale": (hidden / config.integer("kv_lora_rank")) ** 0.5,
     }
-    return read_latent(twice, scales=scales, moe=moe)
+    return read_latent(twice, latent=scales, moe=moe)
 
 
 def longcat_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:

@@ -141,8 +141,8 @@ def alternate(layers: int, pattern: int, offset: int = 1) -> list[str]:
 
 def layer_kinds(
     config: ConfigReader,
-    default: Sequence[str],
-    kinds: Sequence[str] = (FULL, SLIDING),
+    default: Sequence[Any],
+    kinds: Sequence[Any] = (FULL, SLIDING),
     key: str = "layer_types",
 ) -> list[str]:
     """Read the kind of each layer, or take the family's own where the key is absent or null."""
@@ -150,7 +150,7 @@ def layer_kinds(
     if found is None:
         return list(default)
     if not isinstance(found, list) or len(found) != len(default) or any(k not in kinds for k in found):
-        raise config.wrong(key, found, f"{len(default)} entries, each one of {', '.join(kinds)}")
+        raise config.wrong(key, found, f"{len(default)} entries, each one of {', '.join(map(str, kinds))}")
     return found
 
 

@@ -17,7 +17,8 @@ class TensorNames(msgspec.Struct, frozen=True):
     (`sublayers`), {i} is its number and {j}, in any name, the layer's number in it. A family that has nothing at a path
     lacks it. attention.qkv is a fused projection: stacked (q, k, v), grouped (for each kv head its queries, its key,
     its value), or in four blocks of q, v and k (CodeGen); mlp.gate_up a fused gate and up. `transposed`: matrices of
-    layers are stored [K, O]. `interleaved`: rotary pairs are neighbours. `norm_offset` is added to norms' weights.
+    layers are stored [K, O]. `interleaved`: rotary pairs are neighbours, with `index_interleaved` those of an indexer;
+    with `index_last` the last elements of its heads turn. `norm_offset` is added to norms' weights.
     `rates` of recurrences are stored as logarithms, negative, or before a softplus, with `rates_axes` as [1, 1, H, 1];
     the taps of a convolution as [C, `taps_axes`, K].
     `tiled`: value heads of the delta rule lie by their number within the group of a key head.
@@ -50,6 +51,8 @@ class TensorNames(msgspec.Struct, frozen=True):
     expert_halves: bool = False
     transposed: bool = False
     interleaved: bool = False
+    index_interleaved: bool = False
+    index_last: bool = False
     norm_offset: float = 0.0
     plain_shared: bool = False
     rates: Literal["logarithms", "negative", "softplus"] = "logarithms"
@@ -84,7 +87,7 @@ class TensorNames(msgspec.Struct, frozen=True):
             plain |= {"mixture.experts": f"{experts}{{e}}.", "mixture.shared.gate_up": fused if whole else ""}
             names = names.changed({**plain, "expert_stack": "", "expert_halves": False})
         for path, other in self.spellings.items():
-            if any(f".{other}." in name for name in present):
+            if any(f".{other}." in f"{name}." for name in present):
                 names = names.changed({path: other})
         for prefix in (*self.prefixes, self.base):
             if any(name.startswith(prefix) for name in present):

@@ -36,7 +36,7 @@ SIZES = {
     "q_rank": (1, MAX_LATENT),
     "kv_rank": (1, MAX_LATENT),
     "nope_dim": (1, MAX_LATENT),
-    "rope_dim": (1, MAX_LATENT),
+    "rope_dim": (0, MAX_LATENT),
     "taps": (2, 64),
     "rank": (0, MAX_LATENT),
     "key_heads": (1, MAX_HEADS),

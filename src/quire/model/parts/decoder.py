@@ -166,8 +166,9 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         """Whether a pipeline stage may begin with `layer`: nothing but the residual stream reaches across."""
         if layer and self.layers[layer - 1].carries:
             return False
-        backs = (0 if one.mixer is None else one.mixer.back for one in self.layers[layer:])
-        return all(back <= i for i, back in enumerate(backs))
+        mixers = [one.mixer for one in self.layers[layer:]]
+        choices = (one.chooses for one in mixers if one is not None and one.chooses is not None)
+        return next(choices, True) and all(one is None or one.back <= i for i, one in enumerate(mixers))
 
     def stage(self, shard: Shard) -> range:
         """The layers of a stage. ConfigError: the model has too few layers, or none where it could be parted."""
@@ -354,7 +355,10 @@ class Decoder:
 
         For a stage that does not end the model: the hidden states of all tokens [T, D].
         """
-        r, added = Recording(g, layers.start, further=self.config.further(layers)), self._additions
+        r, added = (
+            Recording(g, layers.start, further=self.config.further(layers)),
+            self._additions,
+        )
         x = g(Receive(self.config.stream_width)) if layers.start else self._embed(g)
         x = x if added is None else added.begin(r, x, self._embed)
         for index in layers:

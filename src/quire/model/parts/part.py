@@ -37,6 +37,7 @@ PARTS = {
     "lightning": "lightning:LightningConfig",
     "gated_recurrence": "gated_recurrence:GatedRecurrenceConfig",
     "relative": "relative:RelativeConfig",
+    "indexer": "indexer:IndexerConfig",
     "mlp": "mlp:MLPConfig",
     "mixture": "mixture:MixtureConfig",
     "gemma3n": "gemma3n:LayerExtrasConfig",
@@ -81,6 +82,11 @@ class Mixer(Part):
     def back(self) -> int:
         """The distance of the earlier layer whose keys and values it reads in place of its own; 0: it has its own."""
         return 0
+
+    @property
+    def chooses(self) -> bool | None:
+        """Whether it chooses the keys that queries see, or takes the last choice before it; None: they see all."""
+        return None
 
     @property
     def separable(self) -> bool:

@@ -25,8 +25,8 @@ class RopeSpec(msgspec.Struct, frozen=True):
     (frequencies divided by `factors`, or by `short_factors` in a model for sequences of at most the original length;
     Ding et al. 2024, arXiv:2402.13753); proportional (the first `rotated_pairs`
     pairs turn at the frequencies of the whole head, the others do not turn). Some kinds need the fields beyond theta
-    and rotary_dim. `backwards` turns by the negative angle. `share` is an odd number of elements, of which one more
-    turn: their frequencies fall over `share`.
+    and rotary_dim; of others `factors` divide the frequencies too. `backwards` turns by the negative angle. `share` is
+    an odd number of elements, of which one more turn: their frequencies fall over `share`.
     """
 
     kind: RopeKind
@@ -78,6 +78,8 @@ def make_rope(spec: RopeSpec) -> Rope:
     pairs: NDArray[Any] = np.arange(0, spec.rotary_dim, 2, dtype=np.float64)
     plain: Frequencies = spec.theta ** (-pairs / (spec.share or spec.rotary_dim))
     scale = 1.0
+    if spec.factors and spec.kind != "longrope":
+        plain = plain / np.array(spec.factors)
     if spec.kind == "linear":
         plain = plain / spec.factor
     elif spec.kind == "proportional":

@@ -44,6 +44,7 @@ FINDERS = {
     "lightning": "lightning",
     "gated_recurrence": "gated_recurrence",
     "mixture": "mixture",
+    "indexer": "indexer",
     "input": "gemma3n",
     "laurel": "gemma3n",
     "altup": "gemma3n",
@@ -181,7 +182,9 @@ class LayerTensors:
             return part(
                 self.prefix + (names["attention.out.bias"] or f"{names['attention.out']}.bias"), shape
             )
-        if group == "attention" and self.config.mixer is not None:  # of either kind
+        if name.startswith("indexer"):
+            group, _, name = name.partition(".")
+        elif group == "attention" and self.config.mixer is not None:  # of either kind
             group = kind_of(self.config.mixer)
         found: Part = _finder(group).find(self, module if group in ADDED else name, kind, shape)
         return found

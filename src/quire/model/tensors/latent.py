@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     """Find a piece by its path below attention."""
     config = layer.mixer(LatentConfig)
-    if name == "out":
-        return linear(layer.names, layer.prefix + layer.names["attention.out"], shape)
-    if name == "head_gate":
-        return linear(layer.names, layer.prefix + layer.names["attention.gate"], shape)
+    if name in ("out", "gate"):
+        return linear(layer.names, layer.prefix + layer.names[f"attention.{name}"], shape)
     names, nope, rope = layer.names, config.nope_dim, config.rope_dim
     turn = halves(rope, rope) if names.interleaved else None
+    if kind in ("growths", "bases"):
+        return part(layer.prefix + names[f"attention.{kind}"], shape)
     if name == "q_norm":
         return norm(names, layer.prefix + names["attention.q_down_norm"], kind, shape)
     if name in ("q_nope", "q_rope"):

@@ -55,7 +55,8 @@ def _shared(layer: LayerTensors, config: MixtureConfig, matrix: str, shape: Shap
     prefix = layer.prefix + names["mixture.shared"]
     if not names["mixture.shared.gate_up"]:
         modules = LLAMA_NAMES if names.expert_stack or names.plain_shared else names
-        return part(f"{prefix}{modules[f'mixture.expert.{matrix}']}.weight", shape)
+        module = names[f"mixture.shared.{matrix}.apart"] or modules[f"mixture.expert.{matrix}"]
+        return part(f"{prefix}{module}.weight", shape)
     if matrix == "down":
         return part(f"{prefix}{names['mixture.shared.down']}.weight", shape)
     take = row_range(0, inner) if matrix == "gate" else row_range(inner, 2 * inner)

@@ -1,0 +1,41 @@
+"""Finds the pieces of an indexer; elements that turn come first, in halves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire.model.tensors.stored import Shape, norm
+from quire.weights.parts import Part, Take, chain, halves, part
+from quire.weights.tensor import Array
+
+if TYPE_CHECKING:
+    from quire.model.tensors import LayerTensors
+
+
+def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
+    """Find a piece by its path below the indexer."""
+    mixer: Any = layer.config.mixer
+    names, rope, dim, take = layer.names, mixer.rope, mixer.indexer.keys.head_dim, None
+    if not name:  # a vector
+        return part(layer.prefix + names[f"indexer.{kind}"], shape)
+    module = layer.prefix + names[f"indexer.{name}"]
+    if name in ("q", "k", "gate", "q_norm", "k_norm") and rope is not None:
+        moved = last_first(dim, rope.rotary_dim) if names.index_last else None
+        take = chain(moved, halves(dim, rope.rotary_dim) if names.index_interleaved else None)
+    if name.endswith("norm"):
+        return norm(names, module, kind, shape, take)
+    return part(f"{module}.{kind}", shape, take)
+
+
+def last_first(head_dim: int, count: int) -> Take:
+    """Reorder rows of heads: the last `count` of each head come first."""
+    order = np.roll(np.arange(head_dim), count)
+
+    def take(array: Array) -> Array:
+        if not any(array.strides):
+            return array  # an outline, whose rows are all alike
+        return array.reshape(-1, head_dim, *array.shape[1:])[:, order].reshape(array.shape)
+
+    return take
