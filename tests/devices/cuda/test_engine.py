@@ -96,6 +96,25 @@ def test_mixtures_and_latent_attention_keep_their_bits(tmp_path: Path) -> None:
     assert answers(model, requests[:1], max_num_batched_tokens=19, **own) == together[:1]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"quantization": "int8"},
+        {"quantization": "int8wo", "dtype": "bfloat16"},
+        {"quantization": "int4", "quantization_group_size": 32, "quantization_symmetric": False},
+    ],
+    ids=lambda options: options["quantization"],
+)
+def test_quantized_weights_are_near_the_cpu_s(checkpoint: Path, options: dict[str, Any]) -> None:
+    request = [(COMMON[:9], SamplingParams(temperature=0.0, max_tokens=2, logprobs=2, ignore_eos=True))]
+    [[(here, _, found)]], [[(there, _, wanted)]] = (
+        answers(checkpoint, request, device=device, **options) for device in ("interpreter", "cpu")
+    )
+    assert here == there
+    for place, other in zip(found, wanted, strict=True):
+        assert place == pytest.approx(other, abs=0.05 if "dtype" in options else 1e-3)
+
+
 @pytest.mark.parametrize("kv_dtype", ["float16", "int8", "fp8_e5m2"])
 def test_caches_of_other_types_are_near(checkpoint: Path, kv_dtype: str) -> None:
     requests = REQUESTS[1:2]
@@ -159,8 +178,8 @@ def test_operations_without_a_kernel_are_refused_by_name(tmp_path: Path, family:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"quantization": "int8"}, "no kernel of this device multiplies int8 weights"),
-        ({"quantization": "fp8"}, "no kernel of this device multiplies"),
+        ({"quantization": "fp8"}, "no GPU kernel multiplies blocks weights of this form"),
+        ({"quantization": "nvfp4"}, "no GPU kernel multiplies blocks weights of this form"),
         ({"block_size": 24}, "power of two from 16 on, got 24"),
         ({"block_size": 8}, "power of two from 16 on, got 8"),
         ({"enable_lora": True}, "no GPU kernel computes adapters yet"),

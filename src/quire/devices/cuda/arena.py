@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
-from quire.devices.cuda.pack import own_matrix
+from quire.devices.cuda.pack import DTYPES, own_matrix
 from quire.devices.graph import Graph, last_reads, widths
 from quire.devices.ops import (
     Embed,
@@ -47,7 +47,7 @@ class Arena:
     """
 
     def __init__(self, graph: Graph, spec: KVSpec, limits: Limits) -> None:
-        self.act = activation_type(graph)
+        self.act = activation_type(graph, spec)
         self.max_tokens = limits.max_tokens
         self.places: list[Place] = []
         self.nbytes = self.beside = 0
@@ -108,7 +108,7 @@ class Arena:
 
 def is_exact(op: Any) -> bool:
     """Tell whether a product is made in float32, as a mixture's scores are."""
-    return isinstance(op, Linear) and own_matrix(op.weight).values.dtype == torch.float32
+    return isinstance(op, Linear) and own_matrix(op.weight).dtype == torch.float32
 
 
 def matrices(op: Any) -> list[Matrix]:
@@ -122,16 +122,18 @@ def matrices(op: Any) -> list[Matrix]:
     return [op.table] if isinstance(op, (Embed, EmbedPositions)) else []
 
 
-def activation_type(graph: Graph) -> Any:
-    """The type of a graph's activations: that of its weights, but for exact ones. ConfigError if these differ."""
-    found = {own_matrix(weight).values.dtype for op in graph.ops for weight in matrices(op)}
-    if len(found) > 1:
-        found = {
-            own_matrix(weight).values.dtype for op in graph.ops if not is_exact(op) for weight in matrices(op)
-        }
+def activation_type(graph: Graph, spec: KVSpec) -> Any:
+    """The type of a graph's activations: that of its float weights, but for exact ones, or that of the cache.
+
+    ConfigError if weights differ.
+    """
+    types = [(own_matrix(weight).dtype, is_exact(op)) for op in graph.ops for weight in matrices(op)]
+    found = {dtype for dtype, exact in types if dtype is not None and not exact}
     if len(found) > 1:
         raise ConfigError(
             f"no GPU kernel multiplies weights of several types ({', '.join(sorted(map(str, found)))}): choose --dtype "
             "float32, or --device cpu"
         )
-    return found.pop() if found else torch.float32
+    if found or all(exact for _, exact in types):
+        return found.pop() if found else torch.float32
+    return next((own for name, own in DTYPES.items() if name == spec.dtype), torch.bfloat16)

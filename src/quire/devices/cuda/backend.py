@@ -16,7 +16,7 @@ from quire.devices.cpu.machine import free_memory, measure_limits, usable_thread
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
 from quire.devices.cuda.launch import InterpretedLauncher, JitLauncher, Launcher
-from quire.devices.cuda.pack import CudaMatrix, own_matrix, restore
+from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs, restore
 from quire.devices.cuda.record import check_operations
 from quire.devices.cuda.run import CudaExecutable
 from quire.devices.cuda.sampler import CudaSampler
@@ -87,11 +87,12 @@ class CudaBackend:
         return CudaMatrix.pack([gate, up], dtype, self._device, gated=True)
 
     def takes(self, layout: AnyLayout) -> bool:
-        return False
+        return packs(layout)
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         own = own_matrix(matrix)
-        return own.describe(), own.values.reshape(-1).view(torch.uint8).cpu().numpy()
+        about = own.describe()
+        return about, own.values.reshape(-1).view(torch.uint8).cpu().numpy()
 
     def restore(self, about: dict[str, Any], data: Array) -> CudaMatrix:
         return restore(about, data, self._device)

@@ -9,8 +9,10 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from quire.devices.cuda.kernels.packed import PackedWeight
 from quire.devices.protocol import Array, FloatArray, Matrix, WeightType
 from quire.errors import ConfigError, EngineError, ModelError
+from quire.weights.layouts import AnyLayout, Int4, Int8
 from quire.weights.schemes import Quantized
 from quire.weights.tensor import FloatDtype, QuantTensor
 
@@ -20,10 +22,15 @@ DTYPES: dict[FloatDtype, Any] = {
 
 
 class CudaMatrix:
-    """A weight [O, K] in its type. If `gated`, rows of the gate and of the up projection alternate."""
+    """A weight [O, K] in its type, or packed. If `gated`, rows of the gate and of the up projection alternate.
 
-    def __init__(self, values: Any, gated: bool = False) -> None:
-        self.values, self.gated = values, gated
+    If it `rounds`, products round their inputs to int8, one scale for each row.
+    """
+
+    def __init__(
+        self, values: Any, gated: bool = False, packed: PackedWeight | None = None, rounds: bool = False
+    ) -> None:
+        self.values, self.gated, self.packed, self.rounds = values, gated, packed, rounds
 
     @classmethod
     def pack(
@@ -31,41 +38,68 @@ class CudaMatrix:
     ) -> CudaMatrix:
         """Round parts to `dtype` and stack them. ConfigError for a type that no kernel multiplies."""
         if isinstance(dtype, Quantized):
-            raise ConfigError(
-                f"no kernel of this device multiplies {dtype.layout.name} weights: leave --quantization out (quantized "
-                "checkpoints are held as floats), or choose --device cpu"
-            )
+            if not packs(dtype.layout) or dtype.activations not in ("int8", "float"):
+                raise ConfigError(
+                    f"no GPU kernel multiplies {dtype.layout.name} weights of this form: choose --quantization int8 or "
+                    "int4, leave it out (quantized checkpoints are then held as floats), or choose --device cpu"
+                )
+            return cls(None, gated, _packed(parts, dtype.layout, device, gated), dtype.activations == "int8")
         columns = parts[0].shape[1]
         if device.type == "meta":
             rows = sum(part.shape[0] for part in parts)
             return cls(torch.empty(rows, columns, dtype=DTYPES[dtype], device=device), gated)
         tensors = [_tensor(part).to(device).to(DTYPES[dtype]) for part in parts]
-        if not gated:
-            return cls(torch.cat(tensors), gated)
-        return cls(torch.stack(tensors, 1).reshape(-1, columns), gated)
+        return cls(_stacked(tensors, gated), gated)
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its values; None: it is packed."""
+        return None if self.packed is not None else self.values.dtype
+
+    def dense(self, dtype: Any) -> Any:
+        """Its values; those of a packed weight in a type."""
+        if self.packed is None:
+            return self.values
+        weight, group = self.packed, self.packed.group or self.packed.columns
+        codes: Any = weight.codes
+        if weight.bits == 4:
+            zeros: Any = weight.zeros if weight.zeros is None else weight.zeros.repeat_interleave(group, 1)
+            codes = torch.stack([codes & 15, codes >> 4], 2).flatten(1).float()[:, : weight.columns]
+            codes = codes - (8.0 if zeros is None else zeros[:, : weight.columns])
+        scales = weight.scales.repeat_interleave(group, 1)[:, : weight.columns]
+        return (codes[:, : weight.columns].float() * scales).to(dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
+        if self.packed is not None:
+            return len(self.packed.codes), self.packed.columns
         rows, columns = self.values.shape
         return rows, columns
 
     @property
     def nbytes(self) -> int:
-        return int(self.values.nbytes)
+        if self.packed is None:
+            return int(self.values.nbytes)
+        held = self.packed.codes, self.packed.scales, self.packed.zeros
+        return sum(int(tensor.nbytes) for tensor in held if tensor is not None)
 
     @property
     def greedy_nbytes(self) -> int:
         return self.nbytes
 
     def dequantize(self) -> FloatArray:
-        values = self.values.float()
+        values = self.dense(torch.float32).float()
         if self.gated:
             values = torch.cat([values[::2], values[1::2]])
         found: FloatArray = values.cpu().numpy()
         return found
 
     def describe(self) -> dict[str, Any]:
-        """What `restore` needs beside the bytes."""
+        """What `restore` needs beside the bytes. ConfigError for packed weights."""
+        if self.packed is not None:
+            raise ConfigError(
+                "engines of GPUs hold float weights: give --quantization to the command that serves"
+            )
         return {"shape": list(self.shape), "dtype": str(self.values.dtype)[6:], "gated": self.gated}
 
 
@@ -93,3 +127,41 @@ def _tensor(part: Array | QuantTensor) -> Any:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(np.array(array))
+
+
+def packs(layout: AnyLayout) -> bool:
+    """Whether kernels multiply weights of a layout: 8 bits by row, or 4 bits by group with whole zero points."""
+    if not isinstance(layout, (Int4, Int8)) or layout.inputs:
+        return False
+    return isinstance(layout, Int8) or layout.symmetric or layout.scales == "bfloat16"
+
+
+def _packed(
+    parts: Sequence[Array | QuantTensor], layout: AnyLayout, device: Any, gated: bool
+) -> PackedWeight:
+    """Pack codes as kernels read them, rounding parts that are floats."""
+    assert isinstance(layout, (Int4, Int8))
+    given = [part if isinstance(part, QuantTensor) else None for part in parts]
+    if device.type == "meta":
+        given = [layout.outline(*part.shape) for part in parts]
+    found = [
+        one or layout.quantize(np.asarray(part, np.float32)) for one, part in zip(given, parts, strict=True)
+    ]
+    if any(one.sparse is not None or one.inputs is not None for one in found):
+        raise ConfigError("no GPU kernel adds sparse values, or reorders inputs: choose --device cpu")
+
+    def stacked(arrays: Sequence[Array]) -> Any:
+        return _stacked([torch.from_numpy(np.array(array)).to(device) for array in arrays], gated)
+
+    codes, scales = stacked([one.codes for one in found]), stacked([one.scales for one in found])
+    if isinstance(layout, Int8):
+        return PackedWeight.pack((codes.to(torch.int16) - 128).to(torch.int8), scales[:, :1])
+    zeros = [one.zeros for one in found if one.zeros is not None]
+    return PackedWeight.pack(
+        codes, scales, layout.group_size, stacked(zeros).to(torch.uint8) if zeros else None, bits=4
+    )
+
+
+def _stacked(tensors: Sequence[Any], gated: bool) -> Any:
+    """Rows one after another, or of two tensors in turn."""
+    return torch.stack(list(tensors), 1).flatten(0, 1) if gated else torch.cat(list(tensors))

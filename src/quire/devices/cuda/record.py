@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from quire.devices import ops, stream_ops
+from quire.devices.cuda.arena import matrices
 from quire.devices.cuda.kernels import (
     attention,
     elementwise,
     experts,
     norm,
+    packed,
     products,
     rope_store,
     routing,
@@ -39,8 +41,8 @@ Call = Callable[["CudaStep"], None]
 class Recorder:
     """What the encoders of operations need: the launcher, and tensors of the device."""
 
-    def __init__(self, run: Launcher, device: Any) -> None:
-        self.run, self.device = run, device
+    def __init__(self, run: Launcher, device: Any, act: Any) -> None:
+        self.run, self.device, self.act = run, device, act
 
     def tensor(self, values: Array | None) -> Any:
         """Float32 values on the device; None stays None."""
@@ -101,6 +103,10 @@ def check_operations(graph: Graph) -> None:
         if isinstance(op, ops.Attend) and (op.chosen is not None or op.entries is not None)
     }
     for op in graph.ops:
+        if isinstance(op, (ops.RunExperts, ops.HeadLinear)) and any(
+            own_matrix(m).packed for m in matrices(op)
+        ):
+            lacking.add(f"{type(op).__name__} of quantized weights")
         if isinstance(op, ops.StoreLatent):
             angles: Any = graph.ops[op.angles]
             rotated = 2 * len(angles.rope.inv_freq)
@@ -112,12 +118,12 @@ def check_operations(graph: Graph) -> None:
 
 
 def embed(r: Recorder, op: ops.Embed[Value], out: Value) -> Call:
-    table = own_matrix(op.table).values
+    table = own_matrix(op.table).dense(r.act)
     return lambda step: rows.embed(r.run, table, step.tokens, step[out], op.scale)
 
 
 def embed_positions(r: Recorder, op: ops.EmbedPositions[Value], out: Value) -> Call:
-    table = own_matrix(op.table).values
+    table = own_matrix(op.table).dense(r.act)
     return lambda step: rows.embed(r.run, table, step.positions, step[out], offset=op.offset)
 
 
@@ -169,6 +175,8 @@ def normalize(r: Recorder, op: ops.Normalize[Value], out: Value) -> Call:
 
 def linear(r: Recorder, op: ops.Linear[Value], out: Value) -> Call:
     weight, bias = own_matrix(op.weight).values, r.tensor(op.bias)
+    if weight is None:
+        return packed_product(r, op, out, bias, op.residual)
 
     def call(step: CudaStep) -> None:
         x = step[op.x].to(weight.dtype)  # the same tensor, but for exact weights
@@ -181,7 +189,28 @@ def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
     weight, bias = own_matrix(op.weight).values, None
     if op.bias is not None:
         bias = r.tensor(alternating(op.bias))
+    if weight is None:
+        return packed_product(r, op, out, bias, None, op.limit)
     return lambda step: products.gated(r.run, step[op.x], weight, step[out], op.activation, bias, op.limit)
+
+
+def packed_product(
+    r: Recorder, op: Any, out: Value, bias: Any, residual: Value | None, limit: float = 0.0
+) -> Call:
+    """A product, gated or not, with a packed weight."""
+    own = own_matrix(op.weight)
+    weight: Any = own.packed
+
+    def call(step: CudaStep) -> None:
+        x, scales, floats = step[op.x], None, step[op.x]
+        if own.rounds:
+            x, scales = step.empty(*x.shape, dtype=torch.int8), step.empty(len(x), dtype=torch.float32)
+            packed.round_rows(r.run, floats, x, scales)
+        packed.linear(
+            r.run, x, weight, step[out], bias, op.activation, step.optional(residual), scales, limit, own.gated
+        )  # fmt: skip
+
+    return call
 
 
 def alternating(bias: Array) -> Array:

@@ -27,7 +27,7 @@ class CudaExecutable:
         self._graph, self._kv, self._limits, self._run = graph, kv, limits, run
         self._arena = Arena(graph, kv.spec, limits)
         self._memory = torch.empty(self._arena.nbytes, dtype=torch.uint8, device=kv.device)
-        self._calls = encode(graph, Recorder(run, kv.device))
+        self._calls = encode(graph, Recorder(run, kv.device, self._arena.act))
         self._step: CudaStep | None = None
 
     def run(self, inputs: ModelInput) -> TorchLogits:

@@ -85,14 +85,15 @@ class CudaStep:
         key = chosen, number, experts.largest, width
         if key not in self._rooms:
             tile, most = expert_tile(self._run, count, chosen, number, experts.number)
-            made = [self._empty(size, dtype=torch.int32) for size in (number, most, most * tile.tokens)]
+            made = [self.empty(size, dtype=torch.int32) for size in (number, most, most * tile.tokens)]
             made += [
-                self._empty(count * chosen, size, dtype=experts.number) for size in (experts.largest, width)
+                self.empty(count * chosen, size, dtype=experts.number) for size in (experts.largest, width)
             ]
             self._rooms[key] = ExpertScratch(*made)
         return self._rooms[key]
 
-    def _empty(self, *shape: int, dtype: Any) -> Any:
+    def empty(self, *shape: int, dtype: Any) -> Any:
+        """Room that this step needs alone."""
         return torch.empty(shape, dtype=dtype, device=self.cache.device)
 
     def host(self, value: Value) -> FloatArray:
