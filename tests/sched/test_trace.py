@@ -172,9 +172,10 @@ class Trace:
         if loop.flight and (len(loop.flight) == loop.depth or self.rng.random() < 0.5):
             self.journal.take(loop.take())
 
-    def run(self) -> None:
+    def run(self, total: int = 0) -> int:
+        """Run until all requests have ended; the steps."""
         rng = self.rng
-        total, steps = rng.randint(5, 25), 0
+        total, steps = total or rng.randint(5, 25), 0
         arrivals = rng.choice([0.1, 0.5, 1.0])
         while len(self.requests) < total or self.scheduler.has_work:
             while len(self.requests) < total and rng.random() < arrivals:
@@ -193,6 +194,7 @@ class Trace:
             assert steps < 20_000, "livelock"
         for key in "abc":
             self.scheduler.let_go(key)
+        return steps
 
     def verify(self) -> None:
         for made in self.requests.values():
@@ -257,6 +259,21 @@ def test_recurrent_states_are_those_of_the_tokens_before(seed: int, depth: int, 
     trace = Trace(4000 + seed, faults, depth, windowed=seed % 5 == 0, recurrent=True)
     trace.executor.break_rate = 0.1 if seed % 4 == 1 else 0.0
     trace.run()
+    trace.verify()
+
+
+@pytest.mark.parametrize("seed", [5000, 5003, 5028, 5055])
+def test_one_world_of_states_lives_through_thousands_of_steps(seed: int) -> None:
+    """These worlds come to everything often: forks, preemptions, failed steps; snapshots taken, hit and evicted."""
+    trace = Trace(seed, faults=True, depth=2, recurrent=True)
+    trace.executor.break_rate = 0.02
+    steps = trace.run(250)
+    stats = trace.scheduler.stats()
+    assert steps > 1000
+    assert (
+        min(stats.snapshots_taken, stats.snapshot_hits, stats.snapshots_evicted, stats.num_preemptions) > 20
+    )
+    assert len(trace.journal.before) > 20
     trace.verify()
 
 

@@ -324,8 +324,9 @@ class BlockTables:
             space, settled = seq.group.namespace, seq.num_settled
             seq.cursor = self.prefix.extend_tail(seq.cursor, seq.tokens, seq.blocks, settled, space)
         elif self.caching and failed_from is not None:
-            if self.states is not None:
-                self.states.forget_after(seq.cursor, failed_from)
+            if self.states is not None:  # the cursor may have been evicted, but not the nodes above it
+                match, _ = self.prefix.match(seq.tokens, seq.group.namespace, len(seq.tokens))
+                self.states.forget_after(match.node, failed_from)
             self.prefix.forget(seq.blocks[failed_from // self.block_size :])
             seq.cursor = self.prefix.root
         if self.slabs is not None:
