@@ -71,42 +71,21 @@ def _packed(tokens: int, kind: Any, group: int, integer: bool, run: Launcher) ->
     packed.linear(run, x, weight, empty(tokens, 4096), x_scales=real(tokens) if integer else None)
 
 
-def _attention(many: bool, run: Launcher, kept: Any = torch.bfloat16, width: int = 128) -> None:
-    tiles = attention_tiles(run.target.family, width, kept == torch.int8)
-    shape = WorkShape(32, 8, tiles.many if many else tiles.few)
+def _attention(
+    run: Launcher, many: bool = False, kept: Any = torch.bfloat16, width: int = 128, rotary: int = 0
+) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
-    side, scales = empty(64, 8, 64, width, dtype=kept), None
-    if kept.itemsize == 1:
-        scales = real(64, 8, 64) if kept == torch.int8 else real(8)
-    states = 9, shape.head_tiles, shape.tile.rows
-    attention.attend(
-        run,
-        empty(9, 32 * width),
-        attention.LayerCache(side, side, scales, scales),
-        empty(9, 32 * width),
-        attention.StepTensors(numbers(10), numbers(9), numbers(9), numbers(9, 1024)),
-        attention.WorkTensors(
-            numbers(9, 8),
-            None if many else numbers(9, 8),
-            numbers(9, 4),
-            real(*states, width),
-            real(*states, 2),
-        ),
-        shape,
-        width**-0.5,
-    )
-
-
-def _latent(run: Launcher, kept: Any = torch.bfloat16) -> None:
-    shape = WorkShape(16, 1, attention_tiles(run.target.family, 512, latent=True).few)
-    numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
-    cache = attention.LayerCache(empty(64, 1, 64, 576, dtype=kept), None, real(1) if kept == FP8 else None)
-    states = 9, shape.head_tiles, shape.tile.rows
+    heads, groups = (16, 1) if rotary else (32, 8)
+    tiles = attention_tiles(run.target.family, width, kept == torch.int8, rotary > 0)
+    shape = WorkShape(heads, groups, tiles.many if many else tiles.few)
+    side = empty(64, groups, 64, width + rotary, dtype=kept)
+    scales = None if kept.itemsize > 1 else real(64, groups, 64) if kept == torch.int8 else real(groups)
+    cache = attention.LayerCache(side, None if rotary else side, scales, scales)
+    states, split = (9, shape.head_tiles, shape.tile.rows), None if many else numbers(9, 8)
     step = attention.StepTensors(numbers(10), numbers(9), numbers(9), numbers(9, 1024))
-    work = attention.WorkTensors(
-        numbers(9, 8), numbers(9, 8), numbers(9, 4), real(*states, 512), real(*states, 2)
-    )
-    attention.attend(run, empty(9, 16 * 576), cache, empty(9, 16 * 512), step, work, shape, 576**-0.5)
+    work = attention.WorkTensors(numbers(9, 8), split, numbers(9, 4), real(*states, width), real(*states, 2))
+    q, out = empty(9, heads * (width + rotary)), empty(9, heads * width)
+    attention.attend(run, q, cache, out, step, work, shape, 0.1)
 
 
 def _experts(tokens: int, run: Launcher) -> None:
@@ -194,13 +173,13 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     "rope and store": _store,
     "rope and store in int8": partial(_store, kept=torch.int8),
     "rope and store in FP8": partial(_store, kept=FP8),
-    "attention, few queries": partial(_attention, False),
-    "attention, many queries": partial(_attention, True),
-    "attention over FP8, few queries": partial(_attention, False, kept=FP8),
-    "attention over int8, few queries": partial(_attention, False, kept=torch.int8),
-    "latent attention": _latent,
-    "latent attention over FP8": partial(_latent, kept=FP8),
-    "attention of 256, few queries": partial(_attention, False, width=256),
+    "attention, few queries": _attention,
+    "attention, many queries": partial(_attention, many=True),
+    "attention over FP8, few queries": partial(_attention, kept=FP8),
+    "attention over int8, few queries": partial(_attention, kept=torch.int8),
+    "latent attention": partial(_attention, width=512, rotary=64),
+    "latent attention over FP8": partial(_attention, kept=FP8, width=512, rotary=64),
+    "attention of 256, few queries": partial(_attention, width=256),
 }
 
 

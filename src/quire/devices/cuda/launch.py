@@ -73,6 +73,13 @@ class CompilingLauncher:
         self.compiled.append(compile_launch(launch, self.target))
 
 
+def launch(
+    run: Launcher, kernel: Any, grid: tuple[int, int, int], *args: Any, shape: Shape = ONE, **constants: Any
+) -> None:
+    """Launch a kernel with arguments in its order, and constants by name."""
+    run(Launch(kernel, grid, dict(zip(kernel.arg_names, args, strict=False)), constants, shape))
+
+
 def options(launch: Launch) -> dict[str, Any]:
     """How a launch is compiled. Multiplications and additions stay apart: each rounds by itself."""
     shape = launch.shape

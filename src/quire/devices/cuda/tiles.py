@@ -47,59 +47,25 @@ class AttentionTile(msgspec.Struct, frozen=True):
 
 SEGMENT = 256  # keys after which the state of a softmax is closed
 
+SIZES = (
+    ProductTile(16, 64, 16, Shape(4, 5)),
+    ProductTile(64, 64, 64, Shape(4, 4)),
+    ProductTile(0, 128, 128, Shape(8, 3)),
+)
+FOUR_BITS = ProductTiles(128, (ProductTile(32, 64, 16, Shape(4, 4)), ProductTile(0, 128, 64, Shape(8, 3))))
+SINGLE_SIZES = ProductTile(32, 32, 16, Shape(4, 3)), ProductTile(0, 64, 64, Shape(8, 3))
+ONE_SIZE = ProductTiles(128, (ProductTile(0, 128, 128, Shape()),))
 WIDE: dict[Family, ProductTiles] = {
-    "hopper": ProductTiles(
-        128,
-        (
-            ProductTile(16, 64, 16, Shape(4, 5)),
-            ProductTile(64, 64, 64, Shape(4, 4)),
-            ProductTile(0, 128, 128, Shape(8, 3)),
-        ),
-    ),
-    "ampere": ProductTiles(
-        64,
-        (
-            ProductTile(16, 64, 16, Shape(4, 5)),
-            ProductTile(64, 64, 64, Shape(4, 4)),
-            ProductTile(0, 128, 128, Shape(8, 3)),
-        ),
-    ),
-    "interpreter": ProductTiles(128, (ProductTile(0, 128, 128, Shape()),)),
-}
-"""Products of 16-bit numbers."""
+    "hopper": ProductTiles(128, SIZES), "ampere": ProductTiles(64, SIZES), "interpreter": ONE_SIZE
+}  # fmt: skip
+"""Products of 16-bit numbers, and of ones with weights of 8 bits."""
 
 SINGLE: dict[Family, ProductTiles] = {
-    "hopper": ProductTiles(32, (ProductTile(32, 32, 16, Shape(4, 3)), ProductTile(0, 64, 64, Shape(8, 3)))),
-    "ampere": ProductTiles(32, (ProductTile(32, 32, 16, Shape(4, 3)), ProductTile(0, 64, 64, Shape(8, 3)))),
-    "interpreter": ProductTiles(128, (ProductTile(0, 128, 128, Shape()),)),
-}
+    "hopper": ProductTiles(32, SINGLE_SIZES), "ampere": ProductTiles(32, SINGLE_SIZES), "interpreter": ONE_SIZE
+}  # fmt: skip
 """Products of float32, without tensor cores."""
 
-BYTES: dict[Family, ProductTiles] = {
-    "hopper": ProductTiles(
-        128,
-        (
-            ProductTile(16, 64, 16, Shape(4, 5)),
-            ProductTile(64, 64, 64, Shape(4, 4)),
-            ProductTile(0, 128, 128, Shape(8, 3)),
-        ),
-    ),
-    "ampere": ProductTiles(
-        64,
-        (
-            ProductTile(16, 64, 16, Shape(4, 5)),
-            ProductTile(64, 64, 64, Shape(4, 4)),
-            ProductTile(0, 128, 128, Shape(8, 3)),
-        ),
-    ),
-    "interpreter": WIDE["interpreter"],
-}
-"""Products with weights of 8 bits."""
-
-FOUR_BITS = ProductTiles(128, (ProductTile(32, 64, 16, Shape(4, 4)), ProductTile(0, 128, 64, Shape(8, 3))))
-NIBBLES: dict[Family, ProductTiles] = {
-    "hopper": FOUR_BITS, "ampere": FOUR_BITS, "interpreter": WIDE["interpreter"]
-}  # fmt: skip
+NIBBLES: dict[Family, ProductTiles] = {"hopper": FOUR_BITS, "ampere": FOUR_BITS, "interpreter": ONE_SIZE}
 """Products with weights of 4 bits."""
 
 

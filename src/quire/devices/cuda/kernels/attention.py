@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from quire.devices.cuda.kernels.math import LOG2E, tanh
-from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import SEGMENT
 from quire.devices.cuda.work import WorkShape
 
@@ -311,48 +311,30 @@ def attend(
     _, groups, block, whole = cache.keys.shape
     width = out.shape[1] // shape.num_heads
     value_scales = cache.key_scales if cache.values is None else cache.value_scales
-    by_token, fixed = (
-        cache.keys.dtype == torch.int8,
-        cache.keys.dtype.itemsize == 1 and cache.keys.dtype != torch.int8,
-    )
-    number, positions = arithmetic(q.dtype, cache.keys.dtype), 0
-    if changes.scores is not None:
-        positions = changes.scores.shape[1] // shape.num_heads
+    kept = cache.keys.dtype
+    by_token, fixed = kept == torch.int8, kept.itemsize == 1 and kept != torch.int8
+    number = arithmetic(q.dtype, kept)
+    tile, scores = shape.tile, changes.scores
     common = {
         "N": shape.num_heads, "G": groups, "H": width, "D": triton.next_power_of_2(width),
-        "HEADS": shape.heads_of_tile, "ROWS": shape.tile.rows, "FIXED": fixed,
-    }  # fmt: skip
-    args = {
-        "q": q, "keys": cache.keys, "values": cache.values, "key_scales": cache.key_scales,
-        "value_scales": value_scales, "out": out, "sinks": changes.sinks, "slopes": changes.slopes,
-        "bias": changes.bias, "scores": changes.scores, "cu_q": step.cu_q, "kv_len": step.kv_len, "slots": step.slots,
-        "block_table": step.block_table, "partial_values": work.partial_values, "partial_states": work.partial_states,
-        "scale": scale, "table_stride": step.block_table.stride(0), "positions": positions,
-        "score_stride": 0 if changes.scores is None else changes.scores.stride(0),
-    }  # fmt: skip
-    constants = {
-        **common, "R": whole - width, "RD": max(16, triton.next_power_of_2(whole - width)), "BLOCK": block,
-        "WINDOW": shape.window, "CHUNK": shape.chunk,
-        "AHEAD": shape.ahead, "CAP": cap,
-        "REACH": 0 if changes.bias is None else changes.bias.shape[1] // 2, "KEYS": shape.tile.keys,
-        "SEGMENT": SEGMENT, "BY_TOKEN": by_token, "FLOAT": number,
-        "PLAIN": cap == 0 and (changes.slopes, changes.bias, changes.scores) == (None, None, None),
-        "NARROW": number == tl.float16 and q.dtype == torch.bfloat16,
+        "HEADS": shape.heads_of_tile, "ROWS": tile.rows, "FIXED": fixed,
     }  # fmt: skip
     for items, split in ((work.whole, False), (work.split, True)):
-        if items is not None:
-            grid = items.shape[0], shape.head_tiles, 1
-            run(
-                Launch(
-                    attention, grid, {**args, "items": items}, {**constants, "SPLIT": split}, shape.tile.shape
-                )
-            )
-    if work.split is None:
-        return
-    args = {
-        "out": out, "value_scales": value_scales, "sinks": changes.sinks, "merges": work.merges,
-        "partial_values": work.partial_values, "partial_states": work.partial_states,
-    }  # fmt: skip
-    own_rows = triton.next_power_of_2(shape.heads_of_tile)
-    grid = work.merges.shape[0], shape.head_tiles, 1
-    run(Launch(merge, grid, args, {**common, "OWN_ROWS": own_rows}))
+        if items is None:
+            continue
+        launch(
+            run, attention, (items.shape[0], shape.head_tiles, 1), q, cache.keys, cache.values, cache.key_scales,
+            value_scales, out, changes.sinks, changes.slopes, changes.bias, scores, step.cu_q, step.kv_len, step.slots,
+            step.block_table, items, work.partial_values, work.partial_states, scale, step.block_table.stride(0),
+            0 if scores is None else scores.stride(0), 0 if scores is None else scores.shape[1] // shape.num_heads,
+            R=whole - width, RD=max(16, triton.next_power_of_2(whole - width)), BLOCK=block, WINDOW=shape.window,
+            CHUNK=shape.chunk, AHEAD=shape.ahead, CAP=cap, KEYS=tile.keys, SEGMENT=SEGMENT, SPLIT=split,
+            REACH=0 if changes.bias is None else changes.bias.shape[1] // 2, BY_TOKEN=by_token, FLOAT=number,
+            PLAIN=cap == 0 and (changes.slopes, changes.bias, scores) == (None, None, None),
+            NARROW=number == tl.float16 and q.dtype == torch.bfloat16, shape=tile.shape, **common,
+        )  # fmt: skip
+    if work.split is not None:
+        launch(
+            run, merge, (work.merges.shape[0], shape.head_tiles, 1), out, value_scales, changes.sinks, work.merges,
+            work.partial_values, work.partial_states, OWN_ROWS=triton.next_power_of_2(shape.heads_of_tile), **common,
+        )  # fmt: skip

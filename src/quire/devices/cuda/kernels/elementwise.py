@@ -9,7 +9,7 @@ import triton.language as tl
 
 from quire.devices.cuda.kernels.math import activate, exp, tanh
 from quire.devices.cuda.kernels.norm import shape_of
-from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.launch import Launch, Launcher, launch
 from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, Elementwise, SparseGELU, Temperature
 from quire.errors import EngineError
 
@@ -128,11 +128,11 @@ def apply(
 ) -> None:
     """A function of each element; `factors` [D] are those of ColumnScale. EngineError: there is no kernel for it."""
     if isinstance(function, SparseGELU):
-        width = x.shape[1]
-        args = {"x": x, "out": out, "width": width, "stride": x.stride(0), "out_stride": out.stride(0)}
-        args["cutoff"] = float(function.cutoff)
-        block = triton.next_power_of_2(width)
-        return run(Launch(sparse_gelu, (x.shape[0], 1, 1), args, {"BLOCK": block}, shape_of(width)))
+        width, grid = x.shape[1], (x.shape[0], 1, 1)
+        about = {"BLOCK": triton.next_power_of_2(width), "shape": shape_of(width)}
+        return launch(
+            run, sparse_gelu, grid, x, out, width, x.stride(0), out.stride(0), float(function.cutoff), **about
+        )  # fmt: skip
     numbers: tuple[Any, ...] = 0.0, 0.0, 0.0, 0.0
     if isinstance(function, Clamp):
         numbers = function.limit, 0.0, 0.0, 0.0
@@ -149,9 +149,8 @@ def apply(
 def combine(run: Launcher, x: Any, factors: Any, out: Any, vectors: int, residual: Any = None) -> None:
     """Sums of the `vectors` parts of each row [T, A D], by factors [T, B A], or [1, B A] for all rows: [T, B D]."""
     width, shared = x.shape[1] // vectors, factors.shape[0] == 1
-    args = {
-        "x": x, "factors": factors, "residual": residual, "out": out, "width": width, "stride": x.stride(0),
-        "factor_stride": 0 if shared else factors.stride(0), "out_stride": out.stride(0),
-    }  # fmt: skip
     grid = x.shape[0], triton.cdiv(width, BLOCK), factors.shape[1] // vectors
-    run(Launch(combined, grid, args, {"PARTS": vectors, "BLOCK": BLOCK}))
+    launch(
+        run, combined, grid, x, factors, residual, out, width, x.stride(0), 0 if shared else factors.stride(0),
+        out.stride(0), PARTS=vectors, BLOCK=BLOCK,
+    )  # fmt: skip

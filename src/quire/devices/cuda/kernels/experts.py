@@ -16,7 +16,7 @@ import triton.language as tl
 
 from quire.devices.cuda.kernels.products import closed, product_tiles
 from quire.devices.cuda.kernels.routing import sort_pairs
-from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import ProductTile
 
 NUMBERS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -140,40 +140,22 @@ def run_experts(
     (tokens, chosen), count = ids.shape, experts.up.shape[0]
     tile, most = expert_tile(run, tokens, chosen, count, x.dtype)
     sort_pairs(run, ids, experts.up, scratch.counts, scratch.tile_experts, scratch.pairs, tile.tokens)
-    constants = {
-        "CHOSEN": chosen, "WHOLE": experts.aligned, "NUMBER": NUMBERS[experts.number], "ROWS": tile.rows,
-        "TOKENS": tile.tokens, "COLUMNS": product_tiles(run, x.dtype).columns, "LIMIT": experts.limit,
-    }  # fmt: skip
-    common = {
-        "sizes": experts.sizes,
-        "weights": weights,
-        "tile_experts": scratch.tile_experts,
-        "pairs": scratch.pairs,
-    }
 
     def product(up: bool, x: Any, table: Any, bias: Any, out: Any, rows: int, width: int) -> None:
-        args = {
-            "x": x, "addresses": table, "bias": bias, "out": out, "width": width, "x_stride": x.stride(0),
-            "out_stride": out.stride(0), "bias_stride": 0 if bias is None else bias.stride(0),
-        }  # fmt: skip
-        own = {
-            "UP": up, "WEIGH": up and experts.weigh_inputs, "ACTIVATION": experts.activation if up else "",
-            "GATED": up and experts.gated,
-        }  # fmt: skip
-        grid = triton.cdiv(rows, tile.rows), most, 1
-        run(Launch(expert_product, grid, {**common, **args}, {**constants, **own}, tile.shape))
+        launch(
+            run, expert_product, (triton.cdiv(rows, tile.rows), most, 1), x, table, experts.sizes, bias, out, weights,
+            scratch.tile_experts, scratch.pairs, width, x.stride(0), out.stride(0),
+            0 if bias is None else bias.stride(0), UP=up, CHOSEN=chosen, WEIGH=up and experts.weigh_inputs,
+            ACTIVATION=experts.activation if up else "", GATED=up and experts.gated, LIMIT=experts.limit,
+            WHOLE=experts.aligned, NUMBER=NUMBERS[experts.number], ROWS=tile.rows, TOKENS=tile.tokens,
+            COLUMNS=product_tiles(run, x.dtype).columns, shape=tile.shape,
+        )  # fmt: skip
 
     rows, width = experts.largest * (2 if experts.gated else 1), out.shape[1]
     product(True, x, experts.up, experts.up_bias, scratch.inner, rows, x.shape[1])
     product(False, scratch.inner, experts.down, experts.down_bias, scratch.outer, width, width)
-    args = {
-        "y": scratch.outer, "x": x, "ids": ids, "weights": weights, "addresses": experts.up, "out": out, "width": width,
-        "x_stride": x.stride(0), "out_stride": out.stride(0),
-    }  # fmt: skip
-    own = {
-        "CHOSEN": chosen,
-        "C": triton.next_power_of_2(chosen),
-        "WEIGHED": experts.weigh_inputs,
-        "BLOCK": 1024,
-    }
-    run(Launch(sum_experts, (tokens, triton.cdiv(width, 1024), 1), args, own))
+    launch(
+        run, sum_experts, (tokens, triton.cdiv(width, 1024), 1), scratch.outer, x, ids, weights, experts.up, out, width,
+        x.stride(0), out.stride(0), CHOSEN=chosen, C=triton.next_power_of_2(chosen), WEIGHED=experts.weigh_inputs,
+        BLOCK=1024,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import Shape
 
 
@@ -67,17 +67,14 @@ def normalize(
 ) -> None:
     """Normalize x [T, D], or x + factor * residual, which is stored in `total` too; groups of a row by themselves."""
     width = x.shape[1] // groups
-    args = {
-        "x": x, "residual": residual, "total": total, "weight": weight, "bias": bias, "out": out, "width": width,
-        "x_stride": x.stride(0), "out_stride": out.stride(0), "factor": float(factor), "eps": eps,
-    }  # fmt: skip
-    constants = {"LAYER": kind == "layer", "BLOCK": triton.next_power_of_2(width)}
-    run(Launch(norm, (x.shape[0], groups, 1), args, constants, shape_of(width)))
+    launch(
+        run, norm, (x.shape[0], groups, 1), x, residual, total, weight, bias, out, width, x.stride(0), out.stride(0),
+        float(factor), eps, LAYER=kind == "layer", BLOCK=triton.next_power_of_2(width), shape=shape_of(width),
+    )  # fmt: skip
 
 
 def match_rms(run: Launcher, x: Any, like: Any, out: Any, floor: float) -> None:
     """Scale each part of a row [T, A D] to the root mean square of `like` [T, D]."""
     width = like.shape[1]
-    args = {"x": x, "like": like, "out": out, "width": width, "floor": floor, "x_stride": x.stride(0)}
-    grid = x.shape[0], x.shape[1] // width, 1
-    run(Launch(matched, grid, args, {"BLOCK": triton.next_power_of_2(width)}, shape_of(width)))
+    grid, block = (x.shape[0], x.shape[1] // width, 1), triton.next_power_of_2(width)
+    launch(run, matched, grid, x, like, out, width, floor, x.stride(0), BLOCK=block, shape=shape_of(width))

@@ -15,8 +15,8 @@ import triton.language as tl
 
 from quire.devices.cuda.kernels.norm import shape_of
 from quire.devices.cuda.kernels.products import closed
-from quire.devices.cuda.launch import Launch, Launcher
-from quire.devices.cuda.tiles import BYTES, NIBBLES, ProductTiles
+from quire.devices.cuda.launch import Launcher, launch
+from quire.devices.cuda.tiles import NIBBLES, WIDE, ProductTiles
 
 
 @triton.jit
@@ -115,14 +115,14 @@ PADDED = 128  # columns; a multiple of every tile's
 def round_rows(run: Launcher, x: Any, codes: Any, scales: Any) -> None:
     """Round rows [T, K] to int8 codes [T, K], times a scale each [T] float32."""
     width = x.shape[1]
-    args = {"x": x, "codes": codes, "scales": scales, "width": width, "x_stride": x.stride(0)}
-    args["code_stride"] = codes.stride(0)
-    constants = {"BLOCK": triton.next_power_of_2(width)}
-    run(Launch(round_row, (x.shape[0], 1, 1), args, constants, shape_of(width)))
+    launch(
+        run, round_row, (x.shape[0], 1, 1), x, codes, scales, width, x.stride(0), codes.stride(0),
+        BLOCK=triton.next_power_of_2(width), shape=shape_of(width),
+    )  # fmt: skip
 
 
 def packed_tiles(run: Launcher, weight: PackedWeight) -> ProductTiles:
-    return (NIBBLES if weight.bits == 4 else BYTES)[run.target.family]
+    return (NIBBLES if weight.bits == 4 else WIDE)[run.target.family]
 
 
 def linear(
@@ -139,18 +139,16 @@ def linear(
 ) -> None:
     """products.linear, or products.gated, with a packed weight; x is float [T, K], or int8 with x_scales [T]."""
     (tokens, columns), rows = x.shape, weight.codes.shape[0]
-    tiles, integer = packed_tiles(run, weight), x_scales is not None
+    tiles = packed_tiles(run, weight)
     tile = tiles.of(tokens)
-    args = {
-        "x": x, "x_scales": x_scales, "codes": weight.codes, "scales": weight.scales, "zeros": weight.zeros,
-        "bias": bias, "residual": residual, "out": out, "tokens": tokens, "rows": rows, "columns": columns,
-        "x_stride": x.stride(0), "code_stride": weight.codes.stride(0), "scale_stride": weight.scales.stride(0),
-        "out_stride": out.stride(0),
-    }  # fmt: skip
-    width = weight.group or tiles.columns
-    constants = {
-        "ACTIVATION": activation or "", "GATED": is_gated, "LIMIT": limit, "BITS": weight.bits, "GROUP": weight.group,
-        "INTEGER": integer, "WHOLE": columns % width == 0, "ROWS": tile.rows, "TOKENS": tile.tokens, "COLUMNS": width,
-    }  # fmt: skip
-    grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), 1
-    run(Launch(packed_product, grid, args, constants, tile.shape))
+    width, grid = (
+        weight.group or tiles.columns,
+        (triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), 1),
+    )
+    launch(
+        run, packed_product, grid, x, x_scales, weight.codes, weight.scales, weight.zeros, bias, residual, out, tokens,
+        rows, columns, x.stride(0), weight.codes.stride(0), weight.scales.stride(0), out.stride(0),
+        ACTIVATION=activation or "", GATED=is_gated, LIMIT=limit, BITS=weight.bits, GROUP=weight.group,
+        INTEGER=x_scales is not None, WHOLE=columns % width == 0, ROWS=tile.rows, TOKENS=tile.tokens, COLUMNS=width,
+        shape=tile.shape,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from quire.devices.cuda.kernels.math import activate, gate
-from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import SINGLE, WIDE, ProductTiles
 
 
@@ -113,14 +113,9 @@ def _launch(
     tiles = product_tiles(run, x.dtype)
     tile = tiles.of(tokens)
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), count
-    args = {
-        "x": x, "weight": weights, "bias": bias, "residual": residual, "out": out,
-        "tokens": tokens, "rows": rows, "columns": columns, "x_stride": x.stride(0),
-        "weight_stride": weights.stride(1), "out_stride": out.stride(0), "weight_head": weights.stride(0),
-        "x_head": columns, "out_head": rows,
-    }  # fmt: skip
-    constants = {
-        "ACTIVATION": activation or "", "GATED": is_gated, "LIMIT": limit, "WHOLE": columns % tiles.columns == 0,
-        "ROWS": tile.rows, "TOKENS": tile.tokens, "COLUMNS": tiles.columns,
-    }  # fmt: skip
-    run(Launch(product, grid, args, constants, tile.shape))
+    launch(
+        run, product, grid, x, weights, bias, residual, out, tokens, rows, columns, x.stride(0), weights.stride(1),
+        out.stride(0), weights.stride(0), columns, rows, ACTIVATION=activation or "", GATED=is_gated, LIMIT=limit,
+        WHOLE=columns % tiles.columns == 0, ROWS=tile.rows, TOKENS=tile.tokens, COLUMNS=tiles.columns,
+        shape=tile.shape,
+    )  # fmt: skip

@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 
 from quire.devices.cuda.kernels.math import exp
-from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import Shape
 
-BLOCK = 4096
+BLOCK, WIDE = 4096, Shape(8, 1)
 LOWEST = tl.constexpr(float("-inf"))
 
 
@@ -50,17 +50,13 @@ def log_sums(logits, out, width, stride, BLOCK: tl.constexpr):
 
 def largest(run: Launcher, logits: Any, values: Any, ids: Any) -> None:
     """The largest of each row [L, V] of float32 logits: values [L], and its id [L] int32, the lowest of equal ones."""
-    args = {
-        "logits": logits,
-        "values": values,
-        "ids": ids,
-        "width": logits.shape[1],
-        "stride": logits.stride(0),
-    }
-    run(Launch(find_largest, (logits.shape[0], 1, 1), args, {"BLOCK": BLOCK}, Shape(8, 1)))
+    grid = logits.shape[0], 1, 1
+    launch(
+        run, find_largest, grid, logits, values, ids, logits.shape[1], logits.stride(0), BLOCK=BLOCK, shape=WIDE
+    )  # fmt: skip
 
 
 def log_sum_exp(run: Launcher, logits: Any, out: Any) -> None:
     """log(sum(exp(row))) of each row [L, V] of float32 logits: [L]."""
-    args = {"logits": logits, "out": out, "width": logits.shape[1], "stride": logits.stride(0)}
-    run(Launch(log_sums, (logits.shape[0], 1, 1), args, {"BLOCK": BLOCK}, Shape(8, 1)))
+    grid = logits.shape[0], 1, 1
+    launch(run, log_sums, grid, logits, out, logits.shape[1], logits.stride(0), BLOCK=BLOCK, shape=WIDE)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from quire.devices.cuda.kernels.attention import LayerCache
 from quire.devices.cuda.kernels.norm import root_mean_square
-from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.launch import Launch, Launcher, launch
 from quire.devices.cuda.tiles import Shape
 from quire.devices.kv import FP8_MOST
 from quire.errors import EngineError
@@ -169,9 +169,10 @@ class NormTensors:
 def angles(run: Launcher, positions: Any, inv_freq: Any, scale: float, out: Any) -> None:
     """Cosines, then sines, of positions [T] times frequencies [R / 2]: float32 [T, R]."""
     half = inv_freq.shape[0]
-    args = {"positions": positions, "inv_freq": inv_freq, "out": out, "scale": float(scale)}
-    constants = {"HALF": half, "BLOCK": triton.next_power_of_2(half)}
-    run(Launch(turned_angles, (positions.shape[0], 1, 1), args, constants, Shape(1, 1)))
+    launch(
+        run, turned_angles, (positions.shape[0], 1, 1), positions, inv_freq, out, float(scale), HALF=half,
+        BLOCK=triton.next_power_of_2(half), shape=Shape(1, 1),
+    )  # fmt: skip
 
 
 def store_kv(
@@ -237,16 +238,11 @@ def store_latent(
     """Norm and rotate kv [T, C + R] into the cache; q_latent [T, N C] and q_rope [T, N R] make `out` [T, N (C + R)]."""
     latent, rotary = norm.weight.shape[0], angles.shape[1]
     num_heads = q_rope.shape[1] // rotary
-    args = {
-        "kv": kv, "q_latent": q_latent, "q_rope": q_rope, "out": out, "keys": cache.keys,
-        "key_scales": cache.key_scales, "places": places, "angles": angles, "weight": norm.weight, "bias": norm.bias,
-        "eps": norm.eps, "kv_stride": kv.stride(0),
-    }  # fmt: skip
-    constants = {
-        "N": num_heads, "C": latent, "R": rotary, "D": triton.next_power_of_2(latent + rotary),
-        "LAYER": norm.kind == "layer", **_kept(cache),
-    }  # fmt: skip
-    run(Launch(latent_store, (kv.shape[0], num_heads + 1, 1), args, constants, Shape(4, 1)))
+    launch(
+        run, latent_store, (kv.shape[0], num_heads + 1, 1), kv, q_latent, q_rope, out, cache.keys, cache.key_scales,
+        places, angles, norm.weight, norm.bias, norm.eps, kv.stride(0), N=num_heads, C=latent, R=rotary,
+        D=triton.next_power_of_2(latent + rotary), LAYER=norm.kind == "layer", shape=Shape(4, 1), **_kept(cache),
+    )  # fmt: skip
 
 
 def _kind(norm: NormTensors, heads: int, width: int) -> int:

@@ -8,11 +8,12 @@ import triton
 import triton.language as tl
 
 from quire.devices.cuda.kernels.math import activate, exp, sigmoid
-from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import Shape
 from quire.devices.operands import Routing
 
 NONE = tl.constexpr(float("-inf"))
+NARROW = Shape(4, 1)
 
 
 @triton.jit
@@ -149,20 +150,16 @@ def route(
     """
     count, groups = routing.num_experts, routing.num_groups
     chosen = routing.top_k + routing.shared
-    args = {
-        "scores": scores, "given": given, "correction": correction, "weight_scales": weight_scales, "ids": ids,
-        "weights": weights, "stride": scores.stride(0), "scale": float(routing.scale), "floor": routing.floor,
-        "threshold": 2.0 * routing.sparse_mixer,
-    }  # fmt: skip
-    mixer = routing.sparse_mixer != 0
-    constants = {
-        "E": count, "GROUPS": groups, "G": triton.next_power_of_2(groups), "P": triton.next_power_of_2(count // groups),
-        "TOP": routing.top_k, "TOP_GROUPS": routing.top_groups, "BY_TWO": routing.group_sum, "CHOSEN": chosen,
-        "C": triton.next_power_of_2(chosen), "SCORING": routing.scoring, "MIXER": mixer,
-        "AFTER": routing.softmax_after and not mixer, "RENORMALIZE": routing.renormalize and not mixer,
-        "CORRECT_LOGITS": routing.correct_logits, "GATE": routing.shared_gate,
-    }  # fmt: skip
-    run(Launch(choose_experts, (scores.shape[0], 1, 1), args, constants, Shape(4, 1)))
+    mixer, size = routing.sparse_mixer != 0, triton.next_power_of_2
+    launch(
+        run, choose_experts, (scores.shape[0], 1, 1), scores, given, correction, weight_scales, ids, weights,
+        scores.stride(0), float(routing.scale), routing.floor, 2.0 * routing.sparse_mixer,
+        E=count, GROUPS=groups, G=size(groups), P=size(count // groups), TOP=routing.top_k,
+        TOP_GROUPS=routing.top_groups, BY_TWO=routing.group_sum, CHOSEN=chosen, C=size(chosen),
+        SCORING=routing.scoring, AFTER=routing.softmax_after and not mixer, MIXER=mixer,
+        RENORMALIZE=routing.renormalize and not mixer, CORRECT_LOGITS=routing.correct_logits,
+        GATE=routing.shared_gate, shape=NARROW,
+    )  # fmt: skip
 
 
 def sort_pairs(
@@ -174,11 +171,9 @@ def sort_pairs(
     experts.most_tiles. An address of 0 means no weights.
     """
     experts, total = addresses.shape[0], ids.numel()
-    args = {"ids": ids, "addresses": addresses, "counts": counts, "total": total}
-    run(Launch(count_pairs, (experts, 1, 1), args, {"BLOCK": 1024}, Shape(4, 1)))
-    args = {
-        "ids": ids, "counts": counts, "tile_experts": tile_experts, "pairs": pairs, "total": total,
-        "most": tile_experts.shape[0],
-    }  # fmt: skip
-    constants = {"E": experts, "EXPERTS": triton.next_power_of_2(experts), "TOKENS": tokens, "BLOCK": 1024}
-    run(Launch(place_pairs, (experts, 1, 1), args, constants, Shape(4, 1)))
+    grid = experts, 1, 1
+    launch(run, count_pairs, grid, ids, addresses, counts, total, BLOCK=1024, shape=NARROW)
+    launch(
+        run, place_pairs, grid, ids, counts, tile_experts, pairs, total, tile_experts.shape[0], E=experts,
+        EXPERTS=triton.next_power_of_2(experts), TOKENS=tokens, BLOCK=1024, shape=NARROW,
+    )  # fmt: skip

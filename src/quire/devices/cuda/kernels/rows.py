@@ -7,7 +7,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.launch import Launcher, launch
 
 BLOCK = 1024
 
@@ -57,12 +57,11 @@ def copy(words, pairs, size, BLOCK: tl.constexpr):
 def embed(run: Launcher, table: Any, ids: Any, out: Any, scale: float = 1.0, offset: int = 0) -> None:
     """Rows ids + offset of a table [V, D], times scale: [T, D]."""
     width = table.shape[1]
-    args = {
-        "table": table, "ids": ids, "out": out, "width": width, "table_stride": table.stride(0),
-        "out_stride": out.stride(0), "offset": offset, "scale": float(scale),
-    }  # fmt: skip
     grid = ids.shape[0], triton.cdiv(width, BLOCK), 1
-    run(Launch(gather, grid, args, {"SCALED": scale != 1.0, "BLOCK": BLOCK}))
+    launch(
+        run, gather, grid, table, ids, out, width, table.stride(0), out.stride(0), offset, float(scale),
+        SCALED=scale != 1.0, BLOCK=BLOCK,
+    )  # fmt: skip
 
 
 def select(run: Launcher, x: Any, rows: Any, out: Any) -> None:
@@ -82,13 +81,11 @@ def places(
 ) -> None:
     """Where the tokens of a step lie in the cache: int64 [T]. Padding tokens lie at the place `scratch`."""
     sequences, tokens = slots.shape[0], out.shape[0]
-    args = {
-        "positions": positions, "cu_q": cu_q, "slots": slots, "block_table": block_table, "out": out,
-        "tokens": tokens, "table_stride": block_table.stride(0), "scratch": scratch,
-    }  # fmt: skip
-    halvings = max(1, (sequences - 1).bit_length())
-    constants = {"SEQUENCES": sequences, "HALVINGS": halvings, "BLOCK_SIZE": block_size, "BLOCK": 256}
-    run(Launch(find_places, (triton.cdiv(tokens, 256), 1, 1), args, constants))
+    launch(
+        run, find_places, (triton.cdiv(tokens, 256), 1, 1), positions, cu_q, slots, block_table, out, tokens,
+        block_table.stride(0), scratch, SEQUENCES=sequences, HALVINGS=max(1, (sequences - 1).bit_length()),
+        BLOCK_SIZE=block_size, BLOCK=256,
+    )  # fmt: skip
 
 
 def copy_blocks(run: Launcher, side: Any, pairs: Any) -> None:
@@ -99,4 +96,4 @@ def copy_blocks(run: Launcher, side: Any, pairs: Any) -> None:
     words = side.view(side.shape[0], -1)
     size = words.shape[1]
     grid = pairs.shape[0], triton.cdiv(size, BLOCK), 1
-    run(Launch(copy, grid, {"words": words, "pairs": pairs, "size": size}, {"BLOCK": BLOCK}))
+    launch(run, copy, grid, words, pairs, size, BLOCK=BLOCK)
