@@ -53,21 +53,21 @@ class Attention {
   Attention(const AttentionArgs& args, const AttentionLimits& limits)
       : a_(args),
         sizes_(args.kv.head_dim, args.kv.value_dim, limits.threads),
-        kv_(args.kv),
+        kv_(args.kv, args.entries, args.pool),
         query_words_(query_words<T>(args.kv.head_dim)),
         jobs_(args, limits.threads, args.workspace),
         thread_memory_(static_cast<char*>(args.workspace) + round_up(AttentionJobs::bytes(limits), 64)),
         split_memory_(thread_memory_ + size_t(limits.threads) * sizes_.thread) {}
 
   const AttentionJobs& jobs() const { return jobs_; }
-  double work() const { return jobs_.cost() * a_.kv.head_dim * 2 * a_.kv.num_kv_heads; }  // multiply-adds
+  double work() const { return jobs_.cost() * a_.kv.head_dim * 2 * jobs_.kv_heads(); }  // multiply-adds
 
   static int first_segment(const AttentionJob& j) { return j.low / kSegment; }
   static int segments(const AttentionJob& j) { return (j.high - 1) / kSegment + 1 - first_segment(j); }
 
   // All segments of a job, in order. Meanwhile prefetches the first keys of the next job.
   __attribute__((noinline)) void run(const AttentionJob& j, const AttentionJob& following, int thread) const {
-    const Walk then = walk_of(following, a_.order[following.first], following.low, following.high);
+    const Walk then = walk_of(following, jobs_.first_part(following).seq, following.low, following.high);
     Partial whole = thread_partial(thread, 0), part = thread_partial(thread, 1);
     load_queries(j, thread);
     for (int s = 0; s < segments(j); ++s) {
@@ -123,7 +123,7 @@ class Attention {
     const int H = a_.kv.head_dim, words = query_words_;
     const size_t stride = round_up(size_t(max_of(H, words)), kLanes);
     auto row = [&](int i) {
-      const int token = a_.cu_q[p.seq] + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
+      const int token = jobs_.first_token(p.seq) + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
       return a_.q + size_t(token) * a_.q_stride + size_t(head) * size_t(H);
     };
     for (int t = 0, i = 0; t < tiles.count && i < p.rows; ++t) {
@@ -149,7 +149,7 @@ class Attention {
           row.reach = a_.reach;
           row.bias = a_.bias ? a_.bias + size_t(jobs_.head(p, i, j.head + h)) * size_t(2 * a_.reach + 1) + a_.reach : nullptr;
           row.position = jobs_.position(p, i);
-          const size_t token = size_t(a_.cu_q[p.seq] + jobs_.token(p, i)), head = size_t(jobs_.head(p, i, j.head + h));
+          const size_t token = size_t(jobs_.first_token(p.seq) + jobs_.token(p, i)), head = size_t(jobs_.head(p, i, j.head + h));
           row.added = a_.added ? a_.added + (token * size_t(a_.num_heads) + head) * a_.added_positions : nullptr;
           row.first = jobs_.first_seen(row.position);
           row.last = jobs_.last_seen(p.seq, row.position);
@@ -177,7 +177,7 @@ class Attention {
     };
     if (joint > 0) {
       const Walk first = own_walk(jobs_.first_part(j));
-      walk(walk_of(j, a_.order[j.first], max_of(j.low, begin), min_of(joint, end)),
+      walk(walk_of(j, jobs_.first_part(j).seq, max_of(j.low, begin), min_of(joint, end)),
            rows_of(j, out, joint_queries(thread), 0, j.rows), thread, &first);
     }
     jobs_.for_parts(j, [&](const RowPart& p) {
@@ -195,11 +195,13 @@ class Attention {
     if (then && then->low >= then->high) then = nullptr;
     // Many rows: convert two-byte elements (widen, or pair) once per tile instead of once per few rows.
     const bool few = rows.count <= kDirectRows || !std::is_same_v<T, uint16_t>;
-    walk_as(w, rows, few && kv_.whole_vectors(), thread, then);
+    walk_as(w, rows, few && !w.view && kv_.whole_vectors(), thread, then);
   }
 
   Walk walk_of(const AttentionJob& j, int seq, int low, int high) const {
-    return {a_.block_table + size_t(a_.slots[seq]) * a_.block_table_stride, j.head, j.heads, low, high};
+    const QueryView* view = a_.views ? a_.views + seq : nullptr;
+    const int slot = view ? view->slot : a_.slots[seq];
+    return {a_.block_table + size_t(slot) * a_.block_table_stride, view, j.head, j.heads, low, high};
   }
 
   // Reads tiles in place, all heads of a tile before the next, because their blocks are neighbours; or copies them
@@ -230,14 +232,14 @@ class Attention {
         const size_t at = size_t(rows.at(head, 0));
         const HeadRows own{rows.q + at * size_t(query_words_), rows.states + at, rows.values + at * sizes_.padded,
                            rows.count, 0};
-        auto copies = kv_.copied<T>(w.table, w.head + head, range, thread_tiles(thread));
+        auto copies = kv_.copied<T>(w, w.head + head, range, thread_tiles(thread));
         // While one head is processed, prefetch the next head, or the next tile.
-        const Walk other{w.table, w.head + head + 1, 1, w.low, w.high};
+        const Walk other{w.table, w.view, w.head + head + 1, 1, w.low, w.high};
         const TileKV<T> next = head + 1 < w.heads ? kv_.direct<T>(other, range) : after_tile(w, tile, then);
         copies.after_keys = ahead(next.keys, copies.keys, next.key_stride * sizeof(T));
         copies.after_values = ahead(next.values, copies.values, kValueStep<T> * sizeof(T));
         if constexpr (std::is_same_v<T, int8_t>) {
-          kv_.load_scales(w.table, w.head + head, range, scales);
+          kv_.load_scales(w, w.head + head, range, scales);
           for (int v = 0; v < kTileVectors; ++v)
             copies.key_scales[v] = scales.keys + v * kLanes, copies.value_scales[v] = scales.values + v * kLanes;
         }
@@ -296,7 +298,7 @@ class Attention {
 
   // Writes row `at` of a job, which is row i of a part, to the output.
   void finish_row(const RowPart& p, int i, int kv_head, Partial whole, int at) const {
-    const int W = a_.kv.value_dim, token = a_.cu_q[p.seq] + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
+    const int W = a_.kv.value_dim, token = jobs_.first_token(p.seq) + jobs_.token(p, i), head = jobs_.head(p, i, kv_head);
     const RowState& row = whole.rows[at];
     float* out = a_.out + size_t(token) * a_.out_stride + size_t(head) * size_t(W);
     const float* in = whole.values + size_t(at) * sizes_.padded;
@@ -341,7 +343,7 @@ inline void attention_split(const Attention<T>& attention, int jobs, int segment
 
 template <class T>
 void attention(const AttentionArgs& a, ThreadPool& pool) {
-  const AttentionLimits limits{a.cu_q[a.num_seqs], a.num_seqs, a.num_heads, a.kv.num_kv_heads, a.kv.head_dim,
+  const AttentionLimits limits{a.num_tokens > 0 ? a.num_tokens : a.cu_q[a.num_seqs], a.num_seqs, a.num_heads, a.kv.num_kv_heads, a.kv.head_dim,
                                a.kv.value_dim, pool.threads()};
   const Attention<T> attention(a, limits);
   const int jobs = attention.jobs().count(), threads = pool.threads();

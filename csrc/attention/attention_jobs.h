@@ -45,11 +45,11 @@ class AttentionJobs {
   AttentionJobs(const AttentionArgs& args, int threads, void* memory)
       : a_(args), groups_(static_cast<RowGroup*>(memory)), per_head_(args.num_heads / args.kv.num_kv_heads) {
     for (int i = 0; i < a_.num_seqs; ++i) cost_ += double(rows_at(i)) * positions_at(i);
-    const double most = cost_ * a_.kv.num_kv_heads / (kSplitJobs * threads);
+    const double most = cost_ * kv_heads() / (kSplitJobs * threads);
     const int whole = a_.num_seqs < kSplitJobs * threads ? kSegment : INT32_MAX;  // positions of a thread's task
     auto most_rows = [&](int positions) { return int(min_of(most / min_of(positions, whole), double(kJobRows))); };
     for (int i = 0; i < a_.num_seqs;) {
-      RowGroup g{i, 1, 0, rows_at(i), a_.kv_len[a_.order[i]]};
+      RowGroup g{i, 1, 0, rows_at(i), length_of(seq_at(i))};
       int positions = positions_at(i);
       for (int next = i + 1; next < a_.num_seqs && begins_alike(next); ++next) {
         const int further = max_of(positions, positions_at(next)), rows = g.rows + rows_at(next);
@@ -57,14 +57,17 @@ class AttentionJobs {
         positions = further, g.rows = rows, ++g.members;
         g.shared = min_of(g.shared, a_.shared[next]);
       }
-      const int heads = max_of(1, min_of(most_rows(positions) / g.rows, a_.kv.num_kv_heads)), parts = parts_of(heads);
-      g.heads = (a_.kv.num_kv_heads + parts - 1) / parts;
+      const int heads = max_of(1, min_of(most_rows(positions) / g.rows, kv_heads())), parts = parts_of(heads);
+      g.heads = (kv_heads() + parts - 1) / parts;
       add(g);
       i += g.members;
     }
   }
 
   int count() const { return jobs_; }
+  // The kv heads that each sequence's rows meet.
+  int kv_heads() const { return a_.by_head ? 1 : a_.kv.num_kv_heads; }
+  int first_token(int seq) const { return a_.views ? a_.views[seq].token : a_.cu_q[seq]; }
 
   // All groups of the same sequences before the next heads: a head's keys and values stay in L2.
   AttentionJob operator[](int index) const {
@@ -73,7 +76,8 @@ class AttentionJobs {
     const RowGroup& any = groups_[low];
     const int place = index - any.first_job, head = place / any.count * any.heads;
     AttentionJob job{groups_[any.begin + place % any.count], head};
-    job.heads = min_of(job.heads, a_.kv.num_kv_heads - head);
+    job.heads = min_of(job.heads, kv_heads() - head);
+    if (a_.by_head) job.head = a_.views[seq_at(job.first)].kv_head;
     return job;
   }
 
@@ -89,39 +93,42 @@ class AttentionJobs {
   }
 
   RowPart first_part(const RowGroup& g) const {
-    return {g.first, a_.order[g.first], g.row, g.members == 1 ? g.rows : rows_at(g.first), 0};
+    return {g.first, seq_at(g.first), g.row, g.members == 1 ? g.rows : rows_at(g.first), 0};
   }
   // Advances `part`; false if it was the last.
   bool next_part(const RowGroup& g, RowPart& part) const {
     const int place = part.place + 1;
     if (place == g.first + g.members) return false;
-    part = {place, a_.order[place], g.row, rows_at(place), part.at + part.rows};
+    part = {place, seq_at(place), g.row, rows_at(place), part.at + part.rows};
     return true;
   }
 
   int token(const RowPart& p, int row) const { return (p.row + row) / per_head_; }  // among the sequence's in the step
   int head(const RowPart& p, int row, int kv_head) const { return kv_head * per_head_ + (p.row + row) % per_head_; }
-  int position(const RowPart& p, int row) const { return a_.kv_len[p.seq] - tokens_of(p.seq) + token(p, row); }
+  int position(const RowPart& p, int row) const { return length_of(p.seq) - tokens_of(p.seq) + token(p, row); }
   int first_seen(int position) const {
     const int first = a_.window > 0 ? max_of(0, position - a_.window + 1) : 0;
     return a_.chunk > 0 ? max_of(first, position / a_.chunk * a_.chunk) : first;
   }
-  int last_seen(int seq, int position) const { return min_of(position + a_.ahead, a_.kv_len[seq] - 1); }
+  int last_seen(int seq, int position) const { return min_of(position + a_.ahead, length_of(seq) - 1); }
 
  private:
-  int parts_of(int heads) const { return (a_.kv.num_kv_heads + heads - 1) / heads; }
-  int tokens_of(int seq) const { return a_.cu_q[seq + 1] - a_.cu_q[seq]; }
-  int rows_at(int place) const { return tokens_of(a_.order[place]) * per_head_; }
+  int parts_of(int heads) const { return (kv_heads() + heads - 1) / heads; }
+  int seq_at(int place) const { return a_.order ? a_.order[place] : place; }
+  int tokens_of(int seq) const { return a_.views ? 1 : a_.cu_q[seq + 1] - a_.cu_q[seq]; }
+  int length_of(int seq) const { return a_.views ? a_.views[seq].length : a_.kv_len[seq]; }
+  int rows_at(int place) const { return tokens_of(seq_at(place)) * per_head_; }
 
   // All positions that the sequence at `place` sees.
   int positions_at(int place) const {
-    const int seq = a_.order[place], length = a_.kv_len[seq];
+    const int seq = seq_at(place), length = length_of(seq);
     return length - first_seen(length - tokens_of(seq));
   }
 
   // Whether the sequence at `place` should join the one before: not if either shares more than twice as much with
   // another.
   bool begins_alike(int place) const {
+    if (!a_.shared) return false;
     const int after = place + 1 < a_.num_seqs ? a_.shared[place + 1] : 0;
     return a_.shared[place] >= kTile && 2 * a_.shared[place] >= max_of(a_.shared[place - 1], after);
   }

@@ -21,9 +21,10 @@ struct TileRange {
   }
 };
 
-// Positions low..high-1 of a sequence's kv heads from `head` on.
+// Positions low..high-1 of a sequence's kv heads from `head` on. With a `view` they are places in its list.
 struct Walk {
   const int32_t* table;
+  const QueryView* view;
   int head, heads, low, high;
 
   int first() const { return low / kTile; }
@@ -47,7 +48,7 @@ struct TileScales {
 
 class LayerKV {
  public:
-  explicit LayerKV(const KVView& kv) : kv_(kv) {}
+  LayerKV(const KVView& kv, const KVView* entries, int pool) : kv_(kv), entries_(entries), pool_(pool) {}
 
   // Words for the copies of a tile.
   static size_t copied_words(size_t head_dim, size_t padded) {
@@ -69,12 +70,12 @@ class LayerKV {
     tile.head_stride = kv_.tile_bytes() / sizeof(T), tile.heads = w.heads;
     for (int v = 0; v < kTileVectors; ++v) {
       if (!range.touches(v)) continue;
-      const int p = range.at + v * kLanes, block = w.table[p / kv_.block_size], offset = p % kv_.block_size;
-      tile.keys[v] = key_at<T>(block, w.head) + size_t(offset) * together;
-      if (!kv_.shared_values) tile.values[v] = value_at<T>(block, w.head, offset);
+      const Place p = place(w, range.at + v * kLanes);
+      tile.keys[v] = key_at<T>(p, w.head) + size_t(p.offset) * together;
+      if (!kv_.shared_values) tile.values[v] = value_at<T>(p, w.head);
       if constexpr (std::is_same_v<T, int8_t>) {
-        tile.key_scales[v] = scales_of(kv_.key_tile(block, w.head)) + offset;
-        tile.value_scales[v] = scales_of(kv_.value_tile(block, w.head)) + offset;
+        tile.key_scales[v] = scales_of(*p.kv, p.kv->key_tile(p.block, w.head)) + p.offset;
+        tile.value_scales[v] = scales_of(*p.kv, p.kv->value_tile(p.block, w.head)) + p.offset;
       }
     }
     return tile;
@@ -84,13 +85,13 @@ class LayerKV {
   // loop over one or two vectors reads contiguous memory. Places outside the range are not written; a pair with one
   // element inside has 0 for the other.
   template <class T>
-  TileKV<Copied<T>> copied(const int32_t* table, int head, TileRange range, float* memory) const {
+  TileKV<Copied<T>> copied(const Walk& w, int head, TileRange range, float* memory) const {
     using C = Copied<T>;
     constexpr int columns = Steps<C>::kColumns, vector = kLanes * 4 / int(sizeof(C));  // elements
     const size_t key_elements = size_t(query_steps<C>(kv_.head_dim)) * vector;
     C* keys = reinterpret_cast<C*>(memory);
     C* values = keys + kTileVectors * round_up(size_t(kv_.head_dim), kLanes) * vector;
-    copy<T>(table, head, range, keys, values);
+    copy<T>(w, head, range, keys, values);
     TileKV<C> tile{};
     tile.key_stride = tile.row_stride = vector, tile.value_stride = kTile / columns * vector;
     for (int v = 0; v < kTileVectors; ++v)
@@ -99,40 +100,63 @@ class LayerKV {
     return tile;
   }
 
-  void load_scales(const int32_t* table, int head, TileRange range, TileScales& scales) const {
+  void load_scales(const Walk& w, int head, TileRange range, TileScales& scales) const {
     std::memset(&scales, 0, sizeof(scales));
-    for_runs(table, range, [&](int place, int block, int offset, int length) {
-      const float* keys = scales_of(kv_.key_tile(block, head)) + offset;
-      const float* values = kv_.shared_values ? keys : scales_of(kv_.value_tile(block, head)) + offset;
-      std::memcpy(scales.keys + place, keys, size_t(length) * 4);
-      std::memcpy(scales.values + place, values, size_t(length) * 4);
+    for_runs(w, range, [&](int at, const Place& p) {
+      const float* keys = scales_of(*p.kv, p.kv->key_tile(p.block, head)) + p.offset;
+      const float* values = kv_.shared_values ? keys : scales_of(*p.kv, p.kv->value_tile(p.block, head)) + p.offset;
+      std::memcpy(scales.keys + at, keys, size_t(p.length) * 4);
+      std::memcpy(scales.values + at, values, size_t(p.length) * 4);
     });
   }
 
  private:
+  // A row in a block, which `length` - 1 others follow there.
+  struct Place {
+    const KVView* kv;
+    int block, offset, length;
+  };
+
+  // The row of a position of a walk, or of a place in its list.
+  Place place(const Walk& w, int i) const {
+    if (!w.view) return {&kv_, w.table[i / kv_.block_size], i % kv_.block_size, kv_.block_size - i % kv_.block_size};
+    const QueryView& q = *w.view;
+    if (i < q.own) return kept(kv_, w.table, q.first + i, q.own - i);
+    i -= q.own;
+    if (!entries_) return kept(kv_, w.table, int(q.numbers[i / pool_]) * pool_ + i % pool_, pool_ - i % pool_);
+    return q.numbers ? kept(*entries_, w.table, int(q.numbers[i]), 1) : kept(*entries_, w.table, i, INT32_MAX);
+  }
+  // Row `row` of a layer, of which at most `most` are wanted from there on.
+  static Place kept(const KVView& kv, const int32_t* table, int row, int most) {
+    const KVRow at = kv.row_of(row);
+    const int rest = kv.every == 1 ? kv.block_size - at.offset
+                                   : (kv.block_tokens - 1 - ((row + 1) * kv.every - 1) % kv.block_tokens) / kv.every + 1;
+    return {&kv, table[at.block], at.offset, min_of(rest, most)};
+  }
+
   // Behind a block's int8 elements.
-  const float* scales_of(const char* tile) const {
-    return reinterpret_cast<const float*>(tile + kv_.tile_elements());
+  static const float* scales_of(const KVView& kv, const char* tile) {
+    return reinterpret_cast<const float*>(tile + kv.tile_elements());
   }
 
   template <class T>
-  const T* key_at(int block, int head) const {
-    return reinterpret_cast<const T*>(kv_.key_tile(block, head));
+  const T* key_at(const Place& p, int head) const {
+    return reinterpret_cast<const T*>(p.kv->key_tile(p.block, head));
   }
   template <class T>
-  const T* value_at(int block, int head, int offset) const {
-    const char* tile = kv_.value_tile(block, head);
-    return reinterpret_cast<const T*>(tile) + size_t(offset) * size_t(kv_.head_dim);
+  const T* value_at(const Place& p, int head) const {
+    const char* tile = p.kv->value_tile(p.block, head);
+    return reinterpret_cast<const T*>(tile) + size_t(p.offset) * size_t(kv_.head_dim);
   }
 
-  // Calls f(place in the tile, block, offset in it, length) for each run of the range within one block.
+  // Calls f(place in the tile, row) for each run of the range within one block.
   template <class F>
-  void for_runs(const int32_t* table, TileRange range, F&& f) const {
-    const int size = kv_.block_size;
-    for (int p = range.from; p < range.to;) {
-      const int offset = p % size, length = min_of(size - offset, range.to - p);
-      f(p - range.at, table[p / size], offset, length);
-      p += length;
+  void for_runs(const Walk& w, TileRange range, F&& f) const {
+    for (int i = range.from; i < range.to;) {
+      Place p = place(w, i);
+      p.length = min_of(p.length, range.to - i);
+      f(i - range.at, p);
+      i += p.length;
     }
   }
 
@@ -145,48 +169,51 @@ class LayerKV {
 
   // Copies bytes unchanged: missing elements may be garbage, because their factors are 0.
   template <class T>
-  void copy(const int32_t* table, int head, TileRange range, int8_t* to_keys, int8_t* to_values) const {
-    const size_t H = size_t(kv_.head_dim), W = size_t(kv_.value_dim), size = size_t(kv_.block_size);
+  void copy(const Walk& w, int head, TileRange range, int8_t* to_keys, int8_t* to_values) const {
+    const size_t H = size_t(kv_.head_dim), W = size_t(kv_.value_dim);
     const size_t steps = size_t(query_steps<int8_t>(kv_.head_dim));
-    for_runs(table, range, [&](int first_place, int block, int first_offset, int length) {
-      const int8_t* values = kv_.shared_values ? nullptr : value_at<int8_t>(block, head, 0);
-      for (int i = 0; i < length; ++i) {
-        const size_t place = size_t(first_place + i), offset = size_t(first_offset + i);
-        const int8_t* key = key_at<int8_t>(block, head) + offset * 4;
+    for_runs(w, range, [&](int first_place, const Place& run) {
+      const auto* values = kv_.shared_values ? nullptr : reinterpret_cast<const int8_t*>(run.kv->value_tile(run.block, head));
+      const size_t size = size_t(run.kv->block_size);
+      for (int i = 0; i < run.length; ++i) {
+        const size_t place = size_t(first_place + i), offset = size_t(run.offset + i);
+        const int8_t* key = key_at<int8_t>(run, head) + offset * 4;
         int8_t* key_to = to_keys + (place / kLanes * steps * kLanes + place % kLanes) * 4;
         for (size_t step = 0; step < steps; ++step) std::memcpy(key_to + step * kLanes * 4, key + step * size * 4, 4);
         int8_t* value_to = to_values + place / 4 * kLanes * 4 + place % 4;
-        for (size_t w = 0; w < W; ++w)
-          value_to[(w / kLanes * (kTile / 4) * kLanes + w % kLanes) * 4] =
-              values ? values[(offset / 4 * H + w) * 4 + offset % 4] : int8_t(key[w / 4 * size * 4 + w % 4] ^ 0x80);
+        for (size_t h = 0; h < W; ++h)
+          value_to[(h / kLanes * (kTile / 4) * kLanes + h % kLanes) * 4] =
+              values ? values[(offset / 4 * H + h) * 4 + offset % 4] : int8_t(key[h / 4 * size * 4 + h % 4] ^ 0x80);
       }
     });
   }
 
   // Narrow elements are copied as floats.
   template <class T>
-  void copy(const int32_t* table, int head, TileRange range, float* to_keys, float* to_values) const {
+  void copy(const Walk& w, int head, TileRange range, float* to_keys, float* to_values) const {
     if constexpr (std::is_same_v<T, float>) {
-      if (kv_.type == KVType::f16) return copy_floats<Half>(table, head, range, to_keys, to_values);
-      if (kv_.type == KVType::e4m3) return copy_floats<E4m3>(table, head, range, to_keys, to_values);
-      if (kv_.type == KVType::e5m2) return copy_floats<E5m2>(table, head, range, to_keys, to_values);
+      if (kv_.type == KVType::f16) return copy_floats<Half>(w, head, range, to_keys, to_values);
+      if (kv_.type == KVType::e4m3) return copy_floats<E4m3>(w, head, range, to_keys, to_values);
+      if (kv_.type == KVType::e5m2) return copy_floats<E5m2>(w, head, range, to_keys, to_values);
     }
-    copy_floats<T>(table, head, range, to_keys, to_values);
+    copy_floats<T>(w, head, range, to_keys, to_values);
   }
 
   template <class T>
-  void copy_floats(const int32_t* table, int head, TileRange range, float* to_keys, float* to_values) const {
-    const size_t H = size_t(kv_.head_dim), W = size_t(kv_.value_dim), size = size_t(kv_.block_size);
+  void copy_floats(const Walk& walk, int head, TileRange range, float* to_keys, float* to_values) const {
+    const size_t H = size_t(kv_.head_dim), W = size_t(kv_.value_dim);
     auto key_to = [&](size_t place) { return to_keys + place / kLanes * H * kLanes + place % kLanes; };
-    for_runs(table, range, [&](int place, int block, int offset, int length) {
-      const T* keys = key_at<T>(block, head) + offset;
+    for_runs(walk, range, [&](int place, const Place& run) {
+      const T* keys = key_at<T>(run, head) + run.offset;
+      const size_t size = size_t(run.kv->block_size);
+      const int length = run.length;
       size_t i = 0;
       for (; place % kLanes == 0 && i + kLanes <= size_t(length); i += kLanes)
         for (size_t h = 0; h < H; ++h) store(key_to(size_t(place) + i) + h * kLanes, load_kv(keys + h * size + i));
       for (; i < size_t(length); ++i)
         for (size_t h = 0; h < H; ++h) key_to(size_t(place) + i)[h * kLanes] = widen(keys[h * size + i]);
       float* to = to_values + size_t(place) * kLanes;
-      const T* values = kv_.shared_values ? nullptr : value_at<T>(block, head, offset);
+      const T* values = kv_.shared_values ? nullptr : value_at<T>(run, head);
       for (i = 0; i < size_t(length); ++i, to += kLanes) {
         const float* key = key_to(size_t(place) + i);
         size_t w = 0;
@@ -200,17 +227,18 @@ class LayerKV {
 
 #if defined(QUIRE_BF16_DOT)
   template <class T>
-  void copy(const int32_t* table, int head, TileRange range, uint32_t* to_keys, uint32_t* to_values) const {
+  void copy(const Walk& walk, int head, TileRange range, uint32_t* to_keys, uint32_t* to_values) const {
     const size_t H = size_t(kv_.head_dim), steps = size_t(query_words<uint32_t>(kv_.head_dim));
-    const size_t size = size_t(kv_.block_size);
     auto* halves = reinterpret_cast<uint16_t*>(to_keys);
     // Element h of a copied key is this many elements after its first one.
     auto key_to = [&](int place) {
       return halves + (size_t(place / kLanes) * steps * kLanes + size_t(place % kLanes)) * 2;
     };
     auto element = [](size_t h) { return h / 2 * kLanes * 2 + h % 2; };
-    for_runs(table, range, [&](int place, int block, int offset, int length) {
-      const T* keys = key_at<T>(block, head) + offset;
+    for_runs(walk, range, [&](int place, const Place& run) {
+      const T* keys = key_at<T>(run, head) + run.offset;
+      const size_t size = size_t(run.kv->block_size);
+      const int length = run.length;
       int i = 0;
       for (; place % kLanes == 0 && i + kLanes <= length; i += kLanes)
         for (size_t h = 0; h < H; h += 2) {
@@ -222,7 +250,7 @@ class LayerKV {
           key_to(place + i)[element(h)] = h < H ? keys[h * size + size_t(i)] : uint16_t{0};
     });
     const size_t W = size_t(kv_.value_dim);
-    auto row = [&](int p) { return value_at<T>(table[p / kv_.block_size], head, p % kv_.block_size); };
+    auto row = [&](int p) { return value_at<T>(place(walk, p), head); };
     for (int p = range.from / 2 * 2; p < range.to; p += 2) {
       const bool has_first = range.sees(p), has_second = range.sees(p + 1);
       uint32_t* to = to_values + size_t(p - range.at) / 2 * kLanes;
@@ -244,6 +272,8 @@ class LayerKV {
 #endif
 
   const KVView& kv_;
+  const KVView* entries_;
+  int pool_;
 };
 
 }  // namespace quire::QUIRE_ISA

@@ -34,7 +34,7 @@ class AttentionCache {
  public:
   AttentionCache(const nb::ndarray<nb::c_contig, nb::device::cpu>& keys,
                  const nb::ndarray<nb::c_contig, nb::device::cpu>& values)
-      : store_({KVLayer{dim(keys, 1), dim(keys, 2)}}, 0, keys.itemsize() == 2 ? KVType::bf16 : KVType::f32,
+      : store_({KVLayer{dim(keys, 1), dim(keys, 2)}}, keys.itemsize() == 2 ? KVType::bf16 : KVType::f32,
                dim(keys, 0), dim(keys, 3)) {
     check(values.ndim() == 4 && values.nbytes() == keys.nbytes() && values.itemsize() == keys.itemsize() &&
               values.shape(2) == keys.shape(3) && values.shape(3) == keys.shape(2),

@@ -325,13 +325,13 @@ Bytes bytes(nb::handle owner) {
   return Bytes(reinterpret_cast<const uint8_t*>(view.data), {view.nbytes()}, owner);
 }
 
-// (kv heads, head_dim, (elements of a state, of an open row) of each state) of each layer.
-using LayerTuples = std::vector<std::tuple<int, int, std::vector<std::pair<size_t, size_t>>>>;
+// The fields of KVLayer, with (elements of a state, of an open row) of each state, of each layer.
+using LayerTuples = std::vector<std::tuple<int, int, int, int, std::vector<std::pair<size_t, size_t>>>>;
 
 std::vector<KVLayer> to_layers(const LayerTuples& tuples) {
   std::vector<KVLayer> layers;
-  for (const auto& [heads, dim, sizes] : tuples) {
-    layers.push_back({heads, dim});
+  for (const auto& [heads, dim, value_dim, every, sizes] : tuples) {
+    layers.push_back({heads, dim, value_dim, every, {}});
     for (const auto& [state, row] : sizes) layers.back().states.push_back({state, row});
   }
   return layers;
@@ -420,13 +420,13 @@ void bind_plan(nb::module_& m) {
   bind_weights(m);
   nb::class_<KVStore>(m, "KVStore", "Paged keys and values of all layers.")
       .def("__init__",
-           [](KVStore* self, const LayerTuples& layers, int value_dim, const std::string& type, int num_blocks,
+           [](KVStore* self, const LayerTuples& layers, const std::string& type, int num_blocks,
               int block_size, std::vector<std::vector<float>> scales, std::vector<int> columns, int num_slabs,
               int num_states, int num_open) {
-             new (self) KVStore(to_layers(layers), value_dim, to_kv_type(type), num_blocks, block_size,
+             new (self) KVStore(to_layers(layers), to_kv_type(type), num_blocks, block_size,
                                 std::move(scales), std::move(columns), num_slabs, num_states, num_open);
            },
-           "layers"_a, "value_dim"_a, "type"_a, "num_blocks"_a, "block_size"_a,
+           "layers"_a, "type"_a, "num_blocks"_a, "block_size"_a,
            "scales"_a = std::vector<std::vector<float>>{}, "columns"_a = std::vector<int>{}, "num_slabs"_a = 0,
            "num_states"_a = 0, "num_open"_a = 0)
       .def_prop_ro("nbytes", &KVStore::nbytes)
@@ -437,8 +437,8 @@ void bind_plan(nb::module_& m) {
   nb::class_<Plan> plan(m, "Plan", "A recorded forward pass.");
   plan.def("__init__",
            [](Plan* self, const std::string& isa, std::shared_ptr<ThreadPool> pool, const LayerTuples& layers,
-              int value_dim, int max_tokens, int max_seqs, int max_logit_rows, int max_adapters) {
-             new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), to_layers(layers), value_dim,
+              int max_tokens, int max_seqs, int max_logit_rows, int max_adapters) {
+             new (self) Plan(kernels_for(resolve_isa(isa)), std::move(pool), to_layers(layers),
                              {max_tokens, max_seqs, max_logit_rows, max_adapters});
            })
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)

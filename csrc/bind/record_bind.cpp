@@ -154,7 +154,26 @@ int attend(Plan& plan, const Record& op) {
   return plan.attention(op.buffer("q"), op.number("layer"), op.number("num_heads"),
                         {a.real("scale"), a.number("window"), a.number("chunk"), a.number("ahead"), a.real("cap"),
                          a.floats("slopes"), a.floats("sinks"), a.floats("bias")},
-                        op.buffer("scores"));
+                        op.buffer("scores"), op.buffer("chosen"),
+                        {.further = op.buffer("entries"), .size = op.number("pool"), .groups = op.number("groups")});
+}
+
+int store_keys(Plan& plan, const Record& op) {
+  const Record rope = op.inner("rope");
+  plan.store_keys(op.buffer("x"), op.buffer("gates"), op.number("layer"), op.norm("norm"),
+                  rope.is_none() ? std::vector<float>{} : rope.floats("inv_freq"), rope.is_none() ? 0 : rope.real("scale"),
+                  op.floats("bias"), {.further = op.buffer("raw"), .size = op.number("size"), .overlap = op.flag("overlap")});
+  return op.buffer("x");
+}
+
+int choose(Plan& plan, const Record& op) {
+  return plan.choose(op.buffer("q"), op.buffer("weights"), op.number("layer"), op.number("num_heads"), op.real("scale"),
+                     {.size = op.number("size"),
+                      .groups = op.number("groups"),
+                      .top_k = op.number("top_k"),
+                      .local = op.number("local"),
+                      .tail = op.flag("tail"),
+                      .relu = op.flag("relu")});
 }
 
 int route(Plan& plan, const Record& op) {
@@ -253,6 +272,8 @@ const std::map<std::string, Encoder>& encoders() {
                                   op.integers("places"), op.real("scale"));
        }},
       {"Attend", attend},
+      {"StoreKeys", store_keys},
+      {"Choose", choose},
       {"Convolve",
        [](P p, R op) {
          return p.convolve(op.buffer("x"), op.floats("weight"), op.floats("bias"), op.activation("activation"),

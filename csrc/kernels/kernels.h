@@ -193,6 +193,17 @@ struct StoreLatentArgs {
 // window + 1 or before the last multiple of chunk (0: no such bound). A score is scale * q . k, then cap * tanh(score /
 // cap) if cap > 0, plus slope * (position - p), plus bias[position - p], whose ends hold for all beyond, plus
 // added[row, head, position]; a sink is one more score without a value.
+//
+// With `views`, the sequences are queries by themselves, each of which sees a list of rows: as many of its layer as `own`
+// says, from position `first` on, then pools of `pool` positions or, if there are `entries`, rows of that layer. `numbers`
+// are those of the pools or entries, ascending; null: 0, 1, 2, ... A list's places count as positions. `by_head`: a view is
+// of one kv head, else of all. `order` may be null then, and no bound to positions be set.
+struct QueryView {
+  int token, slot, length, first, own;
+  const float* numbers;
+  int kv_head;
+};
+
 struct AttentionArgs {
   const float* q;
   size_t q_stride;
@@ -218,6 +229,11 @@ struct AttentionArgs {
   const float* added;   // [T, N, added_positions], or null; whole tiles may be read
   size_t added_positions;
   void* workspace;      // attention_workspace() bytes, 64-byte aligned
+  int num_tokens = 0;   // 0: cu_q[num_seqs]
+  const QueryView* views = nullptr;
+  const KVView* entries = nullptr;
+  int pool = 1;
+  bool by_head = false;
 };
 
 // A row of a weight rounded to int8: its scale and bounds of its lengths (linear/screened_argmax.h).
@@ -282,6 +298,38 @@ struct GatedArgs : StateStep {
   float* y;
 };
 
+// The operations of devices/sparse_ops.py. x and gates are [T, C]; without `gates` x is [T, C], of keys alone.
+struct StoreKeysArgs {
+  const float *x, *gates;  // gates may be null
+  size_t x_stride, gates_stride;
+  int channels;  // C of a token's row in x
+  int num_tokens, num_seqs;
+  const int32_t *positions, *cu_q, *slots, *block_table;
+  size_t block_table_stride;
+  KVView kv, raw;     // raw: of no heads if size is 1
+  int size;
+  const float* bias;  // [size, C], or null: a mean
+  bool overlap;
+  Norm norm;          // or none
+  const float* inv_freq;  // [half], or null
+  int half;
+  float scale;        // of the angles
+};
+
+struct ChooseArgs {
+  const float* q;  // [T, N D]
+  const float* weights;  // [T, N], or null
+  int num_seqs;
+  const int32_t *cu_q, *kv_len, *slots, *block_table;
+  size_t block_table_stride;
+  KVView kv;
+  int num_heads, groups, top_k, size, local;
+  bool tail, relu;
+  float scale;
+  float* out;  // [T, groups (top_k + tail)]
+  void* workspace;  // choose_workspace() bytes
+};
+
 struct AttentionLimits {
   int max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, value_dim, threads;
 };
@@ -314,6 +362,9 @@ struct FloatKernels {
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*store_kv)(const StoreKVArgs&, ThreadPool&);
   void (*store_latent)(const StoreLatentArgs&, ThreadPool&);
+  void (*store_keys)(const StoreKeysArgs&, ThreadPool&);
+  void (*choose)(const ChooseArgs&, ThreadPool&);
+  size_t (*choose_workspace)(int tokens, int num_heads, int groups, int head_dim, int top_k, int threads);
   void (*add)(const AddArgs&, ThreadPool&);
   void (*scale)(const ScaleArgs&, ThreadPool&);
   void (*convolve)(const ConvolveArgs&, ThreadPool&);

@@ -9,7 +9,7 @@
 
 namespace quire {
 
-KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int num_blocks, int block_size,
+KVStore::KVStore(std::vector<KVLayer> layers, KVType type, int num_blocks, int block_size,
                  std::vector<std::vector<float>> scales, std::vector<int> columns, int num_slabs,
                  int num_states, int num_open)
     : layers_(std::move(layers)), scales_(std::move(scales)) {
@@ -27,15 +27,19 @@ KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int nu
   for (const KVLayer& layer : layers_) {
     if (layer.num_kv_heads < 0 || layer.head_dim < 1)
       throw std::invalid_argument("every size of a KV cache must be at least 1");
-    if (value_dim < 0 || value_dim > layer.head_dim)
+    if (layer.value_dim < 0 || layer.value_dim > layer.head_dim)
       throw std::invalid_argument("values that are part of keys cannot be longer");
+    if (layer.every < 1 || (layer.every > 1 && layer.value_dim == 0))
+      throw std::invalid_argument("entries of a KV cache are of at least 1 position, and values are part of them");
     KVView view;
     view.num_kv_heads = layer.num_kv_heads;
     view.head_dim = layer.head_dim;
-    view.value_dim = value_dim > 0 ? value_dim : layer.head_dim;
-    view.shared_values = value_dim > 0;
+    view.value_dim = layer.value_width();
+    view.shared_values = layer.value_dim > 0;
     view.num_blocks = num_blocks;
-    view.block_size = block_size;
+    view.block_size = (block_size - 1) / layer.every + 1;
+    view.block_tokens = block_size;
+    view.every = layer.every;
     view.type = type;
     size_t& bytes = column_bytes[size_t(columns[views_.size()])];
     offsets.push_back(bytes);
@@ -43,11 +47,11 @@ KVStore::KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int nu
     views_.push_back(view);
   }
   const bool fp8 = type == KVType::e4m3 || type == KVType::e5m2;
-  if (!scales_.empty() && (!fp8 || value_dim > 0 || scales_.size() != layers_.size()))
+  if (!scales_.empty() && (!fp8 || scales_.size() != layers_.size()))
     throw std::invalid_argument("only a KV cache in FP8 has scales, for each layer and not for latent attention");
   for (size_t i = 0; i < scales_.size(); ++i) {
     const std::vector<float>& own = scales_[i];
-    bool right = own.empty() || own.size() == 2 * size_t(layers_[i].num_kv_heads);
+    bool right = own.empty() || (own.size() == 2 * size_t(layers_[i].num_kv_heads) && layers_[i].value_dim == 0);
     for (const float scale : own) right = right && scale > 0 && scale < 1e30f;
     if (!right) throw std::invalid_argument("a layer's KV cache needs a positive scale for the keys and values of each head");
     if (!own.empty()) views_[i].scales = own.data();

@@ -15,34 +15,32 @@ namespace quire {
 struct StateSize {
   size_t state, row;
 
-  bool operator==(const StateSize& other) const { return state == other.state && row == other.row; }
+  bool operator==(const StateSize&) const = default;
 };
 
-// Heads of one layer; layers may differ. 0 heads: the layer keeps nothing per token.
+// Heads of one layer; layers may differ. 0 heads: the layer keeps nothing per token. With value_dim 0, values have head_dim
+// elements; otherwise they are the first value_dim elements of the keys. `every` above 1: rows are entries.
 struct KVLayer {
-  int num_kv_heads, head_dim;
+  int num_kv_heads, head_dim, value_dim = 0, every = 1;
   std::vector<StateSize> states{};
 
-  bool operator==(const KVLayer& other) const {
-    return num_kv_heads == other.num_kv_heads && head_dim == other.head_dim && states == other.states;
-  }
+  int value_width() const { return value_dim > 0 ? value_dim : head_dim; }
+  bool operator==(const KVLayer&) const = default;
 };
 
 class KVStore {
  public:
-  // With value_dim 0, values have head_dim elements; otherwise they are the first value_dim elements of the keys.
   // `scales` are those of each layer's keys and values, empty for 1; they need FP8.
   // With several `columns`, which each layer has one of, blocks are placed in `num_slabs` slabs before they are used.
   // Throws std::invalid_argument if a size is not positive, std::bad_alloc if address space is short.
-  KVStore(std::vector<KVLayer> layers, int value_dim, KVType type, int num_blocks, int block_size,
+  KVStore(std::vector<KVLayer> layers, KVType type, int num_blocks, int block_size,
           std::vector<std::vector<float>> scales = {}, std::vector<int> columns = {}, int num_slabs = 0, int num_states = 0,
           int num_open = 0);
 
   const KVView& layer(int i) const { return views_[size_t(i)]; }
   const std::vector<KVLayer>& layers() const { return layers_; }
-  bool shared_values() const { return views_.front().shared_values; }
   int num_blocks() const { return views_.front().num_blocks; }
-  int block_size() const { return views_.front().block_size; }
+  int block_size() const { return views_.front().block_tokens; }
   size_t nbytes() const { return memory_.size(); }
 
   // Places blocks: `count` rows of a block and the slab of each of its columns. Throws std::out_of_range before any is.

@@ -43,13 +43,12 @@ Norm NormParams::view() const {
   return {rms, weight.data(), bias.empty() ? nullptr : bias.data(), eps};
 }
 
-Plan::Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, std::vector<KVLayer> layers, int value_dim,
-           StepLimits limits)
-    : kernels_(kernels), pool_(std::move(pool)), layers_(std::move(layers)), value_dim_(value_dim), limits_(limits),
-      adapters_(limits.max_adapters) {
-  bool fits = !layers_.empty() && value_dim >= 0;
+Plan::Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, std::vector<KVLayer> layers, StepLimits limits)
+    : kernels_(kernels), pool_(std::move(pool)), layers_(std::move(layers)), limits_(limits), adapters_(limits.max_adapters) {
+  bool fits = !layers_.empty();
   for (const KVLayer& layer : layers_)
-    fits = fits && layer.num_kv_heads >= 0 && layer.head_dim > 0 && value_dim <= layer.head_dim &&
+    fits = fits && layer.num_kv_heads >= 0 && layer.head_dim > 0 && layer.value_dim >= 0 && layer.value_dim <= layer.head_dim &&
+           layer.every > 0 &&
            int64_t(layer.num_kv_heads) * layer.head_dim <= kMaxWidth;
   require(fits, "a plan needs layers, key/value heads and a head size of at least 1, and of sizes that fit");
   require(limits.max_tokens > 0 && limits.max_seqs > 0 && limits.max_logit_rows > 0,
@@ -300,7 +299,7 @@ void Plan::keep_tails() {
     const OpKind kind = op->kind;
     if (kind == OpKind::embed || kind == OpKind::embed_positions || kind == OpKind::rope || kind == OpKind::store_kv ||
         kind == OpKind::store_latent || kind == OpKind::receive || kind == OpKind::relative_scores ||
-        kind >= OpKind::convolve || reads_positions(*op))
+        kind >= OpKind::store_keys || reads_positions(*op))
       // These read the arrays of the whole step.
       whole[size_t(op->out)] = true;
     if (!whole[size_t(op->out)]) continue;
@@ -425,6 +424,9 @@ size_t Plan::shared_workspace() const {
     if (op.kind == OpKind::linear) bytes = std::max(bytes, kernels_.linear_workspace(op.weight->view(), rows));
     if (op.kind == OpKind::attention)
       bytes = std::max(bytes, attention_workspace(op));
+    if (op.kind == OpKind::choose)
+      bytes = std::max(bytes, kernels_.choose_workspace(rows, op.num_heads, op.sparse.groups, width(op.in) / op.num_heads,
+                                                        op.sparse.top_k, pool_->threads()));
     for (const auto& weight : op.weights) bytes = std::max(bytes, kernels_.linear_workspace(weight->view(), rows));
     if (op.kind == OpKind::experts) bytes = std::max(bytes, expert_workspace(op));
   }
@@ -433,8 +435,7 @@ size_t Plan::shared_workspace() const {
 
 void Plan::bind(std::shared_ptr<KVStore> kv) {
   require(finished_, "the plan is not finished");
-  const int value_dim = kv->shared_values() ? kv->layer(0).value_dim : 0;
-  require(kv->layers() == layers_ && value_dim == value_dim_, "the KV cache has another shape than the plan");
+  require(kv->layers() == layers_, "the KV cache has another shape than the plan");
   auto loaded = [](const std::shared_ptr<PackedMatrix>& weight) { return !weight || weight->view().data != nullptr; };
   for (const Op& op : ops_) {
     bool whole = loaded(op.weight);

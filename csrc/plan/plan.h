@@ -88,6 +88,13 @@ struct RoutingParams {
   int chosen() const { return top_k + (shared ? 1 : 0); }
 };
 
+// Index keys, choices and what attention sees of them (devices/sparse_ops.py). `further` is the layer of raw keys, or of the
+// entries that attention sees; -1: none.
+struct SparseParams {
+  int further = -1, size = 1, groups = 1, top_k = 0, local = 0;
+  bool overlap = false, tail = false, relu = true;
+};
+
 // Which state of a layer an operation carries.
 struct StatePlace {
   int layer, state;
@@ -113,9 +120,7 @@ struct ExpertWeights {
 // stage before a model's last has no head: ops of hidden, tap of its result, finish(-1), bind.
 class Plan {
  public:
-  // value_dim as in KVStore.
-  Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, std::vector<KVLayer> layers, int value_dim,
-       StepLimits limits);
+  Plan(const Kernels& kernels, std::shared_ptr<ThreadPool> pool, std::vector<KVLayer> layers, StepLimits limits);
 
   int embed(std::shared_ptr<PackedMatrix> table, float scale);
   // Rows of the table at each token's position + offset.
@@ -144,8 +149,12 @@ class Plan {
   // Queries of a layer without keys of its own.
   int queries(int q, int num_heads, int angles, NormParams norm);
   int store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm);
-  // `scores` are added to those of each query, by position (-1: none).
-  int attention(int q, int layer, int num_heads, AttentionParams params, int scores);
+  // `scores` are added to those of each query, by position; queries see what they have `chosen` (-1: none).
+  int attention(int q, int layer, int num_heads, AttentionParams params, int scores, int chosen = -1, SparseParams sparse = {});
+  // The operations of devices/sparse_ops.py; -1: no such operand. store_keys has no result that is read.
+  int store_keys(int x, int gates, int layer, NormParams norm, std::vector<float> inv_freq, float scale,
+                 std::vector<float> bias, SparseParams params);
+  int choose(int q, int weights, int layer, int num_heads, float scale, SparseParams params);
   // What the distances in whole sequences add to scores: scale * (by_query + by_key) at the place of each distance.
   int relative_scores(int by_query, int by_key, int num_heads, std::vector<int32_t> places, float scale);
   // The operations of devices/recurrent_ops.py; -1: no such operand.
@@ -210,7 +219,7 @@ class Plan {
   enum class OpKind : int {
     embed, embed_positions, norm, linear, rope, store_kv, attention, tails, select_rows, add, scale, store_latent,
     head_linear, route, experts, receive, multiply, elementwise, mix, match_rms, compare_parts, relative_scores, all_reduce, all_gather,
-    convolve, scan, selective_scan, gated_recurrence, embed_ngrams
+    choose, store_keys, convolve, scan, selective_scan, gated_recurrence, embed_ngrams
   };
 
   struct Op {
@@ -223,6 +232,7 @@ class Plan {
     float scale = 1, cap = 0, limit = 0;
     StatePlace place{};
     ScanParams scan{};
+    SparseParams sparse{};
     int layer = 0, num_heads = 0, groups = 1, offset = 0, function = 0, vectors = 0;
     bool weigh_inputs = false;
     int norm_place = -1;  // of its norm: the buffer that the norm made when it was recorded
@@ -300,6 +310,12 @@ class Plan {
   void adapt_embedding(const Op& op, float* out, size_t width);
   void execute_store_kv(const Op& op);
   void execute_attention(const Op& op);
+  KVLayer index_keys(int layer, const char* what) const;
+  void check_sparse(const Op& op) const;
+  void execute_store_keys(const Op& op);
+  void execute_choose(const Op& op);
+  void attend_to_views(const Op& op, AttentionArgs args, const StepInput& step);
+  const StepInput& step_of(int buffer) const { return buffers_[size_t(buffer)].rows == RowKind::tails ? tail_step_ : step_; }
   void execute_tails(const Op& op);
   void execute_select_rows(const Op& op);
   void execute_store_latent(const Op& op);
@@ -336,7 +352,6 @@ class Plan {
   const Kernels& kernels_;
   std::shared_ptr<ThreadPool> pool_;
   std::vector<KVLayer> layers_;  // of the cache
-  int value_dim_;
   StepLimits limits_;
   std::shared_ptr<KVStore> kv_;
 
@@ -356,6 +371,8 @@ class Plan {
   Tails tails_;
   Adapters adapters_;
   std::vector<Norm> row_norms_;
+  std::vector<QueryView> views_;
+  std::vector<int32_t> plain_cu_q_, plain_lengths_, plain_slots_, plain_order_;
   std::vector<StateSeq> state_seqs_;
   std::vector<StateMark> state_marks_;
   std::vector<float> raw_, low_;  // of products with adapters: before the activation, and between their two products

@@ -30,13 +30,14 @@ HeadNorm head_norm(const NormParams& norm, int head_dim) {
 
 }  // namespace
 
-// Heads of a layer of the cache, for a step's `num_heads` query heads.
+// A layer of the cache with a row for each token, for a step's `num_heads` query heads; 0: any number.
 KVLayer Plan::cached(int layer, int num_heads, const char* what) const {
   require(layer >= 0 && layer < int(layers_.size()),
           std::string(what) + ": layer " + std::to_string(layer) + " is not in the cache");
   const KVLayer heads = layers_[size_t(layer)];
   require(heads.num_kv_heads > 0, std::string(what) + ": layer " + std::to_string(layer) + " keeps nothing");
-  require(num_heads > 0 && num_heads % heads.num_kv_heads == 0, "query heads must be a multiple of key/value heads");
+  require(heads.every == 1, std::string(what) + ": layer " + std::to_string(layer) + " has entries");
+  require(num_heads >= 0 && num_heads % heads.num_kv_heads == 0, "query heads must be a multiple of key/value heads");
   return heads;
 }
 
@@ -51,13 +52,14 @@ int Plan::store_kv(int qkv, int layer, int num_heads, int angles, NormParams q_n
                    NormParams v_norm) {
   const Buffer in = checked(qkv, "the input of store_kv");
   require(in.rows == RowKind::tokens, "store_kv needs one row per token");
-  const auto [kv_heads, head_dim, states] = cached(layer, num_heads, "store_kv");
+  const KVLayer kept = cached(layer, num_heads, "store_kv");
+  const int kv_heads = kept.num_kv_heads, head_dim = kept.head_dim;
   require(in.width == (num_heads + 2 * int64_t(kv_heads)) * head_dim, "store_kv: the input is not [T, (N + 2 G) H]");
   // The keys of 16 tokens, again those of one head, and the normed values of one token.
-  const size_t kept = size_t(kv_heads + 1) * 16 + (v_norm.present() ? size_t(kv_heads) : 0);
-  require(kept * size_t(head_dim) * 4 <= ThreadPool::kScratchBytes, "store_kv: the keys are too large");
+  const size_t held = size_t(kv_heads + 1) * 16 + (v_norm.present() ? size_t(kv_heads) : 0);
+  require(held * size_t(head_dim) * 4 <= ThreadPool::kScratchBytes, "store_kv: the keys are too large");
   check_angles(angles, head_dim);
-  require(value_dim_ == 0, "store_kv: the cache is for latent attention");
+  require(kept.value_dim == 0, "store_kv: the cache is for latent attention");
   check_head_norm(q_norm, num_heads, head_dim);
   check_head_norm(k_norm, kv_heads, head_dim);
   check_head_norm(v_norm, kv_heads, head_dim);
@@ -86,9 +88,10 @@ int Plan::queries(int q, int num_heads, int angles, NormParams norm) {
   return add_op(std::move(op), in.width, RowKind::tokens);
 }
 
-int Plan::attention(int q, int layer, int num_heads, AttentionParams params, int scores) {
+int Plan::attention(int q, int layer, int num_heads, AttentionParams params, int scores, int chosen, SparseParams sparse) {
   const Buffer in = checked(q, "the input of attention");
-  const int head_dim = cached(layer, num_heads, "attention").head_dim;
+  const KVLayer kept = cached(layer, num_heads, "attention");
+  const int head_dim = kept.head_dim;
   require(in.rows == RowKind::tokens && in.width == int64_t(num_heads) * head_dim, "attention: the input is not [T, N H]");
   require(std::isfinite(params.scale) && std::isfinite(params.cap) && params.cap >= 0,
           "attention: the scale and the cap of scores must be finite");
@@ -103,29 +106,30 @@ int Plan::attention(int q, int layer, int num_heads, AttentionParams params, int
     require(added.rows == RowKind::tokens && added.width % num_heads == 0 && added.width / num_heads % 64 == 0,
             "attention: the scores are not [T, N S] of whole tiles");
   }
-  Op op{.kind = OpKind::attention, .in = q, .other = scores};
+  Op op{.kind = OpKind::attention, .in = q, .residual = chosen, .other = scores};
   op.layer = layer;
   op.num_heads = num_heads;
   op.attention = std::move(params);
-  return add_op(std::move(op), int64_t(num_heads) * (value_dim_ > 0 ? value_dim_ : head_dim), RowKind::tokens);
+  op.sparse = sparse;
+  check_sparse(op);
+  return add_op(std::move(op), int64_t(num_heads) * kept.value_width(), RowKind::tokens);
 }
 
 int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, NormParams norm) {
   const Buffer latent = checked(q_latent, "the latent queries");
   const Buffer rotated = checked(q_rope, "the queries to rotate"), a = checked(angles, "the angles of store_latent");
-  require(value_dim_ > 0, "store_latent: the cache is not for latent attention");
-  const int num_heads = latent.width / value_dim_;
-  const auto [kv_heads, head_dim, states] = cached(layer, num_heads, "store_latent");
-  const int rope_dim = head_dim - value_dim_;
+  const KVLayer kept = cached(layer, 0, "store_latent");
+  require(kept.value_dim > 0, "store_latent: the cache is not for latent attention");
+  const int num_heads = latent.width / kept.value_dim, head_dim = kept.head_dim, rope_dim = head_dim - kept.value_dim;
   const Buffer in = kv < 0 ? Buffer{head_dim, RowKind::tokens, -1} : checked(kv, "the input of store_latent");
   for (const Buffer& b : {in, latent, rotated, a})
     require(b.rows == RowKind::tokens, "store_latent needs one row per token");
-  require(kv_heads == 1 && rope_dim > 0 && in.width == head_dim && a.width == rope_dim,
+  require(kept.num_kv_heads == 1 && num_heads > 0 && rope_dim > 0 && in.width == head_dim && a.width == rope_dim,
           "store_latent: the cache is not one of C latent and R rotated elements, or the input not [T, C + R]");
-  require(latent.width == num_heads * value_dim_ && rotated.width == num_heads * rope_dim,
+  require(latent.width == num_heads * kept.value_dim && rotated.width == num_heads * rope_dim,
           "store_latent: queries must be [T, N C] and [T, N R]");
   require(size_t(head_dim) * 17 * 4 <= ThreadPool::kScratchBytes, "store_latent: the keys are too large");
-  if (kv >= 0) norm.check(value_dim_);
+  if (kv >= 0) norm.check(kept.value_dim);
   Op op{.kind = OpKind::store_latent, .in = kv, .residual = q_latent, .angles = angles, .other = q_rope};
   op.norm = std::move(norm);
   op.layer = layer;
@@ -134,9 +138,11 @@ int Plan::store_latent(int kv, int q_latent, int q_rope, int layer, int angles, 
 }
 
 size_t Plan::attention_workspace(const Op& op) const {
-  const auto& [kv_heads, head_dim, states] = layers_[size_t(op.layer)];
-  return kernels_.attention_workspace({limits_.max_tokens, limits_.max_seqs, op.num_heads, kv_heads, head_dim,
-                                       value_dim_ > 0 ? value_dim_ : head_dim, pool_->threads()});
+  const KVLayer& kept = layers_[size_t(op.layer)];
+  const bool views = op.residual >= 0 || op.sparse.further >= 0;
+  const int tokens = limits_.max_tokens * op.sparse.groups, seqs = views ? tokens : limits_.max_seqs;
+  return kernels_.attention_workspace({tokens, seqs, op.num_heads, kept.num_kv_heads, kept.head_dim,
+                                       kept.value_width(), pool_->threads()});
 }
 
 void Plan::execute_store_kv(const Op& op) {
@@ -170,7 +176,7 @@ void Plan::execute_attention(const Op& op) {
   args.out_stride = size_t(buffers_[size_t(op.out)].width);
   args.kv = kv_->layer(op.layer);
   args.num_heads = op.num_heads;
-  const StepInput& step = buffers_[size_t(op.in)].rows == RowKind::tails ? tail_step_ : step_;
+  const StepInput& step = step_of(op.in);
   args.num_seqs = step.num_seqs;
   args.cu_q = step.cu_q;
   args.kv_len = step.kv_len;
@@ -194,6 +200,7 @@ void Plan::execute_attention(const Op& op) {
     args.added_positions = size_t(buffers_[size_t(op.other)].width / op.num_heads);
   }
   args.workspace = workspace_.data();
+  if (op.residual >= 0 || op.sparse.further >= 0) return attend_to_views(op, args, step);
   kernels_.attention(args, *pool_);
 }
 

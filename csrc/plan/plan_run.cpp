@@ -201,6 +201,10 @@ void Plan::execute_op(const Op& op) {
           {step_.positions, rows, op.vector.data(), int(op.vector.size()), op.scale, out, width}, *pool_);
     case OpKind::store_kv:
       return execute_store_kv(op);
+    case OpKind::store_keys:
+      return execute_store_keys(op);
+    case OpKind::choose:
+      return execute_choose(op);
     case OpKind::attention:
       return execute_attention(op);
     case OpKind::tails:

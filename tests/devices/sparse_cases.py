@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quire.devices.cpu.run import NativeExecutable
 from quire.devices.graph import record
 from quire.devices.ops import Attend, Embed, Linear, RopeAngles, SelectRows, StoreKV, StoreLatent, Tap
 from quire.devices.protocol import (
@@ -24,7 +25,7 @@ from quire.devices.protocol import (
 )
 from quire.devices.sparse_ops import Choose, StoreKeys
 
-Array = NDArray[Any]
+Array = Any
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Form:
     overlap: bool = False
     apart: bool = False  # gates are a value of their own
     turns: bool = True
+    normed: bool = True
 
     @property
     def raw_keys(self) -> int:
@@ -162,7 +164,7 @@ def body(form: Form, weights: Weights, g: Any, pieces: list[Any]) -> Any:
         if form.bias and form.apart:
             entries["gates"] = gates
     x = key if not form.bias or form.apart else key[0]
-    g(StoreKeys(x, 1, weights.norm, weights.rope if form.turns else None, **entries))
+    g(StoreKeys(x, 1, weights.norm if form.normed else None, weights.rope if form.turns else None, **entries))
     chosen = None
     if form.chooses:
         chosen = g(
@@ -206,6 +208,7 @@ class Machine:
         dtype: KVDtype = "float32",
         block_size: int = 16,
         seed: int = 0,
+        length: int = 128,
     ) -> None:
         self.form, firsts = form, np.cumsum([0, *form.widths]).tolist()
         total = firsts[-1]
@@ -237,11 +240,13 @@ class Machine:
         graph = record(graph_body, lambda g, y: g(Linear(y, head)), len(x), form.out)
         layers = form.layers()
         spec = KVSpec(len(layers), 2, form.head_dim, dtype, layers=layers)
-        blocks = -(-128 // block_size)
+        blocks = -(-length // block_size)
         self.kv = backend.kv_cache(spec, 6 * blocks, block_size)
         order = np.random.default_rng(seed).permutation(6 * blocks)
         self.tables = order.astype(np.int32).reshape(6, blocks)
-        self.executable = backend.compile(graph, self.kv, Limits(256, 6, 256))
+        self.executable = backend.compile(graph, self.kv, Limits(2 * length, 6, 2 * length))
+        if isinstance(self.executable, NativeExecutable):
+            self.executable._plan.poison()
 
     def run(self, parts: list[Part], tokens: dict[int, Array]) -> list[tuple[Array, Array]]:
         """Rows of the result and of the choice, of each part."""
@@ -317,7 +322,7 @@ def index_keys(form: Form, weights: Weights, key: Array, gates: Array) -> Array:
                     z = np.concatenate([gates[before, :d] + weights.bias[:, :d], z])
             shares = np.exp(z - z.max(0))
             one = (shares / shares.sum(0) * k).sum(0)
-        one = normed(one, weights.norm)
+        one = normed(one, weights.norm) if form.normed else one
         found.append(turned(one, weights.rope, first) if form.turns else one)
     return np.array(found).reshape(-1, form.index_dim)
 
@@ -326,19 +331,19 @@ def choice(
     form: Form, weights: Weights, q: Array, by_head: Array, keys: Array, t: int, group: int
 ) -> list[int]:
     each = form.index_heads // form.groups
-    scores = np.zeros(len(keys))
+    scores: Any = np.zeros(len(keys))
     for h in range(group * each, (group + 1) * each):
         product = weights.scale * (keys * q.reshape(form.index_heads, -1)[h]).sum(
             1
         )  # equal keys, equal scores
         product = np.maximum(product, 0) if form.relu else product
         scores += (by_head[h] if form.weighted else 1) * product
-    pools = dict(enumerate(scores))
+    pools: dict[int, Any] = dict(enumerate(scores))
     own = t // form.size
     if not form.entries:
         pools = {p: max(scores[p * form.size : (p + 1) * form.size]) for p in range(own + 1)}
     for near in range(max(0, own - form.local + 1), own + 1) if form.local else ():
-        pools[near] = np.inf
+        pools[near] = math.inf
     best = sorted(pools, key=lambda p: (-pools[p], p))[: form.top_k]
     if form.tail and (t + 1) % form.size:
         best.append(own)

@@ -45,7 +45,7 @@ def test_every_backend_knows_every_operation() -> None:
     assert len(KINDS) > 20
     assert set(REFERENCE) == KINDS
     assert set(TORCH) == KINDS
-    assert set(_native.Plan.operations()) == {kind.__name__ for kind in KINDS} - {"StoreKeys", "Choose"}
+    assert set(_native.Plan.operations()) == {kind.__name__ for kind in KINDS}
 
 
 def test_every_operation_says_what_it_computes_and_how_wide_it_is() -> None:

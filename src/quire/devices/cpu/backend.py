@@ -24,7 +24,7 @@ from quire.devices.cpu.pack import (
     place,
 )
 from quire.devices.cpu.record import Recording
-from quire.devices.cpu.run import NativeExecutable, NativeKVCache, layer_tuples, shared_value_dim
+from quire.devices.cpu.run import NativeExecutable, NativeKVCache, layer_tuples
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.protocol import (
     Arithmetic,
@@ -159,7 +159,6 @@ class NativeBackend:
                 self.isa,
                 self.pool,
                 layer_tuples(kv_spec),
-                shared_value_dim(kv_spec),
                 limits.max_tokens,
                 limits.max_seqs,
                 limits.max_logit_rows,

@@ -13,28 +13,24 @@ from quire import _native
 from quire.devices.cpu.errors import NATIVE, engine_error, native_errors
 from quire.devices.cpu.record import Recording
 from quire.devices.host import HostLogits
-from quire.devices.protocol import FloatArray, IntArray, KVSpec, Limits, ModelInput
-from quire.errors import EngineError
+from quire.devices.protocol import FloatArray, IntArray, KVLayer, KVSpec, Limits, ModelInput
 
 if TYPE_CHECKING:
     from quire.devices.adapters import Adapter
     from quire.devices.cpu.adapters import AdapterPacker
 
 
-def layer_tuples(spec: KVSpec) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """(kv heads, head_dim, sizes of states and their open rows) of each layer."""
-    layers = list(map(spec.layer, range(spec.num_layers)))
-    sizes = [[(prod(state.shape), state.row) for state in layer.states] for layer in layers]
-    return [(layer.num_kv_heads, layer.head_dim, own) for layer, own in zip(layers, sizes, strict=True)]
+LayerTuple = tuple[int, int, int, int, list[tuple[int, int]]]
 
 
-def shared_value_dim(spec: KVSpec) -> int:
-    """The elements of a value that is part of its key; 0: values are stored. EngineError: layers differ."""
-    kept = [layer for layer in map(spec.layer, range(spec.num_layers)) if layer.num_kv_heads]
-    dims = {layer.value_dim for layer in kept}
-    if len(dims) > 1 or any(layer.every > 1 for layer in kept):
-        raise EngineError("the native backend does not store the keys of sparse attention yet")
-    return next(iter(dims), None) or 0
+def layer_tuples(spec: KVSpec) -> list[LayerTuple]:
+    """(kv heads, head_dim, value_dim or 0, every, sizes of states and their open rows) of each layer."""
+
+    def entry(layer: KVLayer) -> LayerTuple:
+        states = [(prod(state.shape), state.row) for state in layer.states]
+        return layer.num_kv_heads, layer.head_dim, layer.value_dim or 0, layer.every, states
+
+    return [entry(spec.layer(index)) for index in range(spec.num_layers)]
 
 
 def scale_lists(spec: KVSpec) -> list[list[float]]:
@@ -53,7 +49,6 @@ class NativeKVCache:
         with native_errors:
             self.store = _native.KVStore(
                 layer_tuples(spec),
-                shared_value_dim(spec),
                 spec.dtype,
                 self.num_blocks,
                 block_size,
