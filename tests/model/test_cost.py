@@ -10,8 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from quire.devices.cpu.backend import NativeBackend
+from quire.devices.protocol import KVLayer, KVSpec
 from quire.engine.rates import step_rates
 from quire.model.cost import Attended, Cost
+from quire.model.parts.part import Index
 from tests.models import load_model
 from tests.tiny import write_checkpoint
 
@@ -69,6 +71,24 @@ def test_visible_positions_are_those_of_the_mask(window: int | None, chunk: int 
     if chunk is not None:
         mask &= q // chunk == k // chunk
     assert [layer.visible(p, length) for p in range(length)] == mask.sum(1).tolist()
+
+
+@pytest.mark.parametrize("length", [3, 40, 200])
+def test_a_query_costs_the_keys_that_it_scores_and_what_it_chose(length: int) -> None:
+    """DeepSeek-V3.2's form, then V4's: a window, and entries of 4 positions of which 6 are chosen."""
+    layer = Attended(100, index=Index(10, most=7), further=(1,))
+    chosen, scored = sum(min(p + 1, 7) for p in range(length)), sum(range(1, length + 1))
+    cost = Cost(layers=(layer, layer, Attended(3)))
+    assert cost.prompt_operations(length) == 2 * (100 * chosen + 10 * scored) + 3 * scored
+    kept = KVLayer(1, 8, value_dim=8), KVLayer(2, 4), KVLayer(1, 2, value_dim=2)
+    spec = KVSpec(5, 2, 8, "float32", layers=(kept[0], kept[0], kept[1], kept[2], kept[2]))
+    read = 2 * 32 * min(length + 1, 7) + (64 + 2 * 8) * (length + 1)
+    assert cost.kv_bytes(length, spec) == read
+    layer = Attended(100, 5, index=Index(10, 4, 6, entries=1), further=(4, 4, 0))
+    seen = sum(min(p + 1, 5) + min((p + 1) // 4, 6) for p in range(length))
+    scored = sum((p + 1) // 4 for p in range(length))
+    assert Cost(layers=(layer,)).prompt_operations(length) == 100 * seen + 10 * scored
+    assert layer.rows(length) == [(length + 1) // 4, min((length + 1) // 4, 6), 0]
 
 
 def test_windows_bound_what_decoding_reads(tiny_model: Callable[..., str]) -> None:

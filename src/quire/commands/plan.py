@@ -146,7 +146,7 @@ def _bits(figures: dict[str, Any]) -> str:
 def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> dict[str, Any]:
     """Compute all figures by name: bytes, tokens, sequences, bounds in tokens per second."""
     memory, model = plan.memory, plan.model
-    kv_bytes = plan.kv_spec.bytes_per_token
+    kv_bytes = plan.kv_spec.token_bytes(memory.block_size)
     length = options.input_len + options.output_len
     first_token = _prompt_seconds(plan, limits, options)
     batch_rate = _decode_rate(plan, limits, options, options.batch_size)
@@ -231,7 +231,7 @@ def _parallel(plan: EnginePlan, options: PlanOptions) -> dict[str, Any]:
             "layers": [spec.stage(stage.shard).start, spec.stage(stage.shard).stop],
             "weight_bytes": stage.memory.weights,
             "workspace_bytes": stage.memory.workspace,
-            "kv_bytes_per_token": stage.kv_spec.bytes_per_token,
+            "kv_bytes_per_token": stage.kv_spec.token_bytes(stage.memory.block_size),
             "kv_cache_bytes": stage.memory.kv_cache,
             "total_bytes": stage.memory.total,
             "sent_bytes_per_token": spec.sent_bytes(stage.shard),

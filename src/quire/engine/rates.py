@@ -32,5 +32,7 @@ def step_rates(cost: Cost, kv: KVSpec, read_gbs: float, gflops: float) -> StepRa
 
 def _span(layer: Attended) -> int | None:
     """Bound the positions that a query of the layer sees."""
-    bounds = [bound for bound in (layer.window, layer.chunk) if bound is not None]
+    index = layer.index
+    chosen = None if index is None or index.entries is not None else index.most
+    bounds = [bound for bound in (layer.window, layer.chunk, chosen) if bound is not None]
     return min(bounds, default=None)

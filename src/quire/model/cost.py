@@ -13,6 +13,7 @@ import numpy as np
 
 from quire.devices.protocol import KVSpec, Matrix
 from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.part import Index
 from quire.model.parts.source import Weights
 from quire.model.shard import Shard
 
@@ -24,16 +25,35 @@ class Attended(msgspec.Struct, frozen=True):
     window: int | None = None
     chunk: int | None = None
     whole: bool = False  # bidirectional: a query also sees the positions after it
+    index: Index | None = None
+    further: tuple[int, ...] = ()  # positions of a row of each layer kept beside; 0: rows are read once
 
     def visible(self, position: int, length: int) -> int:
         """Count the positions that the query at `position` of a sequence of `length` tokens sees."""
         first = 0 if self.window is None else max(position - self.window + 1, 0)
         if self.chunk is not None:
             first = max(first, position // self.chunk * self.chunk)
+        if self.index is not None and self.index.entries is None:
+            return min(position + 1 - first, self.index.most or length)
         if not self.whole:
             return position + 1 - first
         last = length - 1 if self.window is None else min(position + self.window - 1, length - 1)
         return last + 1 - first
+
+    def rows(self, position: int) -> list[int]:
+        """Count the rows of each layer kept beside that the query reads."""
+        found = [0 if every == 0 else (position + 1) // every for every in self.further]
+        if self.index is not None and self.index.entries is not None and self.index.most is not None:
+            found[self.index.entries] = min(found[self.index.entries], self.index.most)
+        return found
+
+    def computed(self, position: int, length: int) -> int:
+        """Count the operations of a query."""
+        seen, index = self.visible(position, length), self.index
+        if index is None:
+            return self.operations * seen
+        more = 0 if index.entries is None else self.rows(position)[index.entries]
+        return self.operations * (seen + more) + index.operations * ((position + 1) // index.every)
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -69,6 +89,7 @@ class Cost(msgspec.Struct, frozen=True):
         if not self.layers:
             return float(spec.bytes_per_token * context)
         visible = [layer.visible(context, context + 1) for layer in self.layers]
+        visible += [rows for layer in self.layers for rows in layer.rows(context)]
         return float(self.state_bytes + sum(spec.layer_bytes(i) * count for i, count in enumerate(visible)))
 
     def decode_operations(self, context: int) -> float:
@@ -92,8 +113,8 @@ class Cost(msgspec.Struct, frozen=True):
     def _attention(self, begin: int, end: int) -> float:
         total = 0
         for layer in set(self.layers):
-            visible = sum(layer.visible(position, end) for position in range(begin, end))
-            total += self.layers.count(layer) * layer.operations * visible
+            computed = sum(layer.computed(position, end) for position in range(begin, end))
+            total += self.layers.count(layer) * computed
         return float(total)
 
 
@@ -152,4 +173,5 @@ def _attended(config: DecoderConfig, layer: int, division: Shard) -> Attended:
     if mixer is None or mixer.scores is None:
         return Attended(0)
     seen = mixer.scores.window, mixer.scores.chunk
-    return Attended(mixer.operations(division), *seen, whole=config.bidirectional)
+    further = tuple(0 if kept.reach else kept.every for kept in mixer.further(division))
+    return Attended(mixer.operations(division), *seen, config.bidirectional, mixer.index, further)

@@ -63,6 +63,18 @@ class Part:
         """Raise ModelError, naming `where`, for sizes that do not fit each other in layer `index`."""
 
 
+class Index(msgspec.Struct, frozen=True):
+    """What choosing costs: `operations` for a query and an index key, each of which stands for `every` positions.
+
+    A query sees at most `most` of its positions, or of the entries in the cache layer `entries` of Mixer.further.
+    """
+
+    operations: int = 0
+    every: int = 1
+    most: int | None = None
+    entries: int | None = None
+
+
 class Mixer(Part):
     """What lets the tokens of a sequence see each other: attention, or a recurrence."""
 
@@ -86,6 +98,11 @@ class Mixer(Part):
     @property
     def chooses(self) -> bool | None:
         """Whether it chooses the keys that queries see, or takes the last choice before it; None: they see all."""
+        return None
+
+    @property
+    def index(self) -> Index | None:
+        """How it chooses what a query sees; None: it sees all that `scores` allow."""
         return None
 
     @property
