@@ -172,7 +172,7 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 
 
 def test_import_is_light_and_never_brings_torch() -> None:
-    heavy = {"torch", "transformers", "fastapi", "jinja2", "llguidance", "rich", "asyncio"}
+    heavy = {"torch", "triton", "transformers", "fastapi", "jinja2", "llguidance", "rich", "asyncio"}
     code = f"import sys; from quire import LLM; print(sorted({heavy!r} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
@@ -181,6 +181,7 @@ def test_import_is_light_and_never_brings_torch() -> None:
 def test_help_imports_no_command_and_no_library() -> None:
     heavy = {
         "torch",
+        "triton",
         "transformers",
         "fastapi",
         "jinja2",

@@ -17,7 +17,7 @@ from quire.errors import ConfigError, ModelError
 from tests.models import inspect_model, load_model
 from tests.tiny import write_checkpoint
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
 BLOCKS: dict[str, Any] = {"max_model_len": 96, "num_gpu_blocks_override": 24, "block_size": 16}

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+
+pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+
+import numpy as np
 import torch
 
 from quire.devices.choices import Choices
