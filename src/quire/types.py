@@ -88,7 +88,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     after the model's own head, and without `activate` not scaled to length 1. Prompt log-probabilities are due for the
     tokens after position `scored_from`. `prediction` is a guess at the output. The requests of different `owner`s (API
     keys, or calls) take turns. With `program` it runs these steps; `gens` are the requests of its gens.
-    `adapter` is the digest of an adapter, whose files are in `adapter_path`.
+    `adapter` is the digest of an adapter, whose files are in `adapter_path`. Other requests are said to go on from
+    `marks`, counts of tokens.
     """
 
     id: str
@@ -113,6 +114,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     program: Program | None = None
     gens: tuple[Request, ...] = ()
     adapter_path: str = ""
+    marks: tuple[int, ...] = ()
 
     def sample_seed(self, index: int) -> int:
         """The seed of parallel sample `index`."""
@@ -377,6 +379,7 @@ class ModelCard:
     spare_tokens: int = 0
     dimensions: tuple[int, ...] | None = ()
     grows: bool = False  # --max-model-len can be raised: the model was made for more
+    recurrent: bool = False  # it has states, which are kept where they are asked for
 
     @property
     def num_rows(self) -> int:

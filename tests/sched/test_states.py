@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fake_executor import FakeExecutor, Journal, Loop, alone, drain, request
+from msgspec.structs import replace
 
 from quire.config import SchedulerConfig
 from quire.radix import RadixNode
@@ -265,3 +266,23 @@ def test_a_step_that_fails_leaves_no_snapshot_behind() -> None:
     assert world.journal.ends["bad", 0].finish_reason is FinishReason.ERROR
     assert world.num_snapshots == before
     world.say([*shared, *text(60, 3)])
+
+
+@pytest.mark.parametrize(("marks", "cached"), [((), 64), ((101, 30), 100)])
+def test_the_next_request_goes_on_where_one_asked_for_it(marks: tuple[int, ...], cached: int) -> None:
+    world = World()
+    tokens = text(180)
+    made = replace(request("first", tokens, 5), marks=marks)
+    world.scheduler.add(made)
+    drain(world.scheduler, world.executor, world.journal)
+    assert world.say([*tokens[:101], *text(40, 1)])[1] == cached
+
+
+def test_a_kept_prefix_inside_a_prompt_is_hit_from_the_second_request_on() -> None:
+    """The first one finds the state before it, and leaves one at its end."""
+    world = World()
+    tokens = text(180)
+    world.say(tokens, 1)
+    assert world.scheduler.keep("k", request("k", tokens[:150]), tokens[:150]) > 0
+    cached = [world.say([*tokens[:150], *text(40, seed)], 1)[1] for seed in range(1, 4)]
+    assert cached == [128, 148, 148]

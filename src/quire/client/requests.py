@@ -170,6 +170,7 @@ class Front:
         clamp: bool = False,
         place: Place | None = None,
         rendered: Rendered | None = None,
+        marks: tuple[int, ...] = (),
     ) -> Request:
         """Check a prompt and its parameters against the model. Raises RequestError naming the field at fault.
 
@@ -216,6 +217,7 @@ class Front:
             thinking=self._thinking(params, tokens, place, rendered),
             prediction=self._prediction(params),
             scored_from=scored_from(params, len(tokens)),
+            marks=marks,
         )
 
     def _prediction(self, params: SamplingParams) -> tuple[int, ...]:

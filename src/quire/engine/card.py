@@ -40,6 +40,7 @@ def card_of(plan: EnginePlan) -> ModelCard:
         weight_bytes=memory.weights,
         grows=memory.max_model_len < longest and not config.model.disable_sliding_window,
         dimensions=_dimensions(config.model, plan.model),
+        recurrent=memory.rows is not None,
     )
 
 

@@ -294,10 +294,12 @@ class StatePool:
         """Choose where the step takes snapshots of a prompt: (tokens of the step, row).
 
         At its last full block, and one grid step before, because a template may change the end of a turn; where its
-        tokens leave those that others have computed, because the next one may leave there too; every so often.
+        tokens leave those that others have computed, because the next one may leave there too; where its request asks
+        for it; every so often.
         """
         last = (seq.prefill_end - 1) // self._size * self._size
         sure = {last, last - self.grid + self._size, own.branch}
+        sure.update(mark // self._size * self._size for mark in seq.request.marks)
         first, stride = item.start + 1, self._stride
         every = range(-(-first // stride) * stride, end + 1, stride)
         for position in sorted({*every, *(at for at in sure if first <= at <= end)}):

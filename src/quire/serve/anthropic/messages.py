@@ -33,9 +33,10 @@ from quire.types import Usage
 
 if TYPE_CHECKING:
     from quire.serve.anthropic import input as reading
+    from quire.serve.anthropic import marks as marked
     from quire.serve.anthropic.input import Tools
 else:
-    reading = Lazy("quire.serve.anthropic.input")
+    reading, marked = Lazy("quire.serve.anthropic.input"), Lazy("quire.serve.anthropic.marks")
 
 _encode = msgspec.json.Encoder().encode
 _DELTAS = {
@@ -67,10 +68,13 @@ def _make(service: Service, body: MessagesRequest, tools: Tools, call_id: str) -
     params = sampling_params(front, chat, body.max_tokens, None)
     text, params, field, reading = prepare(service, chat, params)
     tokens = front.encode(text, add_special_tokens=False)
+    kept = truncated(tokens, chat, body.max_tokens, front.info.max_model_len)
+    marks = marked.marks_of(front, body, text) if front.info.recurrent and len(kept) == len(tokens) else ()
     request = front.request(
         service.next_request_id(call_id),
-        truncated(tokens, chat, body.max_tokens, front.info.max_model_len),
+        kept,
         params,
+        marks=marks,
         priority=body.priority,
         salt=body.cache_salt or "",
         place=reading.place if reading else None,

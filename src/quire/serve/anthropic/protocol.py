@@ -66,8 +66,10 @@ class MessagesRequest(CountRequest, kw_only=True):
 
 _CACHED = {"cache_control": "prefixes are always cached"}
 _BLOCK = Shape(
-    names("type text thinking signature data id name input tool_use_id content is_error tool_name"),
-    ignored={**_CACHED, "citations": "they are no text", "caller": "the client runs every tool"},
+    names(
+        "type text thinking signature data id name input tool_use_id content is_error tool_name cache_control"
+    ),
+    ignored={"citations": "they are no text", "caller": "the client runs every tool"},
     kinds=("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "tool_reference"),
 )
 _BLOCKS = replace(_BLOCK, inner={"content": _BLOCK})
