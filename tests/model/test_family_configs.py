@@ -327,6 +327,15 @@ def test_published_configs_are_understood_to_the_last_parameter(name: str) -> No
 
 # Parameters, and bytes of KV cache a token in bfloat16, of published models.
 KNOWN = {
+    "nvidia--DeepSeek-V3.2-NVFP4": (671_877_944_064, 85_888),
+    "nvidia--GLM-5-NVFP4": (743_911_218_432, 109_824),
+    "zai-org--GLM-5": (743_911_218_432, 109_824),
+    "zai-org--GLM-5.1": (743_911_218_432, 109_824),
+    "zai-org--GLM-5.2": (743_377_019_904, 95_232),
+    "zai-org--GLM-5.3": (743_377_019_904, 95_232),
+    "nvidia--GLM-5.3-NVFP4": (743_377_019_904, 95_232),
+    "minimax": (47_373_946_880, 65_536),
+    "mistral_large4": (1_050_118_202_912, 99_144),
     "Qwen--Qwen3-0.6B": (596_049_920, 114_688),
     "Qwen--Qwen3-1.7B": (1_720_574_976, 114_688),
     "Qwen--Qwen3-8B": (8_190_735_360, 147_456),
@@ -390,6 +399,8 @@ KNOWN = {
 }
 # Quantized; sizes are of the same config without that.
 QUANTIZED = {
+    "nvidia--GLM-5.1-NVFP4": (743_911_218_432, 109_824),
+    "zai-org--GLM-5.1-FP8": (743_911_218_432, 109_824),
     "deepseek-ai--DeepSeek-V3": (671_026_419_200, 70_272),
     "deepseek-ai--DeepSeek-R1": (671_026_419_200, 70_272),
     "Qwen--Qwen3-30B-A3B-FP8": (30_532_122_624, 98_304),

@@ -26,6 +26,7 @@ MODELS = {
     "falcon-mamba": 1e-4,
     "minimax-lightning": 5e-4,
     "recurrent-gemma": 1e-4,
+    "deepseek-v3.2": 5e-4,
 }
 
 

@@ -511,6 +511,38 @@ FAMILIES |= {
         },
     ),
 }
+# Enough heads that no key scores exactly nothing, as where all products are negative: equal scores are no test.
+INDEXED = {
+    **DEEPSEEK,
+    "num_hidden_layers": 4,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "index_topk": 11,
+    "index_head_dim": 14,
+    "index_n_heads": 20,
+}
+SHARING = {"indexer_types": ["full", "shared", "full", "shared"]}
+FAMILIES |= {
+    "deepseek_v32": ("DeepseekV32", {**INDEXED, "num_hidden_layers": 3}),
+    "glm_moe_dsa": ("GlmMoeDsa", {**INDEXED, "num_hidden_layers": 3}),
+    "hy_v4": (
+        "HYV4",
+        {
+            **{key: value for key, value in INDEXED.items() if key != "first_k_dense_replace"},
+            **SHARING,
+            "hc_mult": 3,
+            "hc_magnitude": 1.4,
+            "hc_eps": 1e-2,
+            "swiglu_limit": 0.8,
+            "pad_token_id": 0,
+        },
+    ),
+    "mistral_large4": (
+        "MistralLarge4Text",
+        {**{key: value for key, value in INDEXED.items() if key != "q_lora_rank"}, **SHARING},
+    ),
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -848,11 +880,30 @@ VARIANTS |= {
     "mimo_v2_flash": ("mimo_v2_flash", {}),
     "mimo-odd-share": ("mimo_v2_flash", {"head_dim": 16}),
     "laguna": ("laguna", {"moe_router_logit_softcapping": 1.5}),
+    "deepseek-v3.2": (
+        "deepseek_v32",
+        {"attention_bias": True, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "glm-5": ("glm_moe_dsa", {"n_group": 4, "topk_group": 2}),
+    "glm-5.2": ("glm_moe_dsa", {"num_hidden_layers": 4, **SHARING}),
+    "hunyuan-4": ("hy_v4", {}),
+    "mistral-large-4": ("mistral_large4", {"no_rope_layers": [1, 0, 1, 0], "kv_source_layers": [0, 1, 0, 1]}),
+    "mistral-large-4-own-latents": ("mistral_large4", {"indexer_types": None}),
     "laguna-elements": ("laguna", {"gating": "per-element", "num_attention_heads_per_layer": None}),
 }
 
 
 PARTS = {"Emu3Text": "Emu3ForCausalLM"}
+WHOLES = {"MistralLarge4Text": "MistralLarge4"}
+TOWER: dict[str, Any] = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "image_size": 16,
+}
 
 
 def make_model(variant: str, **changes: Any) -> Any:
@@ -860,6 +911,10 @@ def make_model(variant: str, **changes: Any) -> Any:
     family, options = VARIANTS[variant]
     name, common = FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(**{**common, **options, **changes})
+    if name in WHOLES:  # which only a model that sees contains
+        whole = getattr(transformers, f"{WHOLES[name]}Config")(text_config=config, vision_config=TOWER)
+        kind = getattr(transformers, f"{WHOLES[name]}ForConditionalGeneration")
+        return randomized(kind(whole).eval(), len(variant))
     if name in PARTS:  # transformers' automatic classes know only the whole of which it is a part
         return randomized(getattr(transformers, PARTS[name])(config).eval(), len(variant))
     return randomized(transformers.AutoModelForCausalLM.from_config(config).eval(), len(variant))

@@ -53,9 +53,11 @@ def find_further(spec: DecoderConfig, names: TensorNames, checkpoint: Checkpoint
 
 
 def _alike(spec: DecoderConfig, names: TensorNames, prefix: str, present: frozenset[str]) -> LayerConfig:
-    """Find the last layer of the model all of whose tensors are there below `prefix`, too."""
+    """Find the last layer of the model all of whose tensors are there below `prefix`, too, and of these the most."""
+    found, most = spec.layers[-1], 0
     for layer in dict.fromkeys(reversed(spec.layers)):
         wanted = wanted_tensors(replace(spec, layers=(layer,)), names.changed({"layer": prefix}))
-        if all(name in present for name in wanted if name.startswith(prefix)):
-            return layer
-    return spec.layers[-1]
+        own = [name in present for name in wanted if name.startswith(prefix)]
+        if all(own) and len(own) > most:
+            found, most = layer, len(own)
+    return found

@@ -26,7 +26,7 @@ from quire.model.parts.rope import RopeSpec
 from quire.model.parts.streams import HyperConfig, StreamEndsConfig
 
 OWN, SHARED = "full", "shared"
-INDEXED = "indexed_attention"
+INDEXED = "indexed_attention", "deepseek_sparse_attention"  # now, and before
 INDEXER_NAMES = {
     "indexer.q": "self_attn.indexer.wq_b",
     "indexer.k": "self_attn.indexer.wk",
@@ -45,7 +45,11 @@ HY_V4 = {
     "mlp_streams": "hc_pre.hc_mlp_layer.hc_",
     "streams": "model.hc_pre.hc_head.hc_head_",
     "ignored": (r"model\.mtp_layers\..*",),
-    "spellings": {"mlp.gate": "mlp.gate_proj", "mixture.shared.gate.apart": "shared_experts.gate_proj"},
+    "spellings": {
+        "mlp.gate": "mlp.gate_proj",
+        "mixture.shared.gate.apart": "gate_proj",
+        "streams": "model.hc_head.hc_pre.hc_head_",
+    },
     **STACKED,
 }
 MISTRAL_NAMES = TensorNames(
@@ -121,6 +125,7 @@ def _read_v3(config: ConfigReader, types: Sequence[str], interleaved: bool) -> D
 def read_hy_v4(config: ConfigReader) -> DecoderConfig:
     """Tencent 2026: gates and sinks in attention, and several residual streams, each of which stays itself."""
     layers, streams = num_layers(config), config.integer("hc_mult", high=MAX_STREAMS)
+    config.expect("hidden_act", "silu")
     config.skip("num_key_value_heads learnable_sink_init")  # all heads have keys of their own
     norm, eps = config.number("rms_norm_eps"), config.number("hc_eps")
     about = streams, NormConfig("rms", norm, weight=False), eps
@@ -130,6 +135,7 @@ def read_hy_v4(config: ConfigReader) -> DecoderConfig:
         1,
         read_indexer(config, types, config.integer("q_lora_rank"), norm) | {"gate": "elements"},
         {
+            "activation": "clamped_silu",
             "scores_sinks": True,
             "streams": HyperConfig(*about, magnitude=config.number("hc_magnitude"), floor=eps),
             "additions": StreamEndsConfig(streams, HyperConfig(*about, joins=False)),
@@ -205,7 +211,7 @@ def read_indexer(
     config: ConfigReader, types: Sequence[str], width: int, eps: float = 1e-6, **fields: Any
 ) -> dict[str, Any]:
     """Read the fields of latent attention. Queries of indexers have `width` inputs; the family sets other `fields`."""
-    layer_kinds(config, [INDEXED] * num_layers(config), (INDEXED,))
+    layer_kinds(config, [INDEXED[0]] * num_layers(config), INDEXED)
     config.skip("index_share_for_mtp_iteration moe_router_dtype")
     dim, turned = config.integer("index_head_dim", high=MAX_HEAD_DIM), config.integer("qk_rope_head_dim")
     if dim < turned:
@@ -219,7 +225,7 @@ def read_indexer(
     }
 
 
-SPELLINGS = {**MTP, **ROUTED}
+SPELLINGS = {**MTP, "n_routed_experts": "n_routed_experts num_local_experts num_experts"}
 FAMILIES = {
     "DeepseekV32ForCausalLM": Family(
         "deepseek_v32", "DeepSeek-V3.2", read_deepseek_v32, deepseek_v32_names, {}, SPELLINGS

@@ -87,7 +87,8 @@ class TensorNames(msgspec.Struct, frozen=True):
             plain |= {"mixture.experts": f"{experts}{{e}}.", "mixture.shared.gate_up": fused if whole else ""}
             names = names.changed({**plain, "expert_stack": "", "expert_halves": False})
         for path, other in self.spellings.items():
-            if any(f".{other}." in f"{name}." for name in present):
+            end = "" if other.endswith("_") else "."  # a prefix of several tensors
+            if any(f".{other}{end}" in f".{name}." for name in present):
                 names = names.changed({path: other})
         for prefix in (*self.prefixes, self.base):
             if any(name.startswith(prefix) for name in present):

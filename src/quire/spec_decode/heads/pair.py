@@ -8,8 +8,8 @@ than one token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec.structs import replace
@@ -71,6 +71,7 @@ def read_mtp(backend: Backend, target: LoadedModel, outline: bool) -> Head:
         [Layer(own.layers[i], weights, f"layers.{first + i}", (i, count), WHOLE) for i in range(count)],
         (norm(found.token_norm), norm(found.hidden_norm)),
         norm(found.norm),
+        further=own.further(range(count)),
     )
     return graph.head(own.kv_spec(target.dtype), source, 1)
 
@@ -115,6 +116,7 @@ class PairLayer:
     norms: tuple[Norm | None, Norm | None] = (None, None)
     norm: Norm | None = None
     bias: FloatArray | None = None
+    further: Mapping[int, range] = field(default_factory=dict)
 
     def hidden(self, g: Recorder, feed: bool) -> Value:
         """Record the layers. With `feed` it starts from the target's last layer, else from its own output."""
@@ -128,7 +130,7 @@ class PairLayer:
         token = normed(self.norms[0], g(Embed(self.embedding)))
         hidden = normed(self.norms[1], x)
         u = g(Linear(hidden, self.halves[1], residual=g(Linear(token, self.halves[0], self.bias))))
-        r = Recording(g)
+        r = Recording(g, further=self.further)
         for layer in self.layers:
             u = layer(r, u)
         y = normed(self.norm, u)
