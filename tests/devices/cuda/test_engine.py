@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.protocol import Limits, ModelInput
 from quire.devices.registry import make_backend
-from quire.errors import ConfigError, ModelError
+from quire.errors import ConfigError, ModelError, ResourceError
 from tests.models import inspect_model, load_model
 from tests.tiny import write_checkpoint
 
@@ -191,6 +192,27 @@ def test_what_a_gpu_lacks_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=says) as caught:
         LLM(model=str(checkpoint), device="interpreter", **{**BLOCKS, **options})
     assert "\n" not in str(caught.value)
+
+
+def test_ranks_and_an_engine_that_slept_give_the_same(checkpoint: Path) -> None:
+    request = [(COMMON[:9], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))]
+    wanted = tokens(answers(checkpoint, request, device="cpu"))
+    assert tokens(answers(checkpoint, request, device="interpreter", tensor_parallel_size=2)) == wanted
+    with LLM(model=str(checkpoint), device="interpreter", **BLOCKS) as llm:
+        llm.sleep(level=2)
+        llm.wake_up()
+        [output] = llm.generate([{"prompt_token_ids": request[0][0]}], request[0][1], use_tqdm=False)
+    assert [*output.outputs[0].token_ids] == wanted[0][0][0]
+
+
+def test_a_gpu_without_memory_says_which_option(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    backend = make_backend(threads=1, device="interpreter")
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(ResourceError, match="--gpu-memory-utilization"):
+        backend.kv_cache(inspect_model(checkpoint).kv_spec("float32"), 8, 16)
 
 
 def test_an_engine_directory_of_a_gpu_gives_the_same(checkpoint: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from quire.devices.adapters import Adapter
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.cache import CudaKVCache
+from quire.devices.cuda.errors import memory_errors
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.record import Recorder, encode
 from quire.devices.cuda.sampler import GreedyLogits
@@ -30,6 +31,7 @@ class CudaExecutable:
         self._calls = encode(graph, Recorder(run, kv.device, self._arena.act))
         self._step: CudaStep | None = None
 
+    @memory_errors()
     def run(self, inputs: ModelInput) -> TorchLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         if inputs.adapters_B is not None:
@@ -41,6 +43,7 @@ class CudaExecutable:
             call(step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
+    @memory_errors()
     def logits(self, start: int, stop: int) -> TorchLogits:
         step, graph = self._step, self._graph
         if step is None or not 0 <= start <= stop <= len(step.logit_rows):
