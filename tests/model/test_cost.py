@@ -12,9 +12,12 @@ from msgspec.structs import replace
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import KVLayer, KVSpec
 from quire.engine.rates import step_rates
-from quire.model.cost import Attended, Cost
+from quire.model.cost import Attended, Cost, attended
+from quire.model.parts.decoder import DecoderConfig
+from quire.model.parts.indexer import IndexerConfig, KeysConfig
 from quire.model.parts.part import Index
-from tests.models import load_model
+from quire.model.shard import WHOLE
+from tests.models import inspect_model, load_model
 from tests.tiny import write_checkpoint
 
 D, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 48, 320, 3, 4, 2, 16
@@ -89,6 +92,22 @@ def test_a_query_costs_the_keys_that_it_scores_and_what_it_chose(length: int) ->
     scored = sum((p + 1) // 4 for p in range(length))
     assert Cost(layers=(layer,)).prompt_operations(length) == 100 * seen + 10 * scored
     assert layer.rows(length) == [(length + 1) // 4, min((length + 1) // 4, 6), 0]
+
+
+def test_layers_that_share_a_choice_see_as_much_and_score_nothing(tmp_path: Path) -> None:
+    config = inspect_model(write_checkpoint(tmp_path, "deepseek_v3")).spec
+    assert isinstance(config, DecoderConfig)
+    indexer = IndexerConfig(D, 3, KeysConfig(16), 5, 24)
+    mixers = [
+        replace(layer.mixer, **how)
+        for layer, how in zip(config.layers, ({}, {"indexer": indexer}, {"shares": True}), strict=True)
+    ]  # type: ignore[type-var]
+    layers = tuple(replace(one, mixer=mixer) for one, mixer in zip(config.layers, mixers, strict=True))
+    found = list(attended(replace(config, layers=layers), range(3), WHOLE))
+    assert [layer.visible(30, 31) for layer in found] == [31, 5, 5]
+    own = found[0].operations
+    assert [layer.computed(30, 31) for layer in found] == [31 * own, 5 * own + 31 * 2 * 3 * 16, 5 * own]
+    assert [layer.further for layer in found] == [(), (1,), ()]
 
 
 def test_windows_bound_what_decoding_reads(tiny_model: Callable[..., str]) -> None:

@@ -6,6 +6,7 @@ percent, and no limit is measured for them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
 import msgspec
@@ -146,7 +147,7 @@ def cost_of(decoder: Decoder) -> Cost:
         routed_parameters=sum(map(_size, experts)),
         experts=1 if routing is None else routing.num_experts,
         drawn=1 if routing is None else routing.top_k,
-        layers=tuple(_attended(config, i, division) for i in config.stage(decoder.shard)),
+        layers=tuple(attended(config, config.stage(decoder.shard), division)),
         recurrent_operations=2 * sum(state.work for state in states),
         state_bytes=4 * sum(prod(state.shape) for state in states),
     )
@@ -168,10 +169,18 @@ def _size(matrix: Matrix) -> int:
     return matrix.shape[0] * matrix.shape[1]
 
 
-def _attended(config: DecoderConfig, layer: int, division: Shard) -> Attended:
-    mixer = config.layers[layer].mixer
-    if mixer is None or mixer.scores is None:
-        return Attended(0)
-    seen = mixer.scores.window, mixer.scores.chunk
-    further = tuple(0 if kept.reach else kept.every for kept in mixer.further(division))
-    return Attended(mixer.operations(division), *seen, config.bidirectional, mixer.index, further)
+def attended(config: DecoderConfig, stage: range, division: Shard) -> Iterator[Attended]:
+    """Describe the attention of each layer of a stage."""
+    last: Index | None = None
+    for layer in stage:
+        mixer = config.layers[layer].mixer
+        if mixer is None or mixer.scores is None:
+            yield Attended(0)
+            continue
+        seen = mixer.scores.window, mixer.scores.chunk
+        index = mixer.index
+        if mixer.chooses is False and last is not None:  # it takes the choice of an earlier layer
+            index = msgspec.structs.replace(last, operations=0)
+        last = index or last
+        further = tuple(0 if kept.reach else kept.every for kept in mixer.further(division))
+        yield Attended(mixer.operations(division), *seen, config.bidirectional, index, further)

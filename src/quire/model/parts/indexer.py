@@ -11,7 +11,7 @@ from quire.errors import ModelError
 from quire.model.parts.bounds import MAX_POSITION, MAX_REACH
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import HeadNormConfig, Norm, NormConfig, head_norm
-from quire.model.parts.part import Part
+from quire.model.parts.part import Index, Part
 from quire.model.parts.recording import Recording
 from quire.model.parts.rope import RopeSpec, make_rope
 from quire.model.parts.source import WeightSource, matrix_of, read_vector
@@ -86,6 +86,12 @@ class IndexerConfig(Part, msgspec.Struct, frozen=True, tag="indexer"):
     groups: int = 1
     local: int = 0
     tail: bool = False
+
+    @property
+    def index(self) -> Index:
+        """What choosing costs."""
+        most = (self.top_k + self.tail) * self.pool
+        return Index(2 * self.num_heads * self.keys.head_dim, self.keys.size, most)
 
     def check(self, index: int, where: str) -> None:
         if self.num_heads % self.groups:

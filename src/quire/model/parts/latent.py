@@ -14,7 +14,7 @@ from quire.errors import ModelError
 from quire.model.parts.indexer import IndexerConfig, read_position_scale
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig
-from quire.model.parts.part import Mixer
+from quire.model.parts.part import Index, Mixer
 from quire.model.parts.recording import Recording
 from quire.model.parts.rope import RopeSpec
 from quire.model.parts.scores import ScoresConfig, make_scores
@@ -63,6 +63,10 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
     @property
     def chooses(self) -> bool | None:
         return None if self.indexer is None and not self.shares else not self.shares
+
+    @property
+    def index(self) -> Index | None:
+        return None if self.indexer is None else self.indexer.index
 
     def check(self, index: int, where: str) -> None:
         if self.rope_dim % 2 or self.rope.rotary_dim != self.turned:
