@@ -182,6 +182,53 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+# Families that choose what attention sees, by blocks or pools.
+CHOOSING: dict[str, dict[str, Any]] = {
+    "minimax_m3": {
+        "architectures": ["MiniMaxM3ForCausalLM"],
+        "num_hidden_layers": 3,
+        "hidden_act": "swigluoai",
+        "partial_rotary_factor": 0.5,
+        "intermediate_size": 32,
+        "dense_intermediate_size": 64,
+        "shared_intermediate_size": 40,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_layer_freq": [0, 1, 1],
+        "routed_scaling_factor": 2.0,
+        "swiglu_limit": 7.0,
+        "sparse_attention_config": {
+            "sparse_num_index_heads": 2,
+            "sparse_index_dim": 8,
+            "sparse_block_size": 4,
+            "sparse_topk_blocks": 3,
+            "sparse_local_block": 1,
+            "sparse_attention_freq": [0, 1, 1],
+        },
+    },
+    "qwen4": {
+        **{key: value for key, value in DELTA.items() if key != "full_attention_interval"},
+        "architectures": ["Qwen4ExpForCausalLM"],
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 40,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "ple_layer_ids": [1, 3],
+        "ple_embed_dim": 16,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 41,
+        "split_ngram_parts": 3,
+        "eos_token_id": 2,
+        "indexer_n_heads": 6,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
+}
 # The rest of the families that run natively.
 OTHERS: dict[str, dict[str, Any]] = {
     "ministral": {"architectures": ["MinistralForCausalLM"], "sliding_window": 24},
@@ -512,6 +559,9 @@ def _tensors(family: str, full: dict[str, Any], rng: np.random.Generator, kind: 
     """Whatever the family's config asks for."""
     tensors = {}
     for name, tensor in wanted_tensors(*read_model(full)).items():
+        if tensor.numbers:
+            tensors[name] = rng.integers(1, 1 << 40, tensor.shape)
+            continue
         if any(part in name for part in ("norm", "ln_")):
             values = rng.standard_normal(tensor.shape) * 0.1 + name.endswith("weight")
         else:
@@ -561,7 +611,7 @@ def write_checkpoint(
 ) -> Path:
     """A random model of one family. Weights are wide enough that tokens differ and greedy text is not a loop of one."""
     path.mkdir(parents=True, exist_ok=True)
-    full = {**CONFIG, **(FAMILIES | OTHERS | RECURRENT)[family], "torch_dtype": dtype, **config}
+    full = {**CONFIG, **(FAMILIES | OTHERS | RECURRENT | CHOOSING)[family], "torch_dtype": dtype, **config}
     full = {key: value for key, value in full.items() if value is not None}
     (path / "config.json").write_text(json.dumps(full))
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32

@@ -40,6 +40,7 @@ OTHERS = (
 KIN = {
     "DeciLMForCausalLM": "Llama",
     "MiMoForCausalLM": "Qwen2",
+    "MiniMaxM3ForCausalLM": "MiniMaxM3VLText",
     "BailingMoeForCausalLM": "AriaText",
     "BailingMoeV2ForCausalLM": "Glm4Moe",
     "Step3p5ForCausalLM": "Step3p7",

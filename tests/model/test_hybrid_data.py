@@ -27,6 +27,8 @@ MODELS = {
     "minimax-lightning": 5e-4,
     "recurrent-gemma": 1e-4,
     "deepseek-v3.2": 5e-4,
+    "minimax-m3": 5e-4,
+    "qwen4-exp": 5e-4,
 }
 
 

@@ -39,6 +39,10 @@ ROUTERS = (  # kept in float32
     "modality_router.weight",
     "prediction_coefs.weight",
     "correction_coefs.weight",
+    "block_inject_weight.weight",
+    "index_qk_proj.weight",
+    "indexer.q_proj.weight",
+    "indexer.k_proj.weight",
 )
 
 
@@ -180,7 +184,7 @@ def test_sizes_are_known_from_headers_alone(saved: tuple[Any, Path]) -> None:
     model, directory = saved
     named = dict(model.named_parameters())
     stored = model.state_dict()
-    computed = ("slope_rate", "_decay")  # of the config
+    computed = ("slope_rate", "_decay", "_vocab_sizes", "_offsets")  # of the config
     buffers = dict(model.named_buffers()).items()
     named |= {name: buffer for name, buffer in buffers if name in stored and not name.endswith(computed)}
     parameters = sum(p.numel() for p in named.values())
@@ -375,4 +379,6 @@ def test_rounded_weights_give_nearly_the_same(saved: tuple[Any, Path], native: B
     limit = 0.2 if short else 0.35
     if any(layer.states for layer in exact.info.kv_spec("float32").layers or ()):
         limit *= 1.5  # errors of a state stay in it
+    if exact.spec.further(range(exact.spec.num_layers)):
+        limit *= 2  # other keys may be chosen
     assert 0 < error < limit * wanted.std()

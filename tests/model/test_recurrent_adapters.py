@@ -26,6 +26,14 @@ TARGETS = {
     "bailing_hybrid": ("attention.q_proj", "attention.f_proj", "attention.g_proj", "attention.dense"),
     "minimax": ("self_attn.qkv_proj", "self_attn.output_gate", "self_attn.out_proj"),
     "recurrent_gemma": ("temporal_block.linear_x", "temporal_block.linear_out", "temporal_block.q_proj"),
+    "qwen4": (
+        "ple.key_proj",
+        "ple.value_proj",
+        "input_mix_weight_down",
+        "input_mix_weight_up",
+        "in_proj_qkv",
+    ),
+    "minimax_m3": ("self_attn.q_proj", "shared_experts.up_proj", "self_attn.o_proj"),
     "kimi_linear": ("self_attn.q_proj", "self_attn.f_b_proj", "self_attn.g_a_proj", "self_attn.o_proj"),
 }
 TOKENS = list(range(5, 35))

@@ -30,7 +30,7 @@ from tests.models import load_model
 from tests.tiny import write_checkpoint
 
 # Grouped heads, biases, fused tensors, ALiBi, parallel layers, sandwich norms, experts, sinks, latent attention,
-# recurrences.
+# recurrences, chosen blocks and pools.
 FAMILIES = (
     "llama",
     "qwen2",
@@ -49,6 +49,8 @@ FAMILIES = (
     "minimax",
     "bailing_hybrid",
     "recurrent_gemma",
+    "minimax_m3",
+    "qwen4",
 )
 
 

@@ -78,7 +78,7 @@ def scale(step: Step, op: ops.Scale[Any]) -> Any:
 def multiply(step: Step, op: ops.Multiply[Any]) -> Any:
     rows, parts = op.factors.shape
     each = step.wide(op.x).reshape(rows, parts, op.x.shape[1] // parts) * step.wide(op.factors)[:, :, None]
-    return step.single(each.reshape(rows, -1))
+    return step.single(each.reshape(op.x.shape))
 
 
 def combine(step: Step, op: stream_ops.Combine[Any]) -> Any:

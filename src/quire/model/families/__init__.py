@@ -39,6 +39,8 @@ _DECODERS = {
     "gemma3n": "Gemma3nForCausalLM:gemma3n_text",
     "gated_delta": "Qwen3NextForCausalLM:qwen3_next Qwen3_5ForCausalLM:qwen3_5_text "
     "Qwen3_5MoeForCausalLM:qwen3_5_moe_text OlmoHybridForCausalLM:olmo_hybrid",
+    "qwen4": "Qwen4ExpForCausalLM:qwen4_exp_text",
+    "minimax_m3": "MiniMaxM3ForCausalLM:minimax_m3 MiniMaxM3VLForCausalLM:minimax_m3_vl_text",
     "kimi_linear": "KimiLinearForCausalLM:kimi_linear",
     "lfm": "Lfm2ForCausalLM:lfm2 Lfm2MoeForCausalLM:lfm2_moe Lfm3ForCausalLM:lfm3",
     "mamba": "NemotronHForCausalLM:nemotron_h GraniteMoeHybridForCausalLM:granitemoehybrid BambaForCausalLM:bamba "

@@ -12,8 +12,8 @@ from quire.model.families.names import TensorNames
 _NAMES = (
     "Apertus1p5 Aria DeepseekVL Exaone4_5_ Gemma3 Gemma3n Gemma4 GlmAsr GotOcr2 HyperCLOVAXVisionV2 Idefics2 "
     "Idefics3 InternVL KimiK25 Lfm2Vl Lfm3Vl LightOnOcr Llama4 MistralLarge4 Llava LlavaNext LlavaNextVideo "
-    "LlavaOnevision Mistral3 MossTranscribeDiarize Ovis2 Qwen2Audio Qwen2VL Qwen2_5_VL Qwen3ASR "
-    "Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe SmolVLM Step3p7 VideoLlama3 VipLlava Voxtral"
+    "LlavaOnevision MiniMaxM3Sparse Mistral3 MossTranscribeDiarize Ovis2 Qwen2Audio Qwen2VL Qwen2_5_VL Qwen3ASR "
+    "Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp SmolVLM Step3p7 VideoLlama3 VipLlava Voxtral"
 )
 CLASSES = frozenset(f"{name}ForConditionalGeneration" for name in _NAMES.split())
 # Types of language models that only occur inside others, or go by another name there.
@@ -21,6 +21,7 @@ TEXT_TYPES = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "kimi_k2": "deepseek_v3",
+    "minimax_m3_vl_text": "minimax_m3",
     "kimi_k25": "deepseek_v3",
     "exaone4_5_text": "exaone4",
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
@@ -29,7 +30,7 @@ PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.
 # FLAT are types whose older files have the language model's fields beside the vision_config.
 FLAT = ("qwen2_vl", "qwen2_5_vl")
 OTHER_PARTS = (
-    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|patch_merger|embed_vision|vit_large_projector"
+    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|patch_merger|patch_merge_mlp|embed_vision|vit_large_projector"
     r"|audio_tower|embed_audio|aligner|connector|vision_encoder|vision_projection|vision_projector|projector"
     r"|visual_embeddings_table|vision_tokenizer|audio_tokenizer|mtp)\..*|(model\.)?image_newline"
 )

@@ -86,16 +86,16 @@ def read_delta(config: ConfigReader, kinds: list[str], eps: float, **fields: Any
     }
 
 
-def _kinds(config: ConfigReader) -> list[str]:
+def delta_kinds(config: ConfigReader) -> list[str]:
     """Read the kinds of layers; by default each one whose number divides by full_attention_interval is attention."""
     every = config.integer("full_attention_interval")
     default = [LINEAR if (i + 1) % every else FULL for i in range(num_layers(config))]
     return layer_kinds(config, default, (FULL, LINEAR))
 
 
-def read_qwen(config: ConfigReader, **fields: Any) -> DecoderConfig:
-    """Queries and keys are normed, and partly rotated; heads are gated by element."""
-    kinds, eps = _kinds(config), config.number("rms_norm_eps")
+def read_qwen(config: ConfigReader, share: float = 0.25, **fields: Any) -> DecoderConfig:
+    """Queries and keys are normed, and rotated, by default a `share` of them; heads are gated by element."""
+    kinds, eps = delta_kinds(config), config.number("rms_norm_eps")
     for key, value in (
         ("attn_output_gate", True),
         ("use_sliding_window", False),
@@ -108,10 +108,11 @@ def read_qwen(config: ConfigReader, **fields: Any) -> DecoderConfig:
         raise config.wrong("output_gate_type", gate, f"one of {', '.join(GATES)}")
     return read_decoder(
         config,
-        rotated=rotary_dim(config, head_size(config), 0.25),
+        rotated=rotary_dim(config, head_size(config), share),
         **biases(config),
         qk_norm="head",
         attention_gate="elements",
+        attention_gate_bias=config.boolean("attention_bias", False),
         **read_delta(config, kinds, eps, gate_activation=GATES[gate]),
         **fields,
     )

@@ -4,7 +4,7 @@ arXiv:2305.13245), and all that families add to it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
@@ -14,12 +14,15 @@ from quire.errors import ModelError
 from quire.model.parts.bounds import MAX_HEADS_DIM, MAX_REACH
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import HeadNormConfig, Norm, NormConfig, head_norm, plain_norm
-from quire.model.parts.part import DistanceScores, Mixer
+from quire.model.parts.part import DistanceScores, Mixer, Part
 from quire.model.parts.recording import Recording
 from quire.model.parts.rope import RopeSpec
 from quire.model.parts.scores import ScoresConfig, make_scores
 from quire.model.parts.source import WeightSource, matrix_of
 from quire.model.shard import Shard
+
+if TYPE_CHECKING:
+    from quire.model.parts.indexer import IndexerConfig
 
 
 class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
@@ -30,6 +33,7 @@ class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
     queries, keys and values. What heads gather is multiplied by the `gate_activation` of a product with the layer's
     input, by element or by head (`gate`), and normed by `out_norm` before the last projection. `back`: the layer reads
     the keys and values of the layer that many before it, and keeps none. `positions` is the model's longest sequence.
+    Queries see the keys that the `indexer` chooses, for all heads or for each key/value head.
     """
 
     hidden_size: int
@@ -50,9 +54,15 @@ class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
     temperature: Temperature | None = None
     gate: Literal["elements", "heads"] | None = None
     gate_activation: Activation = "sigmoid"
+    gate_bias: bool = False
     out_norm: NormConfig | None = None
     back: int = 0
     relative: DistanceScores | None = None
+    indexer: Part | None = None
+
+    @property
+    def choice(self) -> IndexerConfig | None:
+        return cast("IndexerConfig | None", self.indexer)
 
     @property
     def separable(self) -> bool:
@@ -88,6 +98,14 @@ class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
             self.relative.check(index, where)
         if self.rope is not None:
             self.rope.check(where)
+        if self.choice is not None:
+            self.choice.check(index, where)
+            turned = 0 if self.rope is None else self.rope.rotary_dim
+            if self.choice.groups not in (1, self.num_kv_heads) or self.choice.keys.head_dim < turned:
+                raise ModelError(
+                    f"{where}: an indexer has keys of at least {turned} elements, and a choice for all "
+                    f"{self.num_kv_heads} key/value heads or for each"
+                )
 
     def heads(self, shard: Shard) -> tuple[range, range]:
         return shard.heads(self.num_heads, self.num_kv_heads, self.separable)
@@ -95,6 +113,9 @@ class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
     def cache(self, shard: Shard) -> KVLayer:
         kept = 0 if self.back else len(self.heads(shard)[1])
         return KVLayer(kept, self.head_dim, self.scores.reach)
+
+    def further(self, shard: Shard) -> tuple[KVLayer, ...]:
+        return () if self.choice is None else self.choice.keys.cache()
 
     def operations(self, shard: Shard) -> int:
         return 4 * len(self.heads(shard)[0]) * self.head_dim
@@ -116,6 +137,9 @@ class Attention:
         self.config, self.index, self._shard = config, index, shard
         h, d, heads = config.head_dim, config.hidden_size, config.num_heads
         self._heads, kv = config.heads(shard)
+        self._choice = None
+        if config.choice is not None:
+            self._choice = config.choice.make(source, f"{path}.indexer", kv)
         self.divided = not shard.whole and config.separable
         rows = {"q": (heads, self._heads), "k": (config.num_kv_heads, kv), "v": (config.num_kv_heads, kv)}
         pieces = [
@@ -140,7 +164,7 @@ class Attention:
         if config.gate is not None:
             each = h if config.gate == "elements" else 1
             gate = matrix_of(f"{path}.gate", heads * each, d, self._own(self._heads, each))
-            self.gate = Linear(source, f"{path}.gate", [gate])
+            self.gate = Linear(source, f"{path}.gate", [gate], config.gate_bias)
         width = heads * (config.value_dim or h)
         self.out_norm = (
             None if config.out_norm is None else Norm(config.out_norm, source, f"{path}.out_norm", width)
@@ -172,7 +196,11 @@ class Attention:
         if config.temperature is not None:
             q = g(Apply(q, config.temperature))
         added = None if self.relative is None else self.relative(g, q, qkv)
-        y = g(Attend(q, self.index - config.back - r.first, count, self.scores, added))
+        about = self.index - config.back - r.first, count, self.scores, added
+        if self._choice is None:
+            y = g(Attend(q, *about))
+        else:
+            y = g(Attend(q, *about, self._choice(r, x, x, self.index, config.rope), *self._choice.pools))
         if config.value_scale != 1.0:
             y = g(Scale(y, config.value_scale))
         if self.gate is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from quire.devices.ops import Apply, PrepareQueries, Value
 from quire.devices.protocol import KVLayer
 from quire.devices.sparse_ops import Choose, PositionScale, StoreKeys
+from quire.devices.stream_ops import Combine
 from quire.errors import ModelError
 from quire.model.parts.bounds import MAX_POSITION, MAX_REACH
 from quire.model.parts.linear import Linear
@@ -102,15 +104,20 @@ class IndexerConfig(Part, msgspec.Struct, frozen=True, tag="indexer"):
                 f"{where}: an indexer chooses {self.top_k} pools of {self.pool}, {self.local} local"
             )
 
-    def make(self, source: WeightSource, path: str) -> Indexer:
-        return Indexer(self, source, path)
+    def make(self, source: WeightSource, path: str, groups: range | None = None) -> Indexer:
+        """Read the part; a rank has some of the `groups`, or all."""
+        return Indexer(self, source, path, groups)
 
 
 class Indexer:
     """Stores keys of x, and chooses among those that are there."""
 
-    def __init__(self, config: IndexerConfig, source: WeightSource, path: str) -> None:
+    def __init__(
+        self, config: IndexerConfig, source: WeightSource, path: str, groups: range | None = None
+    ) -> None:
         self.config, heads, dim = config, config.num_heads, config.keys.head_dim
+        self._groups = groups if groups is not None and config.groups > 1 else range(config.groups)
+        self.pools = config.pool, len(self._groups)
         self._keys = Keys(config.keys, source, path, config.hidden_size)
         self._queries = Linear.plain(source, f"{path}.q", heads * dim, config.width, use="exact")
         self._weights = self._q_norm = self._input_norm = self._scale = None
@@ -136,7 +143,10 @@ class Indexer:
         queries = g(PrepareQueries(queries, heads, r.angles(rope), self._q_norm))
         weights = None if self._weights is None else self._weights(g, x)
         about = config.pool, config.groups, config.local, config.tail, config.keys.head_dim**-0.5, config.relu
-        return g(Choose(queries, layers[0], heads, config.top_k, weights, *about))
+        chosen = g(Choose(queries, layers[0], heads, config.top_k, weights, *about))
+        if len(self._groups) == config.groups:
+            return chosen
+        return g(Combine(chosen, np.eye(len(self._groups), config.groups, self._groups.start, np.float32)))
 
 
 def read_position_scale(source: WeightSource, path: str, count: int, heads: range) -> PositionScale:

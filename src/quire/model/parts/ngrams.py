@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
 from quire.devices.graph import Recorder
 from quire.devices.ops import Add, Normalize, Value
@@ -72,7 +73,7 @@ class Ngrams:
             for i, rows in enumerate(config.rows)
         ]
         limbs = Piece(f"{path}.multipliers", (LIMBS * config.longest,), integers=True)
-        rows = source.vector(limbs.path, [limbs]).reshape(-1, LIMBS)
+        rows = np.nan_to_num(source.vector(limbs.path, [limbs])).reshape(-1, LIMBS)  # adapters know no values
         self._multipliers = [sum(int(one) << (LIMB_BITS * i) for i, one in enumerate(row)) for row in rows]
         self._key = Linear.plain(source, f"{path}.key", whole, inputs)
         self._value = Linear.plain(source, f"{path}.value", d, inputs)

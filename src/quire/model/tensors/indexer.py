@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire.model.tensors.stored import Shape, norm
-from quire.weights.parts import Part, Take, chain, halves, part
+from quire.weights.parts import Part, Take, chain, halves, part, row_range
 from quire.weights.tensor import Array
 
 if TYPE_CHECKING:
@@ -18,6 +18,11 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
     """Find a piece by its path below the indexer."""
     mixer: Any = layer.config.mixer
     names, rope, dim, take = layer.names, mixer.rope, mixer.indexer.keys.head_dim, None
+    if name in ("q", "k") and names["indexer.qk"]:  # queries, then the key
+        queries = mixer.indexer.num_heads * dim
+        whole, first = (queries + dim, *shape[1:]), 0 if name == "q" else queries
+        stored = f"{layer.prefix}{names['indexer.qk']}.{kind}"
+        return part(stored, whole, row_range(first, first + shape[0]))
     if not name:  # a vector
         return part(layer.prefix + names[f"indexer.{kind}"], shape)
     module = layer.prefix + names[f"indexer.{name}"]
