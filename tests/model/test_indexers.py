@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quire.errors import ConfigError, ModelError
 from quire.model.families import read_model
+from quire.model.further import find_further
 from quire.model.packing import wanted_tensors
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import Shard
@@ -155,3 +157,16 @@ def test_latents_of_an_earlier_layer_take_no_room() -> None:
     assert [kv.layer(i).num_kv_heads for i in range(LAYERS)] == [1, 0, 0, 1, 1, 0]
     assert kv.bytes_per_token == 4 * (2 * 32 + 26 + LAYERS * 14)
     assert [spec.parts_before(i) for i in range(LAYERS)] == [True, False, False, True, True, False]
+
+
+def test_a_layer_for_further_tokens_has_the_indexer_that_its_tensors_are_of() -> None:
+    """The last layer shares a choice, and the one after it cannot."""
+    types = [OWN, SHARED, SHARED, OWN, SHARED, SHARED]
+    spec, names = read_model(config_of("glm_moe_dsa", indexer_types=types), "dir/config.json")
+    own = f"model.layers.{LAYERS}."
+    there = [name.replace("model.layers.3.", own) for name in wanted_tensors(spec, names)]
+    checkpoint: Any = SimpleNamespace(names=lambda: [*there, f"{own}shared_head.norm.weight"])
+    (layer,) = find_further(spec, names, checkpoint).config.layers
+    assert layer == spec.layers[3]
+    assert layer.mixer is not None
+    assert layer.mixer.chooses
