@@ -47,6 +47,7 @@ FAMILIES = (
     "qwen3_next",
     "kimi_linear",
     "minimax",
+    "zamba2",
     "bailing_hybrid",
     "recurrent_gemma",
     "minimax_m3",

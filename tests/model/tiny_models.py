@@ -522,6 +522,24 @@ FAMILIES |= {
             "first_k_dense_replace": 1,
         },
     ),
+    "zamba2": (
+        "Zamba2",
+        {
+            **RMS,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 5,
+            "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+            "num_mem_blocks": 2,
+            "adapter_rank": 5,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "n_mamba_heads": 8,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 10,
+            "chunk_size": 8,
+            "pad_token_id": 0,
+        },
+    ),
     "falcon_mamba": ("FalconMamba", {**TOKENS, "hidden_size": 48, "num_hidden_layers": 3, "state_size": 9}),
     "lfm3": (
         "Lfm3",
@@ -924,6 +942,16 @@ VARIANTS |= {
         "bailing_hybrid",
         {"kda_safe_gate": False, "q_lora_rank": 20, "short_conv_kernel_size": 3, "norm_topk_prob": False},
     ),
+    "zamba2": ("zamba2", {}),
+    "zamba2-plain": (
+        "zamba2",
+        {
+            "use_shared_attention_adapter": False,
+            "use_mem_rope": False,
+            "num_mem_blocks": 1,
+            "add_bias_linear": True,
+        },
+    ),
     "falcon_mamba": ("falcon_mamba", {"mixer_rms_eps": 2e-3}),
     "lfm3-plain": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
     "gemma3n-own-keys": (
@@ -1006,7 +1034,7 @@ def randomized(model: Any, seed: int) -> Any:
                 parameter.copy_(
                     tables * noise
                     if any(part in name for part in TABLES)
-                    else 1.5 * noise / parameter.shape[-1] ** 0.5
+                    else (0.25 if "shared_transformer" in name else 1.5) * noise / parameter.shape[-1] ** 0.5
                 )
             else:
                 parameter.copy_(

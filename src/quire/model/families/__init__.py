@@ -47,6 +47,7 @@ _DECODERS = {
     "FalconH1ForCausalLM:falcon_h1 Mamba2ForCausalLM:mamba2",
     "minimax": "MiniMaxForCausalLM:minimax",
     "griffin": "RecurrentGemmaForCausalLM:recurrent_gemma",
+    "zamba": "Zamba2ForCausalLM:zamba2",
     "jamba": "JambaForCausalLM:jamba MambaForCausalLM:mamba FalconMambaForCausalLM:falcon_mamba",
     "phi": "PhiForCausalLM:phi Phi3ForCausalLM:phi3 Starcoder2ForCausalLM:starcoder2",
     "olmo": "OlmoForCausalLM:olmo Olmo2ForCausalLM:olmo2 Olmo3ForCausalLM:olmo3 OlmoeForCausalLM:olmoe "

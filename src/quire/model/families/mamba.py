@@ -33,7 +33,7 @@ SCAN, MAMBA, LINEAR, ATTENTION = "state_space", "mamba", "linear_attention", "at
 BLOCKS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}  # the letters of Nemotron-H's pattern
 
 
-def _scan(config: ConfigReader, inner: int | None, normed: bool = True, **fields: Any) -> dict[str, Any]:
+def read_scan(config: ConfigReader, inner: int | None, normed: bool = True, **fields: Any) -> dict[str, Any]:
     """Read the fields of the mixer, which has `inner` channels (None: those of its heads), and perhaps a norm."""
     heads = config.integer("mamba_n_heads")
     auto = inner is not None and config.get("mamba_d_head") == "auto"
@@ -131,7 +131,7 @@ def read_nemotron_h(config: ConfigReader) -> DecoderConfig:
         num_layers=len(kinds),
         rotated=0,
         kinds=[{LINEAR: SCAN, FULL: "attention"}.get(kind) for kind in kinds],
-        mixers={SCAN: _scan(config, None, steps=(least, MAX_NUMBER))},
+        mixers={SCAN: read_scan(config, None, steps=(least, MAX_NUMBER))},
         moe=moe,
         mlp_bias=bias,
         mlp_gated=False,
@@ -163,7 +163,7 @@ def read_granite_hybrid(config: ConfigReader) -> DecoderConfig:
         **({} if place == "rope" else {"rotated": 0}),
         intermediate_size=shared,
         kinds=[SCAN if kind in (MAMBA, LINEAR) else "attention" for kind in kinds],
-        mixers={SCAN: _scan(config, _inner(config))},
+        mixers={SCAN: read_scan(config, _inner(config))},
         moe=moe,
     )
 
@@ -177,7 +177,7 @@ def read_bamba(config: ConfigReader) -> DecoderConfig:
         rotated=rotary_dim(config, head_size(config), 0.5),
         mlp_bias=config.boolean("mlp_bias"),
         kinds=["attention" if i in attends else SCAN for i in range(num_layers(config))],
-        mixers={SCAN: _scan(config, _inner(config))},
+        mixers={SCAN: read_scan(config, _inner(config))},
     )
 
 
@@ -192,7 +192,7 @@ def read_falcon_h1(config: ConfigReader) -> DecoderConfig:
     before, after = config.number("attention_in_multiplier"), config.number("attention_out_multiplier")
     into, parts = config.number("ssm_in_multiplier"), _numbers(config, "ssm_multipliers", 5)
     gate, down = _numbers(config, "mlp_multipliers", 2)
-    scan = _scan(
+    scan = read_scan(
         config,
         inner,
         normed,
@@ -231,7 +231,7 @@ def _numbers(config: ConfigReader, key: str, count: int) -> list[float]:
 
 def read_mamba2(config: ConfigReader) -> DecoderConfig:
     config.expect("rms_norm", True)
-    return scans_alone(config, SCAN, _scan(config, _inner(config)))
+    return scans_alone(config, SCAN, read_scan(config, _inner(config)))
 
 
 def scans_alone(config: ConfigReader, kind: str, mixer: dict[str, Any]) -> DecoderConfig:

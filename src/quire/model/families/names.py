@@ -33,6 +33,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     further is the prefix of layers that predict further tokens, if they do not follow the last layer; below it lie what
     joins two hidden states, and norms, in modules of DeepSeek's names if there are no others.
 
+    `by_mixer` replaces modules in layers of a mixer.
     `spellings` are other names of modules, by path, which some files have. `ignored` are patterns of whole names that
     hold nothing to load (buffers that are computed from the config). `base` begins the names of all but the head; a
     checkpoint of the base model alone leaves it out, and one of several parts may begin with one of `prefixes` instead.
@@ -61,6 +62,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     tiled: bool = False
     ngram_shards: tuple[int, int] = (1, 1)
     spellings: Mapping[str, str] = {}
+    by_mixer: Mapping[str, Mapping[str, str]] = {}
     ignored: tuple[str, ...] = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def __getitem__(self, path: str) -> str:

@@ -34,6 +34,7 @@ class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
     input, by element or by head (`gate`), and normed by `out_norm` before the last projection. `back`: the layer reads
     the keys and values of the layer that many before it, and keeps none. `positions` is the model's longest sequence.
     Queries see the keys that the `indexer` chooses, for all heads or for each key/value head.
+    `input_size`, if not 0, is that of what it reads.
     """
 
     hidden_size: int
@@ -59,6 +60,7 @@ class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
     back: int = 0
     relative: DistanceScores | None = None
     indexer: Part | None = None
+    input_size: int = 0
 
     @property
     def choice(self) -> IndexerConfig | None:
@@ -143,7 +145,7 @@ class Attention:
         self.divided = not shard.whole and config.separable
         rows = {"q": (heads, self._heads), "k": (config.num_kv_heads, kv), "v": (config.num_kv_heads, kv)}
         pieces = [
-            matrix_of(f"{path}.{name}", count * h, d, self._own(own, h))
+            matrix_of(f"{path}.{name}", count * h, config.input_size or d, self._own(own, h))
             for name, (count, own) in rows.items()
         ]
         self.qkv = Linear(source, f"{path}.qkv", pieces[: 1 if config.back else 3], config.qkv_bias)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 PARTS = {
     "attention": "attention:AttentionConfig",
     "latent": "latent:LatentConfig",
+    "shared_block": "shared_block:SharedBlockConfig",
+    "embedded": "shared_block:EmbeddedConfig",
     "convolution": "convolution:ConvolutionConfig",
     "delta": "delta:DeltaConfig",
     "state_space": "state_space:StateSpaceConfig",
@@ -109,6 +111,11 @@ class Mixer(Part):
     def separable(self) -> bool:
         """Whether ranks can divide it by heads: nothing looks at all heads together."""
         return False
+
+    @property
+    def made_of(self) -> tuple[Mixer, ...]:
+        """The mixers inside it."""
+        return ()
 
     @property
     def scaled_heads(self) -> int:

@@ -93,14 +93,16 @@ class Given:
 
 
 class Kept:
-    """Passes requests on to a source, and keeps the `weights` that it gives by path."""
+    """Passes requests on to a source, and keeps the `weights` that it gives by path. Layers may share a matrix."""
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
         self.weights: dict[str, Any] = {}
 
     def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
-        matrix = self.weights[path] = self._source.matrix(path, pieces, use)
+        if path not in self.weights:
+            self.weights[path] = self._source.matrix(path, pieces, use)
+        matrix: Matrix = self.weights[path]
         return matrix
 
     def gated(self, path: str, gate: Piece, up: Piece) -> Matrix:

@@ -37,6 +37,9 @@ M = TypeVar("M", bound=Mixer)
 FINDERS = {
     "attention": "attention",
     "latent": "latent",
+    "shared_block": "attention",
+    "low": "shared_block",
+    "join": "shared_block",
     "convolution": "convolution",
     "delta": "delta",
     "state_space": "state_space",
@@ -106,6 +109,8 @@ class Tensors:
             config, names = self.config, self.names
             layer = config.layers[min(index, config.num_layers - 1)]
             own = names.of_sublayer(index % names.sublayers)
+            if layer.mixer is not None:
+                own = own.changed(own.by_mixer.get(kind_of(layer.mixer), {}))
             prefix = own.layer.format(i=index // names.sublayers)
             about = index, config.num_layers, self._rope
             self._layers[index] = LayerTensors(layer, own, prefix, *about)
@@ -191,7 +196,8 @@ class LayerTensors:
 
     def mixer(self, kind: type[M]) -> M:
         """The layer's mixer of this kind."""
-        for found in (self.config.mixer, self.config.second):
+        made = [one for one in (self.config.mixer, self.config.second) if one is not None]
+        for found in (*made, *(inner for one in made for inner in one.made_of)):
             if isinstance(found, kind):
                 return found
         raise AssertionError(f"the layer has no {kind.__name__}")

@@ -64,7 +64,7 @@ def _turn(layer: LayerTensors, config: AttentionConfig) -> Take | None:
 
 
 def _qkv(layer: LayerTensors, config: AttentionConfig, name: str, kind: str) -> Part:
-    names, d = layer.names, config.hidden_size
+    names, d = layer.names, config.input_size or config.hidden_size
     module, size, take = _place(layer, config, name)
     if kind == "bias":
         if not names["attention.q.bias"]:
