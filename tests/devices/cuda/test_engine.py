@@ -14,11 +14,14 @@ from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.protocol import Limits, ModelInput
 from quire.devices.registry import make_backend
+from quire.devices.sampling import SlotSampling
 from quire.errors import ConfigError, ModelError, ResourceError
 from tests.models import inspect_model, load_model
 from tests.tiny import write_checkpoint
 
 pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+
+from quire.devices.cuda.sampler import GreedyLogits
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
 BLOCKS: dict[str, Any] = {"max_model_len": 96, "num_gpu_blocks_override": 24, "block_size": 16}
@@ -203,6 +206,15 @@ def test_ranks_and_an_engine_that_slept_give_the_same(checkpoint: Path) -> None:
         llm.wake_up()
         [output] = llm.generate([{"prompt_token_ids": request[0][0]}], request[0][1], use_tqdm=False)
     assert [*output.outputs[0].token_ids] == wanted[0][0][0]
+
+
+def test_greedy_rows_read_no_value_but_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = make_backend(threads=1, device="interpreter").sampler(40)
+    for slot in range(2):
+        sampler.set(slot, SlotSampling(1, SamplingParams(temperature=0.0), [1, 2]))
+    logits = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(np, "empty", lambda shape, dtype=float: np.full(shape, np.nan, dtype))
+    assert sampler.sample(GreedyLogits(logits), [0, 1], [2, 2]).tokens == logits.argmax(1).tolist()
 
 
 def test_a_gpu_without_memory_says_which_option(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,9 @@ class CudaSampler(NativeSampler):
         values, ids = found.cpu().numpy()
         if not np.isfinite(values).all():
             return None
-        return HostLogits(np.empty(tensor.shape, np.float32), ids.view(np.int32))
+        best, host = ids.view(np.int32), np.empty(tensor.shape, np.float32)
+        host[np.arange(len(best)), best] = values  # the only ones that are read
+        return HostLogits(host, best)
 
 
 def _on_host(logits: Logits) -> HostLogits:
