@@ -81,7 +81,7 @@ def test_rules_name_modules(module: str, pattern: str, right: bool) -> None:
     [
         ("modelopt", {"quant_algo": "MIXED_PRECISION"}, "without quantized_layers"),
         ("modelopt", {"quant_algo": "NVFP4_SVD"}, "NVFP4_SVD"),
-        ("fp8", {"expert_dtype": "fp4"}, "experts in 'fp4'"),
+        ("fp8", {"expert_dtype": "fp3"}, "experts in 'fp3'"),
         ("compressed-tensors", {}, "config_groups"),
         ("awq", {"bits": "four"}, "bits and group_size"),
         ("hqq", {}, "no nbits and group_size"),

@@ -7,6 +7,7 @@ from itertools import count, islice
 
 from msgspec.structs import replace
 
+from quire.errors import ModelError
 from quire.model.families.names import TensorNames
 from quire.model.packing import wanted_tensors
 from quire.model.parts.decoder import DecoderConfig
@@ -31,7 +32,15 @@ class FurtherLayers:
 
 
 def find_further(spec: DecoderConfig, names: TensorNames, checkpoint: Checkpoint) -> FurtherLayers:
-    """Find them where the family says, or behind the last layer. The checkpoint may lack them."""
+    """Find them where the family says, or behind the last layer. The checkpoint may lack them.
+
+    ModelError: the model has several residual streams, which they read.
+    """
+    if spec.stream_width != spec.hidden_size:
+        raise ModelError(
+            f"the layers that predict further tokens of {spec.architecture} read several residual streams, and are "
+            "not read: choose another method"
+        )
     present, first, prefix = frozenset(checkpoint.names()), 0, names["further"]
     if prefix:
         start = prefix.partition("{i}")[0]

@@ -42,6 +42,7 @@ _DECODERS = {
     "qwen4": "Qwen4ExpForCausalLM:qwen4_exp_text",
     "minimax_m3": "MiniMaxM3ForCausalLM:minimax_m3 MiniMaxM3VLForCausalLM:minimax_m3_vl_text",
     "kimi_linear": "KimiLinearForCausalLM:kimi_linear",
+    "hyper": "DeepseekV4ForCausalLM:deepseek_v4 Glm5NextForCausalLM:glm5_next_text",
     "lfm": "Lfm2ForCausalLM:lfm2 Lfm2MoeForCausalLM:lfm2_moe Lfm3ForCausalLM:lfm3",
     "mamba": "NemotronHForCausalLM:nemotron_h GraniteMoeHybridForCausalLM:granitemoehybrid BambaForCausalLM:bamba "
     "FalconH1ForCausalLM:falcon_h1 Mamba2ForCausalLM:mamba2",

@@ -10,7 +10,7 @@ from quire.model.families.names import TensorNames
 
 # CLASSES have a language model that is one of the families. Images, audio and video are not read.
 _NAMES = (
-    "Apertus1p5 Aria DeepseekVL Exaone4_5_ Gemma3 Gemma3n Gemma4 GlmAsr GotOcr2 HyperCLOVAXVisionV2 Idefics2 "
+    "Apertus1p5 Aria DeepseekVL Exaone4_5_ Gemma3 Gemma3n Gemma4 Glm5Next GlmAsr GotOcr2 HyperCLOVAXVisionV2 Idefics2 "
     "Idefics3 InternVL KimiK25 Lfm2Vl Lfm3Vl LightOnOcr Llama4 MistralLarge4 Llava LlavaNext LlavaNextVideo "
     "LlavaOnevision MiniMaxM3Sparse Mistral3 MossTranscribeDiarize Ovis2 Qwen2Audio Qwen2VL Qwen2_5_VL Qwen3ASR "
     "Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp SmolVLM Step3p7 VideoLlama3 VipLlava Voxtral"

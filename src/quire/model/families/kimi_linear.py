@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.model.families.config import ConfigReader
@@ -13,13 +14,16 @@ from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.norm import NormConfig
 from quire.model.parts.rope import RopeSpec
 
+KDA_NAMES = {
+    **delta_names("self_attn"),
+    "delta.steps_down": "self_attn.f_a_proj",
+    "delta.steps": "self_attn.f_b_proj",
+    "delta.gate_down": "self_attn.g_a_proj",
+    "delta.gate": "self_attn.g_b_proj",
+}
 NAMES = LLAMA_NAMES.changed(
     {
-        **delta_names("self_attn"),
-        "delta.steps_down": "self_attn.f_a_proj",
-        "delta.steps": "self_attn.f_b_proj",
-        "delta.gate_down": "self_attn.g_a_proj",
-        "delta.gate": "self_attn.g_b_proj",
+        **KDA_NAMES,
         "rates_axes": True,
         "mixture.router": "block_sparse_moe.gate",
         "mixture.correction": "block_sparse_moe.gate.e_score_correction_bias",
@@ -50,43 +54,57 @@ def read_kimi_linear(config: ConfigReader) -> DecoderConfig:
         config.expect(key, value)
     config.skip("head_dim rope_theta rope_scaling rope_parameters num_nextn_predict_layers qk_head_dim")
     inner = config.section("linear_attn_config") or ConfigReader({}, config.where)
-    kinds, eps = _kinds(config, inner), config.number("rms_norm_eps")
-    heads, size = config.integer("num_attention_heads"), config.optional_integer("linear_head_dim")
-    config.expect("num_key_value_heads", heads, None)
-    size = inner.integer("head_dim", size or 128)
-    count = inner.integer("num_heads", config.optional_integer("linear_num_heads") or 32)
-    nope, shared = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
-    still = RopeSpec("proportional", 10000.0, shared)
+    kinds, shared = _kinds(config, inner), config.integer("qk_rope_head_dim")
+    rope = RopeSpec("proportional", 10000.0, shared)
+    latent = {"rope_dim": shared, "norm": NormConfig("rms", 1e-6)}
+    moe = v3_moe(config, sparse_after(config))
+    return read_kda(config, inner, kinds, 32, {}, latent, layer_ropes=rope, moe=moe)
+
+
+def read_kda(
+    config: ConfigReader,
+    inner: ConfigReader,
+    kinds: Sequence[str],
+    heads: int,
+    delta: Mapping[str, Any],
+    latent: Mapping[str, Any],
+    **fields: Any,
+) -> DecoderConfig:
+    """Read Kimi Delta Attention, of as many `heads` by default, and latent attention without positions."""
+    count = config.integer("num_attention_heads")
+    config.expect("num_key_value_heads", count, None)
+    nope = config.integer("qk_nope_head_dim")
     latent = {
         "q_rank": config.optional_integer("q_lora_rank"),
         "kv_rank": config.integer("kv_lora_rank"),
         "nope_dim": nope,
-        "rope_dim": shared,
         "value_dim": config.integer("v_head_dim"),
-        "norm": NormConfig("rms", 1e-6),
+        **latent,
     }
-    delta = {
-        "key_heads": count,
-        "value_heads": count,
+    size = inner.integer("head_dim", config.optional_integer("linear_head_dim") or 128)
+    own = inner.integer("num_heads", config.optional_integer("linear_num_heads") or heads)
+    rule = {
+        "key_heads": own,
+        "value_heads": own,
         "key_dim": size,
         "value_dim": size,
         "taps": inner.integer(
             "short_conv_kernel_size", config.optional_integer("linear_conv_kernel_dim") or 4, low=2, high=64
         ),
-        "norm": NormConfig("rms", eps),
+        "norm": NormConfig("rms", config.number("rms_norm_eps")),
         "gate_activation": "sigmoid",
         "by_channel": True,
         "rank": size,
+        **delta,
     }
     return read_decoder(
         config,
-        num_kv_heads=heads,
-        head_dim=nope + shared,
+        num_kv_heads=count,
+        head_dim=nope + latent["rope_dim"],
         rotated=0,
-        layer_ropes=still,
         kinds=[DELTA if kind == LINEAR else "latent" for kind in kinds],
-        mixers={DELTA: delta, "latent": latent},
-        moe=v3_moe(config, sparse_after(config)),
+        mixers={DELTA: rule, "latent": latent},
+        **fields,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from quire.devices.ops import Apply, PrepareQueries, Value
+from quire.devices.ops import Apply, Normalize, PrepareQueries, Value
 from quire.devices.protocol import KVLayer
 from quire.devices.sparse_ops import Choose, PositionScale, StoreKeys
 from quire.devices.stream_ops import Combine
@@ -24,7 +24,8 @@ class KeysConfig(msgspec.Struct, frozen=True):
 
     The key of a window is the mean over its tokens or, if `gated`, a sum weighted by channel: the weights are the
     softmax of a second projection and a bias by place. With `overlap` tokens have a second half, which takes part in
-    the next window's key (DeepSeek-V4). Then come the `norm`, and the rope at the window's first position.
+    the next window's key (DeepSeek-V4). Then come the `norm`, and the rope at the window's first position. With
+    `norm_first` the tokens' keys are normed in place of the windows'.
     """
 
     head_dim: int
@@ -32,6 +33,7 @@ class KeysConfig(msgspec.Struct, frozen=True):
     size: int = 1
     gated: bool = False
     overlap: bool = False
+    norm_first: bool = False
 
     def cache(self) -> tuple[KVLayer, ...]:
         """The keys, and the rows of the windows that are still open."""
@@ -50,8 +52,11 @@ class Keys:
         self.config, rows = config, config.head_dim * (1 + config.overlap)
         names = [f"{path}.k", f"{path}.gate"] if config.gated else [f"{path}.k"]
         pieces = [matrix_of(name, rows, hidden) for name in names]
-        self._project = Linear(source, f"{path}.k", pieces, use="exact")
-        self._norm = self._bias = None
+        together = 1 if config.norm_first else len(pieces)
+        self._project = Linear(source, f"{path}.k", pieces[:together], use="exact")
+        self._gates = self._norm = self._bias = None
+        if pieces[together:]:
+            self._gates = Linear(source, f"{path}.gate", pieces[together:], use="exact")
         if config.norm is not None:
             self._norm = Norm(config.norm, source, f"{path}.k_norm", config.head_dim).operand
         if config.gated:
@@ -60,8 +65,11 @@ class Keys:
     def __call__(self, r: Recording, x: Value, layers: range, rope: RopeSpec | None) -> None:
         config, turn = self.config, None if rope is None else make_rope(rope)
         raw = layers[1] if config.size > 1 else None
-        about = self._norm, turn, config.size, raw, self._bias, config.overlap
-        r.g(StoreKeys(self._project(r.g, x), layers[0], *about))
+        keys, norm = self._project(r.g, x), self._norm
+        if config.norm_first and norm is not None:
+            keys, norm = r.g(Normalize(keys, norm)), None
+        gates = None if self._gates is None else self._gates(r.g, x)
+        r.g(StoreKeys(keys, layers[0], norm, turn, config.size, raw, self._bias, config.overlap, gates))
 
 
 class IndexerConfig(Part, msgspec.Struct, frozen=True, tag="indexer"):
@@ -133,7 +141,8 @@ class Indexer:
             self._scale = read_position_scale(source, path, heads, range(heads))
 
     def __call__(self, r: Recording, x: Value, q: Value, index: int, rope: RopeSpec | None) -> Value:
-        g, config, heads, layers = r.g, self.config, self.config.num_heads, r.further[index]
+        g, config, heads = r.g, self.config, self.config.num_heads
+        layers = r.further[index][-len(config.keys.cache()) :]  # the last ones of the mixer
         self._keys(r, x, layers, rope)
         if self._input_norm is not None:
             q = self._input_norm(g, x)

@@ -32,7 +32,7 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
     is a `gate`. With a `position_scale` the queries of each head grow with the logarithm of their position. With a
     `learned_rope` the exponentials of a vector of the model multiply the rope's frequencies. `back`: the layer reads
     the latents of the layer that many before it, and keeps none. Queries see the keys that the `indexer` chooses, or
-    with `shares` those that the last one before it chose.
+    with `shares` those that the last one before it chose: numbers of pools of `pool` positions.
     """
 
     hidden_size: int
@@ -55,6 +55,7 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
     back: int = 0
     indexer: IndexerConfig | None = None
     shares: bool = False
+    pool: int = 1
 
     @property
     def separable(self) -> bool:
@@ -185,7 +186,11 @@ class LatentAttention:
         queries = g(StoreLatent(kv, latent, rotated, cached, turn, self.kv_norm))
         if self._scale is not None:
             queries = g(Apply(queries, self._scale))
-        y = g(HeadLinear(g(Attend(queries, cached, count, self.scores, chosen=chosen)), self.values))
+        y = g(
+            HeadLinear(
+                g(Attend(queries, cached, count, self.scores, chosen=chosen, pool=config.pool)), self.values
+            )
+        )
         if self._gate is not None:
             y = g(Multiply(y, self._gate(g, x, "sigmoid")))
         if not self._shard.gathers:

@@ -39,6 +39,7 @@ PARTS = {
     "lightning": "lightning:LightningConfig",
     "gated_recurrence": "gated_recurrence:GatedRecurrenceConfig",
     "relative": "relative:RelativeConfig",
+    "compressed": "compressed:CompressedConfig",
     "indexer": "indexer:IndexerConfig",
     "mlp": "mlp:MLPConfig",
     "mixture": "mixture:MixtureConfig",

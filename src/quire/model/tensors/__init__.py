@@ -47,6 +47,7 @@ FINDERS = {
     "lightning": "lightning",
     "gated_recurrence": "gated_recurrence",
     "mixture": "mixture",
+    "compressed": "compressed",
     "indexer": "indexer",
     "input": "gemma3n",
     "laurel": "gemma3n",

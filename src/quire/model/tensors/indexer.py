@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire.model.tensors.stored import Shape, norm
+from quire.model.tensors.stored import Shape, norm, places
 from quire.weights.parts import Part, Take, chain, halves, part, row_range
 from quire.weights.tensor import Array
 
@@ -23,15 +23,17 @@ def find(layer: LayerTensors, name: str, kind: str, shape: Shape) -> Part:
         whole, first = (queries + dim, *shape[1:]), 0 if name == "q" else queries
         stored = f"{layer.prefix}{names['indexer.qk']}.{kind}"
         return part(stored, whole, row_range(first, first + shape[0]))
-    if not name:  # a vector
-        return part(layer.prefix + names[f"indexer.{kind}"], shape)
-    module = layer.prefix + names[f"indexer.{name}"]
-    if name in ("q", "k", "gate", "q_norm", "k_norm") and rope is not None:
+    module = layer.prefix + names[f"indexer.{name or kind}"]
+    if (kind == "places" or name in ("q", "k", "gate", "q_norm", "k_norm")) and rope is not None:
         moved = last_first(dim, rope.rotary_dim) if names.index_last else None
         take = chain(moved, halves(dim, rope.rotary_dim) if names.index_interleaved else None)
+    if kind == "places":
+        return places(module, mixer.indexer.keys.size, shape, take)
     if name.endswith("norm"):
         return norm(names, module, kind, shape, take)
-    return part(f"{module}.{kind}", shape, take)
+    alone = names[f"indexer.{name}.{kind}"]  # a tensor of no module
+    stored = layer.prefix + alone if alone else f"{module}.{kind}" if name else module
+    return part(stored, shape, take)
 
 
 def last_first(head_dim: int, count: int) -> Take:

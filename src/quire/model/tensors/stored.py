@@ -26,6 +26,12 @@ def fused(names: TensorNames, module: str, kind: str, stored: Shape, take: Take 
     return part(f"{module}.{kind}", stored[:1], take)
 
 
+def places(stored: str, size: int, shape: Shape, turn: Take | None) -> Part:
+    """Take the biases of a window's places [size, C], one place after the other."""
+    flat: Take = lambda array: array.reshape(-1)  # noqa: E731
+    return part(stored, (size, shape[0] // size), chain(flat, turn))
+
+
 def norm(names: TensorNames, module: str, kind: str, shape: Shape, take: Take | None = None) -> Part:
     """Take the weight of a norm, to which a family may add a number, or its bias."""
     added: Callable[[Array], Array] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,13 @@ def find_quantization(config: Mapping[str, Any], where: str, directory: Path | N
     for about in (config, text if isinstance(text, dict) else {}):
         for key in KEYS:
             if about.get(key) is not None:
-                return _described(about[key], f"{where}: {key}", None)
+                found = _described(about[key], f"{where}: {key}", None)
+                kind = about.get("expert_dtype")  # DeepSeek-V4 says it outside
+                return (
+                    found
+                    if kind is None
+                    else replace(found, settings={"expert_dtype": kind, **found.settings})
+                )
     if directory is None:
         return None
     for path in (directory / name for name in METHODS):

@@ -55,7 +55,7 @@ class PlannedCheckpoint(Unquantized):
                 continue
             if _is_table(module) and not (module.endswith("lm_head") and _has_head(method, settings)):
                 continue
-            if skipped.match(module):
+            if skipped.match(module) and "moe_quant_algo" not in settings:  # which speaks of experts alone
                 continue
             layout = of(module, shape[-1])
             if layout is not None:
@@ -83,7 +83,7 @@ class PlannedCheckpoint(Unquantized):
 
 def _is_table(module: str) -> bool:
     last = module.rpartition(".")[2]
-    return "embed" in last or last in ("lm_head", "wte", "wpe", "output")
+    return "embed" in last or last in ("lm_head", "head", "wte", "wpe", "output")
 
 
 def _has_head(method: str, settings: Mapping[str, Any]) -> bool:
@@ -158,9 +158,12 @@ def _hqq(settings: Mapping[str, Any]) -> Layouts:
 
 
 def _fp8(method: str, settings: Mapping[str, Any]) -> Layouts:
-    if method == "fp8" and (settings.get("expert_dtype") or settings.get("moe_quant_algo")):
-        what = settings.get("expert_dtype") or settings.get("moe_quant_algo")
-        raise ModelError(f"quantization_config: fp8 with experts in {what!r:.40} is not planned")
+    what = settings.get("moe_quant_algo") or settings.get("expert_dtype") or "fp8"
+    if method == "fp8" and what != "fp8":
+        if what not in EXPERTS:
+            raise ModelError(f"quantization_config: fp8 with experts in {what!r:.40} is not planned")
+        own, others = ALGORITHMS[EXPERTS[what]], _fp8("fp8", {**settings, "moe_quant_algo": "fp8"})
+        return lambda module, columns: own(columns) if ".experts." in module else others(module, columns)
     blocks = settings.get("weight_block_size")
     kind = "e5m2" if settings.get("fmt") == "e5m2" else "e4m3"
     if method == "mxfp8" or blocks == [1, 32]:
@@ -213,6 +216,7 @@ def _no_groups() -> Groups:
     raise ModelError("a plan has no values")
 
 
+EXPERTS = {"fp4": "MXFP4", "NVFP4": "NVFP4"}
 ALGORITHMS: Mapping[str, Callable[[int], AnyLayout | None]] = {
     "FP8": lambda columns: _bytes("e4m3", columns, columns),
     "FP8_PER_CHANNEL_PER_TOKEN": lambda columns: _bytes("e4m3", columns, columns),

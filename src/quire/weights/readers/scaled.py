@@ -42,6 +42,7 @@ from quire.weights.readers.input_rounding import INPUTS, InputRoundings
 from quire.weights.readers.mxfp4 import MXFP4_BLOCKS, mxfp4_blocks
 from quire.weights.readers.packed_modules import ModuleCheckpoint, Packed
 from quire.weights.readers.quark import QuarkModules, quark_int4
+from quire.weights.readers.short_scales import with_long_names
 from quire.weights.tensor import Array, FloatArray, Inputs, QuantTensor
 
 USED = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
@@ -56,7 +57,7 @@ class ScaledCheckpoint(ModuleCheckpoint):
     """A `Checkpoint` in any of these formats. Raises ModelError, naming the field, for anything beyond them."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-        settings = inner_settings(settings)
+        settings, checkpoint = inner_settings(settings), with_long_names(checkpoint)
         _check(settings)
         self._settings = settings
         self._bits = frozenset(_values(settings, "num_bits")) | frozenset(_values(settings, "bits"))
