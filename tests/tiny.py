@@ -102,6 +102,55 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-5,
     },
 }
+# Families whose residual streams mix.
+MIXED: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "q_lora_rank": 20,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "index_head_dim": 12,
+    "index_n_heads": 4,
+    "hc_mult": 2,
+    "hc_sinkhorn_iters": 3,
+    "hc_eps": 1e-6,
+    "swiglu_limit": 1.2,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+STREAMS: dict[str, dict[str, Any]] = {
+    "deepseek_v4": {
+        **MIXED,
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "num_key_value_heads": 1,
+        "qk_rope_head_dim": 8,
+        "o_groups": 2,
+        "o_lora_rank": 12,
+        "intermediate_size": None,
+        "num_hash_layers": 1,
+        "index_topk": 3,
+        "sliding_window": 7,
+        "compress_ratios": [0, 4, 128, 4],
+        "compress_rate_hca": 6,
+    },
+    "glm5_next_text": {
+        **MIXED,
+        "architectures": ["Glm5NextForCausalLM"],
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "v_head_dim": 10,
+        "head_dim": None,
+        "index_topk": 8,
+        "index_kpool": 4,
+        "linear_head_dim": 12,
+        "linear_num_heads": 4,
+        "layer_types": ["linear_attention", "indexed_attention", "indexed_attention", "linear_attention"],
+        "indexer_types": ["full", "full", "shared", "full"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    },
+}
 # Families with recurrent layers.
 DELTA: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -575,7 +624,9 @@ def _tensors(family: str, full: dict[str, Any], rng: np.random.Generator, kind: 
     tensors = {}
     for name, tensor in wanted_tensors(*read_model(full)).items():
         if tensor.numbers:
-            tensors[name] = rng.integers(1, 1 << 40, tensor.shape)
+            experts = name.endswith("tid2eid")
+            least, most = (0, full["num_experts_per_tok"] + 1) if experts else (1, 1 << 40)
+            tensors[name] = rng.integers(least, most, tensor.shape)
             continue
         if any(part in name for part in ("norm", "ln_")):
             values = rng.standard_normal(tensor.shape) * 0.1 + name.endswith("weight")
@@ -626,7 +677,8 @@ def write_checkpoint(
 ) -> Path:
     """A random model of one family. Weights are wide enough that tokens differ and greedy text is not a loop of one."""
     path.mkdir(parents=True, exist_ok=True)
-    full = {**CONFIG, **(FAMILIES | OTHERS | RECURRENT | CHOOSING)[family], "torch_dtype": dtype, **config}
+    known = FAMILIES | OTHERS | RECURRENT | CHOOSING | STREAMS
+    full = {**CONFIG, **known[family], "torch_dtype": dtype, **config}
     full = {key: value for key, value in full.items() if value is not None}
     (path / "config.json").write_text(json.dumps(full))
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32

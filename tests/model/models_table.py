@@ -48,12 +48,13 @@ KIN = {
 
 
 def tiny_config(family: str) -> dict[str, Any]:
-    """The config of a tiny model of the tests, as transformers writes it."""
+    """The config of a tiny model of the tests, or of the language model in it, as transformers writes it."""
     name, common = FAMILIES[family]
     own = next(options for kind, options in VARIANTS.values() if kind == family)
     config = getattr(transformers, f"{name}Config")(**{**common, **own})
     values: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    return values
+    inner: dict[str, Any] = values.get("text_config", values)
+    return inner
 
 
 def checked() -> dict[str, str]:
@@ -139,7 +140,7 @@ def facts(name: str, family: str | None) -> tuple[str, str, str]:
         return "all", "", "all"
     spec, names = read_model({**tiny_config(family), "architectures": [name]})
     after = names.is_ignored(f"{names.layer.format(i=spec.num_layers)}eh_proj.weight")
-    drafts = after or names["further"]
+    drafts = (after or names["further"]) and spec.stream_width == spec.hidden_size
     return "all", "MTP" if drafts else "", adapters(spec, names)
 
 

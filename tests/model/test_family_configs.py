@@ -396,6 +396,7 @@ KNOWN = {
     "meta-llama--Llama-4-Scout-17B-16E-Instruct": (107_769_861_120, 196_608),
     # 49 layers of 80 keep keys and values, all of 8 heads.
     "nvidia--Llama-3_3-Nemotron-Super-49B-v1": (49_867_145_216, 200_704),
+    "glm5_next": (313_326_828_862, 17_116),
 }
 # Quantized; sizes are of the same config without that.
 QUANTIZED = {
@@ -414,6 +415,16 @@ QUANTIZED = {
     "MiniMaxAI--MiniMax-M2.7": (228_689_764_864, 253_952),
     "nvidia--MiniMax-M2.5-NVFP4": (228_689_764_864, 253_952),
     "nvidia--MiniMax-M2.7-NVFP4": (228_689_764_864, 253_952),
+    # Tables of experts by token count; of tokens that a window has passed nothing but entries is kept.
+    **dict.fromkeys(
+        (
+            "deepseek-ai--DeepSeek-V4-Flash",
+            "nvidia--DeepSeek-V4-Flash-NVFP4",
+            "sgl-project--DeepSeek-V4-Flash-FP8",
+        ),
+        (284_334_567_511, 200_512),
+    ),
+    "deepseek-ai--DeepSeek-V4-Pro": (1_572_999_528_803, 291_136),
 }
 
 

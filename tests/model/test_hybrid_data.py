@@ -24,6 +24,8 @@ MODELS = {
     "falcon-h1": 1e-4,
     "jamba": 5e-4,
     "falcon-mamba": 1e-4,
+    "deepseek-v4": 5e-4,
+    "glm-5.3-flash": 5e-4,
     "minimax-lightning": 5e-4,
     "recurrent-gemma": 1e-4,
     "deepseek-v3.2": 5e-4,

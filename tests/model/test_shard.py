@@ -30,7 +30,7 @@ from tests.models import load_model
 from tests.tiny import write_checkpoint
 
 # Grouped heads, biases, fused tensors, ALiBi, parallel layers, sandwich norms, experts, sinks, latent attention,
-# recurrences, chosen blocks and pools.
+# recurrences, chosen blocks and pools, compressed keys, streams.
 FAMILIES = (
     "llama",
     "qwen2",
@@ -52,6 +52,8 @@ FAMILIES = (
     "recurrent_gemma",
     "minimax_m3",
     "qwen4",
+    "deepseek_v4",
+    "glm5_next_text",
 )
 
 

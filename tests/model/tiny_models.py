@@ -374,6 +374,89 @@ FAMILIES |= {
             "linear_value_head_dim": 7,
         },
     ),
+    "glm5_next": (
+        "Glm5Next",
+        {
+            "text_config": {
+                **RMS,
+                "num_hidden_layers": 4,
+                "num_key_value_heads": 4,
+                "q_lora_rank": 20,
+                "kv_lora_rank": 24,
+                "qk_nope_head_dim": 12,
+                "v_head_dim": 10,
+                "n_routed_experts": 6,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "routed_scaling_factor": 1.7,
+                "swiglu_limit": 0.9,
+                "index_head_dim": 12,
+                "index_n_heads": 24,
+                "index_topk": 12,
+                "index_kpool": 4,
+                "hc_mult": 3,
+                "hc_sinkhorn_iters": 4,
+                "hc_eps": 1e-3,
+                "pad_token_id": 0,
+                "linear_head_dim": 12,
+                "linear_num_heads": 3,
+                "layer_types": [
+                    "linear_attention",
+                    "indexed_attention",
+                    "indexed_attention",
+                    "linear_attention",
+                ],
+                "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+                "indexer_types": ["full", "full", "shared", "full"],
+            },
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 8,
+                "num_heads": 1,
+                "intermediate_size": 8,
+                "out_hidden_size": 48,
+                "projection_intermediate_size": 8,
+            },
+            "experts_implementation": "eager",
+        },
+    ),
+    "deepseek_v4": (
+        "DeepseekV4",
+        {
+            **RMS,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "q_lora_rank": 20,
+            "qk_rope_head_dim": 8,
+            "o_groups": 2,
+            "o_lora_rank": 12,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_hash_layers": 1,
+            "swiglu_limit": 0.9,
+            "hc_mult": 3,
+            "hc_sinkhorn_iters": 4,
+            "hc_eps": 1e-3,
+            "index_head_dim": 12,
+            "index_n_heads": 24,
+            "index_topk": 4,
+            "sliding_window": 9,
+            "compress_ratios": [0, 4, 128, 4],
+            "compress_rate_hca": 16,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 32,
+                "beta_slow": 1,
+            },
+            "rope_theta": 10000,
+            "compress_rope_theta": 40000,
+            "experts_implementation": "eager",
+        },
+    ),
     "kimi_linear": (
         "KimiLinear",
         {
@@ -887,6 +970,28 @@ VARIANTS |= {
         },
     ),
     "kimi_linear": ("kimi_linear", {}),
+    "glm5_next": ("glm5_next", {}),
+    "deepseek_v4": ("deepseek_v4", {}),
+    "deepseek_v4-others": (
+        "deepseek_v4",
+        {
+            "compress_ratios": None,
+            "compress_rate_hca": None,
+            "layer_types": [
+                "compressed_sparse_attention",
+                "sliding_attention",
+                "heavily_compressed_attention",
+                "compressed_sparse_attention",
+            ],
+            "compress_rates": {"compressed_sparse_attention": 3, "heavily_compressed_attention": 9},
+            "mlp_layer_types": ["moe", "hash_moe", "moe", "moe"],
+            "scoring_func": "sigmoid",
+            "rope_scaling": None,
+            "hc_mult": 2,
+            "hc_sinkhorn_iters": 1,
+            "o_groups": 4,
+        },
+    ),
     "kimi_linear-groups": (
         "kimi_linear",
         {
@@ -995,7 +1100,7 @@ VARIANTS |= {
 }
 
 
-PARTS = {"Emu3Text": "Emu3ForCausalLM"}
+PARTS = {"Emu3Text": "Emu3ForCausalLM", "Glm5Next": "Glm5NextForConditionalGeneration"}
 WHOLES = {"MistralLarge4Text": "MistralLarge4"}
 TOWER: dict[str, Any] = {
     "model_type": "pixtral",
@@ -1043,6 +1148,8 @@ def randomized(model: Any, seed: int) -> Any:
         for name, buffer in model.named_buffers():
             if "correction" in name:
                 buffer.copy_(0.2 * torch.randn_like(buffer))
+            if "tid2eid" in name:
+                buffer.copy_(torch.randint(config.n_routed_experts, buffer.shape))
             if "layer_scalar" in name:
                 buffer.fill_(0.8)
     return model

@@ -153,8 +153,8 @@ def read_glm5_next(config: ConfigReader) -> DecoderConfig:
     config.expect("hidden_act", "silu")
     config.skip("head_dim qk_head_dim rope_theta rope_scaling rope_parameters num_nextn_predict_layers")
     layers, limit, q_rank = num_layers(config), config.positive("swiglu_limit"), config.integer("q_lora_rank")
-    said = [INDEXED if i % 4 == 3 else LINEAR for i in range(layers)]
-    kinds = layer_kinds(config, said, (LINEAR, INDEXED, "deepseek_sparse_attention", FULL))
+    said = [INDEXED[0] if i % 4 == 3 else LINEAR for i in range(layers)]
+    kinds = layer_kinds(config, said, (LINEAR, *INDEXED, FULL))
     types, chosen, pool = (
         indexer_types(config),
         config.integer("index_topk"),
