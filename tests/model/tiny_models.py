@@ -692,6 +692,8 @@ FAMILIES |= {
         {**{key: value for key, value in INDEXED.items() if key != "q_lora_rank"}, **SHARING},
     ),
 }
+MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
+FAMILIES["hy_v4_vl"] = ("HYV4VLText", {**FAMILIES["hy_v4"][1], "rope_parameters": MROPE})
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -1094,6 +1096,7 @@ VARIANTS |= {
     "glm-5": ("glm_moe_dsa", {"n_group": 4, "topk_group": 2}),
     "glm-5.2": ("glm_moe_dsa", {"num_hidden_layers": 4, **SHARING}),
     "hunyuan-4": ("hy_v4", {}),
+    "hunyuan-4-vl": ("hy_v4_vl", {}),
     "mistral-large-4": ("mistral_large4", {"no_rope_layers": [1, 0, 1, 0], "kv_source_layers": [0, 1, 0, 1]}),
     "mistral-large-4-own-latents": ("mistral_large4", {"indexer_types": None}),
     "laguna-elements": ("laguna", {"gating": "per-element", "num_attention_heads_per_layer": None}),
@@ -1101,9 +1104,8 @@ VARIANTS |= {
 
 
 PARTS = {"Emu3Text": "Emu3ForCausalLM", "Glm5Next": "Glm5NextForConditionalGeneration"}
-WHOLES = {"MistralLarge4Text": "MistralLarge4"}
+WHOLES = {"MistralLarge4Text": "MistralLarge4", "HYV4VLText": "HYV4VL"}
 TOWER: dict[str, Any] = {
-    "model_type": "pixtral",
     "hidden_size": 16,
     "intermediate_size": 16,
     "num_hidden_layers": 1,
@@ -1119,7 +1121,13 @@ def make_model(variant: str, **changes: Any) -> Any:
     name, common = FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(**{**common, **options, **changes})
     if name in WHOLES:  # which only a model that sees contains
-        whole = getattr(transformers, f"{WHOLES[name]}Config")(text_config=config, vision_config=TOWER)
+        tower = (
+            {"out_hidden_size": 48, "max_image_size": 16}
+            if name == "HYV4VLText"
+            else {"model_type": "pixtral"}
+        )
+        kind = getattr(transformers, f"{WHOLES[name]}Config")
+        whole = kind(text_config=config.to_dict(), vision_config={**TOWER, **tower})
         kind = getattr(transformers, f"{WHOLES[name]}ForConditionalGeneration")
         return randomized(kind(whole).eval(), len(variant))
     if name in PARTS:  # transformers' automatic classes know only the whole of which it is a part

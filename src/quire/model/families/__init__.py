@@ -79,7 +79,7 @@ _DECODERS = {
     "Glm4MoeLiteForCausalLM:glm4_moe_lite AXK1ForCausalLM:axk1 YoutuForCausalLM:youtu MiniCPM3ForCausalLM:minicpm3 "
     "SarvamMLAForCausalLM:sarvam_mla LongcatFlashForCausalLM:longcat_flash",
     "indexed": "DeepseekV32ForCausalLM:deepseek_v32 GlmMoeDsaForCausalLM:glm_moe_dsa "
-    "HYV4ForCausalLM:hy_v4 MistralLarge4ForCausalLM:mistral_large4_text",
+    "HYV4ForCausalLM:hy_v4 HYV4VLTextForCausalLM:hy_v4_vl_text MistralLarge4ForCausalLM:mistral_large4_text",
     "unlike": "Gemma4ForCausalLM:gemma4_text MiMoV2FlashForCausalLM:mimo_v2_flash LagunaForCausalLM:laguna "
     "DeciLMForCausalLM:nemotron-nas",
     "step": "Step3p5ForCausalLM:step3p5",

@@ -11,7 +11,7 @@ from quire.model.families.names import TensorNames
 # CLASSES have a language model that is one of the families. Images, audio and video are not read.
 _NAMES = (
     "Apertus1p5 Aria DeepseekVL Exaone4_5_ Gemma3 Gemma3n Gemma4 Glm5Next GlmAsr GotOcr2 HyperCLOVAXVisionV2 Idefics2 "
-    "Idefics3 InternVL KimiK25 Lfm2Vl Lfm3Vl LightOnOcr Llama4 MistralLarge4 Llava LlavaNext LlavaNextVideo "
+    "Idefics3 InternVL KimiK25 Lfm2Vl Lfm3Vl LightOnOcr Llama4 HYV4VL MistralLarge4 Llava LlavaNext LlavaNextVideo "
     "LlavaOnevision MiniMaxM3Sparse Mistral3 MossTranscribeDiarize Ovis2 Qwen2Audio Qwen2VL Qwen2_5_VL Qwen3ASR "
     "Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp SmolVLM Step3p7 VideoLlama3 VipLlava Voxtral"
 )
@@ -30,7 +30,7 @@ PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.
 # FLAT are types whose older files have the language model's fields beside the vision_config.
 FLAT = ("qwen2_vl", "qwen2_5_vl")
 OTHER_PARTS = (
-    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|patch_merger|patch_merge_mlp|embed_vision|vit_large_projector"
+    r"(model\.)?(vision_tower|vision_model|vit|perceive|visual|multi_modal_projector|mm_projector|patch_merger|patch_merge_mlp|embed_vision|vit_large_projector"
     r"|audio_tower|embed_audio|aligner|connector|vision_encoder|vision_projection|vision_projector|projector"
     r"|visual_embeddings_table|vision_tokenizer|audio_tokenizer|mtp)\..*|(model\.)?image_newline"
 )

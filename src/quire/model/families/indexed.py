@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.deepseek import (
     MTP,
+    NOTHING,
     ROUTED,
     deepseek_names,
     read_deepseek_v3,
@@ -102,6 +103,10 @@ def hy_v4_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     return deepseek_v32_names(spec, config).changed(HY_V4)
 
 
+def hy_v4_vl_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
+    return hy_v4_names(spec, config).changed({"interleaved": True, "index_interleaved": True})
+
+
 def read_deepseek_v32(config: ConfigReader) -> DecoderConfig:
     """DeepSeek-AI 2025, arXiv:2512.02556. Attention turns neighbouring elements, the indexer halves."""
     return _read_v3(config, [OWN] * num_layers(config), False)
@@ -122,7 +127,14 @@ def _read_v3(config: ConfigReader, types: Sequence[str], interleaved: bool) -> D
     return read_deepseek_v3(config, 3, read_indexer(config, types, config.integer("q_lora_rank")))
 
 
-def read_hy_v4(config: ConfigReader) -> DecoderConfig:
+def read_hy_v4_vl(config: ConfigReader) -> DecoderConfig:
+    """Hunyuan-4 inside a model that sees, which turns pairs, and norms latents with the config's epsilon."""
+    if (rope := config.section("rope_parameters")) is not None:
+        rope.skip("mrope_section")  # a text's positions are the same on all axes
+    return read_hy_v4(config, {"norm": NormConfig("rms", config.number("rms_norm_eps"))})
+
+
+def read_hy_v4(config: ConfigReader, latent: Mapping[str, Any] = NOTHING) -> DecoderConfig:
     """Tencent 2026: gates and sinks in attention, and several residual streams, each of which stays itself."""
     layers, streams = num_layers(config), config.integer("hc_mult", high=MAX_STREAMS)
     config.expect("hidden_act", "silu")
@@ -133,7 +145,7 @@ def read_hy_v4(config: ConfigReader) -> DecoderConfig:
     return read_deepseek_v3(
         config.derived({"num_key_value_heads": config.integer("num_attention_heads")}),
         1,
-        read_indexer(config, types, config.integer("q_lora_rank"), norm) | {"gate": "elements"},
+        read_indexer(config, types, config.integer("q_lora_rank"), norm) | {"gate": "elements", **latent},
         {
             "activation": "clamped_silu",
             "scores_sinks": True,
@@ -234,6 +246,9 @@ FAMILIES = {
         "glm_moe_dsa", "GLM-5, 5.1, 5.2, 5.3", read_glm_moe_dsa, glm_dsa_names, {}, SPELLINGS
     ),
     "HYV4ForCausalLM": Family("hy_v4", "Hunyuan-4", read_hy_v4, hy_v4_names, {}, ROUTED),
+    "HYV4VLTextForCausalLM": Family(
+        "hy_v4_vl_text", "Hunyuan-4 VL", read_hy_v4_vl, hy_v4_vl_names, {}, ROUTED
+    ),
     "MistralLarge4ForCausalLM": Family(
         "mistral_large4_text", "Mistral-Large-4", read_mistral_large4, MISTRAL_NAMES, {}, ROUTED
     ),
