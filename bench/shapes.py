@@ -1,4 +1,4 @@
-"""Shapes of recurrent models, and of attention models of the same size beside them. Their weights are random."""
+"""Shapes of recurrent models, of one that chooses its keys, and of attention models beside them; random weights."""
 
 from __future__ import annotations
 
@@ -62,9 +62,41 @@ SHAPES: dict[str, Config] = {
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
     },
+    "DSA-1B": {  # DeepSeek-V3.2's attention, in a small dense model
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "vocab_size": 65536,
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "layer_types": ["full_attention"] * 24,
+        "first_k_dense_replace": 24,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "routed_scaling_factor": 2.5,
+        "hidden_act": "silu",
+        "rope_theta": 10000.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": 768,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "index_n_heads": 16,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
 }
 PERIODS = {"Qwen3.5-0.8B": 6, "LFM2.5-1.2B": 2, "Nemotron-H-1B": 2}
-"""PERIODS: how often a shape repeats its pattern of layers."""
+"""PERIODS: how often a recurrent shape repeats its pattern of layers."""
 
 
 def shape(name: str, parts: int = 1) -> Config:
@@ -73,6 +105,9 @@ def shape(name: str, parts: int = 1) -> Config:
     pattern = "layer_types" if "layer_types" in full else "hybrid_override_pattern"
     full[pattern] = full[pattern][: len(full[pattern]) // parts]
     full["num_hidden_layers"] = len(full[pattern])
+    if "first_k_dense_replace" in full:
+        full["first_k_dense_replace"] = len(full[pattern])
+        del full[pattern]
     return full
 
 

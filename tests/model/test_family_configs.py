@@ -397,6 +397,8 @@ KNOWN = {
     # 49 layers of 80 keep keys and values, all of 8 heads.
     "nvidia--Llama-3_3-Nemotron-Super-49B-v1": (49_867_145_216, 200_704),
     "glm5_next": (313_326_828_862, 17_116),
+    # transformers counts as many, without the corrections of the routers, which are its buffers.
+    "MiniMaxAI--MiniMax-M3": (426_174_572_928, 137_472),
 }
 # Quantized; sizes are of the same config without that.
 QUANTIZED = {
