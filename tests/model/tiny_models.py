@@ -1097,8 +1097,10 @@ VARIANTS |= {
     "glm-5.2": ("glm_moe_dsa", {"num_hidden_layers": 4, **SHARING}),
     "hunyuan-4": ("hy_v4", {}),
     "hunyuan-4-vl": ("hy_v4_vl", {}),
-    "mistral-large-4": ("mistral_large4", {"no_rope_layers": [1, 0, 1, 0], "kv_source_layers": [0, 1, 0, 1]}),
-    "mistral-large-4-own-latents": ("mistral_large4", {"indexer_types": None}),
+    "mistral-large-4": (
+        "mistral_large4",
+        {"index_topk": 36, "no_rope_layers": [1, 0, 0, 1], "kv_source_layers": [0, 1, 1, 0]},
+    ),
     "laguna-elements": ("laguna", {"gating": "per-element", "num_attention_heads_per_layer": None}),
 }
 
