@@ -190,7 +190,7 @@ def test_it_is_no_checkpoint_to_convert_or_quantize(converted: Path, tmp_path: P
         convert(converted, tmp_path / "twice")
     with pytest.raises(ModelError, match="give the checkpoint that it was made of"):
         open_for_reading(converted)
-    with pytest.raises(ModelError, match="give --architecture, --hf-overrides"):
+    with pytest.raises(ModelError, match="give architecture, hf_overrides"):
         LLM(str(converted), tensor_parallel_size=2, hf_overrides={"rope_theta": 5e5})
 
 

@@ -41,7 +41,8 @@ def measure(setting: Setting) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, options) in enumerate(METHODS.items()):
             out, figures = Path(folder) / str(number), Path(folder) / f"{number}.json"
-            samples = ["--samples", str(setting.count(128, 8))]
+            calibrated = not {"rtn", "fp8"} & set(options)
+            samples = ["--samples", str(setting.count(128, 8))] if calibrated else []
             began = time.perf_counter()
             _quire("quantize", "--model", model, "-o", str(out), *options, *samples)
             took = time.perf_counter() - began

@@ -129,8 +129,6 @@ def test_the_choice_of_implementation(
 @pytest.mark.parametrize(
     ("name", "fields", "said"),
     [
-        ("RecurrentGemma", SHAPE, "linear_attention keep what"),
-        ("MiniMax", SHAPE, "linear_attention keep what"),
         ("Zamba", SHAPE, "hybrid keep what"),
         ("Rwkv", {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 300}, "0 of 2 layers"),
     ],

@@ -16,6 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from quire.devices.protocol import Backend, ModelInput
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.registry import make_backend
+from quire.model.loaded import LoadedModel
 from quire.model.parts.attention import AttentionConfig
 from quire.weights.schemes import scheme
 from tests.model.tiny_models import VARIANTS, Session, i32, make_model, save_torch, torch_logits
@@ -60,6 +61,11 @@ def native() -> Backend:
     return make_backend("native")
 
 
+def chooses(model: LoadedModel) -> bool:
+    """Say whether a model has index keys or entries, which layers choose from."""
+    return bool(model.spec.further(range(model.spec.num_layers)))
+
+
 def test_logits_and_greedy_tokens_equal_transformers(saved: tuple[Any, Path], backend: Backend) -> None:
     model, directory = saved
     loaded = load_model(directory, backend)
@@ -67,8 +73,8 @@ def test_logits_and_greedy_tokens_equal_transformers(saved: tuple[Any, Path], ba
     expected = torch_logits(model, PROMPT)
     assert expected.std() > 0.5  # otherwise nearness would say little
     session = Session(loaded, backend)
-    # transformers computes recurrences in chunks, in float32
-    assert_near(session.feed(PROMPT), expected, slack=4 if session.has_states else 1)
+    # transformers computes recurrences in chunks, in float32; where keys are chosen it masks all others
+    assert_near(session.feed(PROMPT), expected, slack=4 if session.has_states or chooses(loaded) else 1)
     tokens = list(PROMPT)
     for _ in range(20):
         tokens.append(int(torch_logits(model, tokens)[-1].argmax()))
@@ -378,13 +384,13 @@ def test_rounded_weights_give_nearly_the_same(saved: tuple[Any, Path], native: B
         if short
         else load_model(saved[1], native, quantized=scheme("int8"))
     )
-    got, wanted = (Session(model, native).feed(PROMPT) for model in (loaded, exact))
+    # beyond a few tokens other keys may be chosen, and all differs
+    prompt = PROMPT[:8] if chooses(exact) else PROMPT
+    got, wanted = (Session(model, native).feed(prompt) for model in (loaded, exact))
     assert np.isfinite(got).all()
     # a token whose experts change is far off; most are not
     error = np.median(np.abs(got - wanted).max(1))
     limit = 0.2 if short else 0.35
-    if any(layer.states for layer in exact.info.kv_spec("float32").layers or ()):
-        limit *= 1.5  # errors of a state stay in it
-    if exact.spec.further(range(exact.spec.num_layers)):
-        limit *= 2  # other keys may be chosen
+    if chooses(exact) or any(layer.states for layer in exact.info.kv_spec("float32").layers or ()):
+        limit *= 1.5  # a median of few rows; errors of a state stay in it
     assert 0 < error < limit * wanted.std()

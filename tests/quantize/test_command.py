@@ -10,6 +10,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli import main
+from quire.commands.quantize import USERS
 from quire.engine.directory import ASSETS
 from quire.quantize.methods import BITS
 from quire.weights.checkpoint import open_checkpoint
@@ -29,6 +30,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("The wind was tired and did not come. The boat was sad and waited. " * 30)
     return path
+
+
+def read_by(method: str, group_size: int, text: Path) -> list[str]:
+    """The options for groups and for a text, of those that the method reads."""
+    groups = ["--group-size", str(group_size)] if method in USERS["group_size"] else []
+    texts = ["--calibration", str(text), "--samples", "2", "--sample-len", "16"]
+    return groups + (texts if method in USERS["samples"] else [])
 
 
 def test_a_checkpoint_is_made_served_and_compared(
@@ -76,7 +84,7 @@ def test_matrices_that_no_group_fits_stay_float(
 ) -> None:
     """Not those of 72 columns; the config names them, and both what is loaded and what is planned follow it."""
     source = write_checkpoint(tmp_path / "float", "llama", hidden_size=64, intermediate_size=72)
-    options = ["--group-size", "32", "--calibration", str(text), "--samples", "2", "--sample-len", "16"]
+    options = read_by(method, 32, text)
     main(["quantize", str(source), "-o", str(tmp_path / "out"), "--method", method, *options])
     fits = method in ("smoothquant", "int8-static", "fp8")
     names = set(open_checkpoint(tmp_path / "out").names())
@@ -105,7 +113,7 @@ def test_matrices_that_no_group_fits_stay_float(
 def test_a_model_that_no_group_fits_is_refused(
     method: str, model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--group-size", "48", "--calibration", str(text), "--samples", "2", "--sample-len", "16"]
+    options = read_by(method, 48, text)
     with pytest.raises(SystemExit):
         main(["quantize", str(model), "-o", str(tmp_path / "out"), "--method", method, *options])
     said = capsys.readouterr().err

@@ -100,20 +100,20 @@ class Headers(Unquantized):
 
 
 def shortened(config: dict[str, Any]) -> dict[str, Any]:
-    """A config of three layers and few experts; its lists by layer too."""
+    """A config of four layers and few experts; its lists by layer too."""
     for about in (config, config.get("text_config") or {}):
         layers = about.get("num_hidden_layers")
         for key, value in list(about.items()):
             if isinstance(value, list) and layers and layers <= len(value) <= layers + 3:
-                about[key] = value[:3]
+                about[key] = value[:4]
             if key == "hybrid_override_pattern":
-                about[key] = value[:3]
+                about[key] = value[:4]
             if key in ("n_routed_experts", "num_local_experts", "num_experts") and value:
                 about[key] = min(value, 16)
             if key == "num_experts_per_tok" and value:
                 about[key] = min(value, 16)
         if layers:
-            about["num_hidden_layers"] = 3
+            about["num_hidden_layers"] = 4
         if "first_k_dense_replace" in about:
             about["first_k_dense_replace"] = min(about["first_k_dense_replace"], 1)
     return config

@@ -12,6 +12,7 @@ from quire.errors import ConfigError
 from tensorrt_llm.options import QUANTIZING
 
 # Methods of `quire quantize`, and what a conversion rounds to by itself.
+WITHOUT_TEXT = ("fp8", "nvfp4")
 METHODS = {"fp8": "fp8", "nvfp4": "nvfp4", "int4_awq": "awq", "int8_sq": "smoothquant"}
 ROUNDED = {"int8_wo": "int8wo", "int4_wo": "int4wo", "full_prec": "auto"}
 
@@ -65,10 +66,12 @@ def run(arguments: QuantizeArguments) -> None:
 
 def _quantize(arguments: QuantizeArguments, method: str, output: Path) -> None:
     words = ["quantize", arguments.model_dir, "-o", str(output), "--method", method]
-    words += ["--group-size", str(arguments.awq_block_size)]
-    words += ["--samples", str(arguments.calib_size), "--sample-len", str(arguments.calib_max_seq_length)]
-    if arguments.calib_dataset is not None:
-        words += ["--calibration", arguments.calib_dataset]
+    if method == "awq":
+        words += ["--group-size", str(arguments.awq_block_size)]
+    if method not in WITHOUT_TEXT:
+        words += ["--samples", str(arguments.calib_size), "--sample-len", str(arguments.calib_max_seq_length)]
+        if arguments.calib_dataset is not None:
+            words += ["--calibration", arguments.calib_dataset]
     quire.cli.main(words)
 
 
