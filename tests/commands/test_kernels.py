@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -30,3 +31,12 @@ def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert line.split() == ["linear,", "1", "tokens", "product", "48", "0", "100", "29", "wgmma"]
     main(["kernels", "--json"])
     assert json.loads(capsys.readouterr().out) == [row]
+
+
+def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+    launch = pytest.importorskip("quire.devices.cuda.launch")
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = "/proc/none/.triton"
+        launch.find_cache()
+        assert os.access(triton.knobs.cache.dir, os.W_OK)

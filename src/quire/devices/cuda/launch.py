@@ -6,6 +6,8 @@ cubins that are compiled ahead of time.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,6 +58,9 @@ class JitLauncher:
 
     target: Target
 
+    def __post_init__(self) -> None:
+        find_cache()
+
     def __call__(self, launch: Launch) -> None:
         if 0 in launch.grid:
             return
@@ -69,8 +74,23 @@ class CompilingLauncher:
     target: Target
     compiled: list[CompiledKernel] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        find_cache()
+
     def __call__(self, launch: Launch) -> None:
         self.compiled.append(compile_launch(launch, self.target))
+
+
+def find_cache() -> None:
+    """Let Triton keep compiled kernels for this process alone where its own directory cannot be written."""
+    place = triton.knobs.cache.dir
+    try:
+        os.makedirs(place, exist_ok=True)
+        writable = os.access(place, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        triton.knobs.cache.dir = tempfile.mkdtemp(prefix="quire-kernels-")
 
 
 def launch(
