@@ -55,7 +55,7 @@ class Model:
             "max_model_len": 20480,
             "max_num_seqs": BATCH,
             "max_num_batched_tokens": 1024,
-            "kv_cache_memory_bytes": 2 << 30,
+            "kv_cache_memory_bytes": 4 << 30,
         }
         self.llm = LLM(str(path), quantization=quantization, threads=threads, **options)
         self.report, self.rng = self.llm.report, random.Random(0)

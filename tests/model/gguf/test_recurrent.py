@@ -123,6 +123,8 @@ def write(path: Path, called: str, config: Any, tensors: dict[str, Any]) -> None
         writer.add_ssm_time_step_rank(config.linear_num_value_heads)
         writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
         writer.add_uint32(f"{called}.full_attention_interval", 4)
+        if called == "qwen35":  # newer converters say it by layer too
+            writer.add_array(f"{called}.attention.recurrent_layers", [not own for own in attends])
     else:
         writer.add_shortconv_l_cache(config.conv_L_cache)
     if "moe" in called or called == "qwen3next":

@@ -163,13 +163,18 @@ class Keys:
 
     def slides(self, period: int) -> tuple[bool, ...]:
         """Tell which layers slide: by a flag for each, or all but every `period`-th."""
-        name = "attention.sliding_window_pattern"
+        return self.all_but_every(
+            "attention.sliding_window_pattern", "attention.sliding_window_pattern", period
+        )
+
+    def all_but_every(self, name: str, of_period: str, period: int) -> tuple[bool, ...]:
+        """Read a flag for each layer under `name`; else all but every n-th have it, n by `of_period` or `period`."""
         given = self.get(name)
         if isinstance(given, list):
             if len(given) != self.blocks or any(flag not in (0, 1) for flag in given):
                 raise self.wrong(name, f"{self.blocks} flags", given)
             return tuple(bool(flag) for flag in given[: self.layers])
-        period = self.integer(name, period)
+        period = self.integer(of_period, period)
         return tuple((i + 1) % period != 0 for i in range(self.layers))
 
     def expect(self, name: str, *values: object) -> None:

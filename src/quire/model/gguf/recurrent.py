@@ -76,9 +76,12 @@ CONVOLUTIONS: dict[str, Any] = {
 
 
 def _delta(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
-    """Read the gated delta rule, by keys of state spaces: every n-th layer has attention."""
+    """Read the gated delta rule, by keys of state spaces; the other layers have attention."""
     keys.get("rope.dimension_sections")  # of pictures
-    every, values = keys.integer("full_attention_interval", 4), keys.integer("ssm.time_step_rank")
+    recurrent = keys.all_but_every("attention.recurrent_layers", "full_attention_interval", 4)
+    if keys.get("attention.recurrent_layers") is not None:
+        keys.get("full_attention_interval")  # says the same, if layers repeat
+    values = keys.integer("ssm.time_step_rank")
     inner, groups = keys.integer("ssm.inner_size"), keys.integer("ssm.group_count")
     if inner % values or values % groups:
         raise keys.wrong(
@@ -99,7 +102,7 @@ def _delta(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
         rope=read_rope(keys),
         qk_norm="head",
         attention_gate="elements",
-        kinds=["delta" if (i + 1) % every else "attention" for i in range(keys.layers)],
+        kinds=["delta" if flag else "attention" for flag in recurrent],
         mixers={"delta": delta},
         **fields,
     )
