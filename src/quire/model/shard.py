@@ -86,14 +86,17 @@ class Shard(msgspec.Struct, frozen=True):
         own = even(each, len(ranks))[self.rank - ranks.start]
         return range(group * each + own.start, group * each + own.stop), range(group, group + 1)
 
-    def spread(self, num_heads: int, groups: int) -> list[int]:
-        """Count the query heads of each rank."""
-        ranks = (replace(self, rank=rank) for rank in range(self.size))
-        return [len(rank.heads(num_heads, groups, True)[0]) for rank in ranks]
-
     def gather(self, g: Recorder, part: Value, widths: Sequence[int]) -> Value:
         """Gather the columns of all ranks."""
         return part if self.whole else g(AllGather(part, widths, self.peers))
+
+    def gather_heads(self, g: Recorder, part: Value, num_heads: int, groups: int, size: int) -> Value:
+        """Gather query heads, of `size` columns each, where ranks gather inputs of projections; else return `part`."""
+        if not self.gathers:
+            return part
+        ranks = (replace(self, rank=rank) for rank in range(self.size))
+        widths = [len(rank.heads(num_heads, groups, True)[0]) * size for rank in ranks]
+        return self.gather(g, part, widths)
 
     def sum(self, g: Recorder, part: Value) -> Value:
         """Sum the parts that the ranks computed."""

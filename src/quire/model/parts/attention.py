@@ -207,7 +207,6 @@ class Attention:
             y = g(Scale(y, config.value_scale))
         if self.gate is not None:
             y = g(Multiply(y, self.gate(g, x, config.gate_activation)))
-        if self.divided and self._shard.gathers:
-            spread = self._shard.spread(config.num_heads, config.num_kv_heads)
-            y = self._shard.gather(g, y, [heads * config.head_dim for heads in spread])
+        if self.divided:
+            y = self._shard.gather_heads(g, y, config.num_heads, config.num_kv_heads, config.head_dim)
         return y if self.out_norm is None else self.out_norm(g, y)

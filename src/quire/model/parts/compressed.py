@@ -134,7 +134,5 @@ class Compressed:
         q = g(PrepareQueries(self._q(g, latent), count, r.angles(config.rope), unit))
         y = g(Attend(q, cached, count, self.scores, chosen=chosen, entries=entries))
         y = g(PrepareQueries(y, count, r.angles(replace(config.rope, backwards=True))))
-        if self._shard.gathers:
-            spread = self._shard.spread(config.num_heads, config.groups)
-            y = self._shard.gather(g, y, [heads * config.head_dim for heads in spread])
+        y = self._shard.gather_heads(g, y, config.num_heads, config.groups, config.head_dim)
         return g(HeadLinear(y, self._low))

@@ -124,7 +124,4 @@ class Delta:
         y = g(DeltaRule(qkv, steps, beta, self._rates, *heads, *sizes, layer, 1, config.bound))
         y = g(Normalize(y, self._norm, groups=values))
         y = g(Multiply(y, self._gate(g, low.get("gate_down", x), config.gate_activation)))
-        if not self._shard.gathers:
-            return y
-        spread = self._shard.spread(config.value_heads, config.key_heads)
-        return self._shard.gather(g, y, [count * config.value_dim for count in spread])
+        return self._shard.gather_heads(g, y, config.value_heads, config.key_heads, config.value_dim)

@@ -72,12 +72,9 @@ class BlockRecurrence:
 
     def __call__(self, r: Recording, x: Value) -> Value:
         """What `out` projects: [T, channels]."""
-        g, layer = r.g, self._index - r.first
+        g, config, layer = r.g, self.config, self._index - r.first
         inner = self._convolution(g, self._x(g, x), layer)
         allow, decay = (g(HeadLinear(inner, *gate, "sigmoid")) for gate in self._gates)
         y = g(GatedRecurrence(inner, allow, decay, self._rates, layer, 1))
-        y = g(Multiply(y, self._gate(g, x, self.config.activation)))
-        if not self._shard.gathers:
-            return y
-        spread = self._shard.spread(self.config.num_heads, self.config.num_heads)
-        return self._shard.gather(g, y, [count * self.config.size for count in spread])
+        y = g(Multiply(y, self._gate(g, x, config.activation)))
+        return self._shard.gather_heads(g, y, config.num_heads, config.num_heads, config.size)

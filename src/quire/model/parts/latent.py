@@ -193,7 +193,4 @@ class LatentAttention:
         )
         if self._gate is not None:
             y = g(Multiply(y, self._gate(g, x, "sigmoid")))
-        if not self._shard.gathers:
-            return y
-        spread = self._shard.spread(config.num_heads, 1)
-        return self._shard.gather(g, y, [heads * config.value_dim for heads in spread])
+        return self._shard.gather_heads(g, y, config.num_heads, 1, config.value_dim)
