@@ -136,6 +136,11 @@ def dense_first(keys: Keys) -> list[bool]:
     return [i >= dense for i in range(keys.layers)]
 
 
+def with_router(keys: Keys) -> list[bool]:
+    """Tell the layers with experts by their routers."""
+    return [keys.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(keys.layers)]
+
+
 def shared_size(keys: Keys) -> int:
     """Divide the stream among the heads."""
     return max(1, keys.integer("embedding_length") // keys.integer("attention.head_count"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from quire.model.gguf.decoder import decoder, dense_first, mixture, read_rope, routed
+from quire.model.gguf.decoder import decoder, dense_first, mixture, read_rope, routed, with_router
 from quire.model.gguf.keys import Keys
 from quire.model.gguf.unlike import latent
 from quire.model.parts.decoder import DecoderConfig
@@ -79,8 +79,7 @@ def _delta(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
     """Read the gated delta rule, by keys of state spaces; the other layers have attention."""
     keys.get("rope.dimension_sections")  # of pictures
     recurrent = keys.all_but_every("attention.recurrent_layers", "full_attention_interval", 4)
-    if keys.get("attention.recurrent_layers") is not None:
-        keys.get("full_attention_interval")  # says the same, if layers repeat
+    keys.get("full_attention_interval")  # beside flags for each layer it says the same
     values = keys.integer("ssm.time_step_rank")
     inner, groups = keys.integer("ssm.inner_size"), keys.integer("ssm.group_count")
     if inner % values or values % groups:
@@ -219,13 +218,8 @@ def hybrid(keys: Keys, kind: str = "state_space") -> dict[str, Any]:
     }
 
 
-def _sparse(keys: Keys) -> list[bool]:
-    """Tell the layers with a router."""
-    return [keys.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(keys.layers)]
-
-
 def jamba(keys: Keys) -> DecoderConfig:
-    fields, sparse = hybrid(keys, "selective"), _sparse(keys)
+    fields, sparse = hybrid(keys, "selective"), with_router(keys)
     if any(sparse):
         fields["moe"] = mixture(keys, inner=keys.integer("feed_forward_length"), layers=sparse)
     return decoder(keys, "JambaForCausalLM", rope=None, **fields)
@@ -239,7 +233,7 @@ def falcon_h1(keys: Keys) -> DecoderConfig:
 
 def nemotron_h(keys: Keys) -> DecoderConfig:
     """Read layers of one mixer, one MLP or one mixture, which have a size of an MLP."""
-    fields, sparse = hybrid(keys), _sparse(keys)
+    fields, sparse = hybrid(keys), with_router(keys)
     sizes = keys.by_layer("feed_forward_length", low=0)
     fields["kinds"] = [None if size else kind for size, kind in zip(sizes, fields["kinds"], strict=True)]
     plain = [0 if expert else size for size, expert in zip(sizes, sparse, strict=True)]

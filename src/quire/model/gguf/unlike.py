@@ -12,7 +12,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from quire.model.gguf.decoder import decoder, head_dim, mixture, read_rope, routed, temperature, windows
+from quire.model.gguf.decoder import (
+    decoder,
+    head_dim,
+    mixture,
+    read_rope,
+    routed,
+    temperature,
+    windows,
+    with_router,
+)
 from quire.model.gguf.keys import Keys
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig
@@ -216,7 +225,6 @@ def mimo2(keys: Keys) -> DecoderConfig:
     heads, kv = max(keys.by_layer("attention.head_count")), keys.by_layer("attention.head_count_kv")
     rope = read_rope(keys, size)
     keys.get("leading_dense_block_count")  # the routers say it
-    sparse = [keys.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(keys.layers)]
     keys.expect("expert_weights_norm", True)
     scale = keys.get("attention.value_scale")
     return decoder(
@@ -231,7 +239,7 @@ def mimo2(keys: Keys) -> DecoderConfig:
         rope=rope,
         layer_ropes=two_ropes(keys, slides, rope),
         scores_window=windows(keys, slides),
-        moe=routed(keys, layers=sparse, renormalize=True),
+        moe=routed(keys, layers=with_router(keys), renormalize=True),
     )
 
 
