@@ -14,12 +14,11 @@ from quire.model.families.family import (
     read_moe,
     sparse_after,
 )
-from quire.model.families.gated_delta import DELTA, LINEAR, delta_names
+from quire.model.families.gated_delta import DELTA, LINEAR, decay_bound, delta_names, kda
 from quire.model.families.mixtures import LIKE_V3, mtp_ignored, v3_moe
 from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.rope import rotary_dim
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.parts.norm import NormConfig
 
 
 def bailing_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
@@ -80,33 +79,23 @@ def read_bailing_hybrid(config: ConfigReader) -> DecoderConfig:
 
     Where transformers has written the config, head_dim is another size, and linear_head_dim this one.
     """
+    heads = config.integer("num_attention_heads")
     for key, value in {
         "no_kda_lora": True,
         "gated_attention_proj_granularity_type": "head_wise",
         "score_function": "sigmoid",
-        "linear_num_heads": config.integer("num_attention_heads"),
+        "linear_num_heads": heads,
     }.items():
         config.expect(key, value)
     config.skip("num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor router_dtype")
     every, layers = config.integer("layer_group_size"), num_layers(config)
     kinds = layer_kinds(config, [LINEAR if (i + 1) % every else FULL for i in range(layers)], (FULL, LINEAR))
-    heads = config.integer("num_attention_heads")
     size = config.optional_integer("linear_head_dim") or config.integer("head_dim")
     bound = config.get("kda_lower_bound") if config.boolean("kda_safe_gate") else 0.0
-    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not -1e4 <= bound <= 0:
-        raise config.wrong("kda_lower_bound", bound, "a number from -10000 to 0")
+    bound = decay_bound(config, "kda_lower_bound", bound)
     config.skip("kda_lower_bound")
-    delta = {
-        "key_heads": heads,
-        "value_heads": heads,
-        "key_dim": size,
-        "value_dim": size,
-        "taps": config.integer("short_conv_kernel_size", low=2, high=64),
-        "norm": NormConfig("rms", config.number("rms_norm_eps")),
-        "gate_activation": "sigmoid",
-        "by_channel": True,
-        "bound": float(bound),
-    }
+    taps = config.integer("short_conv_kernel_size", low=2, high=64)
+    delta = kda(heads, size, taps, config.number("rms_norm_eps"), bound=bound)
     return read_latent(
         config,
         latent={"gate": "heads"},

@@ -66,6 +66,28 @@ def delta_names(module: str) -> dict[str, str]:
     }
 
 
+def kda(heads: int, size: int, taps: int, eps: float, **fields: Any) -> dict[str, Any]:
+    """Make the fields of Kimi Delta Attention, whose keys and values are alike in number and size."""
+    return {
+        "key_heads": heads,
+        "value_heads": heads,
+        "key_dim": size,
+        "value_dim": size,
+        "taps": taps,
+        "norm": NormConfig("rms", eps),
+        "gate_activation": "sigmoid",
+        "by_channel": True,
+        **fields,
+    }
+
+
+def decay_bound(config: ConfigReader, key: str, bound: object) -> float:
+    """Return the bound of decays, which is the value of `key`. ModelError: it is no number from -10000 to 0."""
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not -1e4 <= bound <= 0:
+        raise config.wrong(key, bound, "a number from -10000 to 0")
+    return float(bound)
+
+
 def read_delta(config: ConfigReader, kinds: list[str], eps: float, **fields: Any) -> dict[str, Any]:
     """Read what mixes tokens in layers of these kinds; the delta rule by Qwen's keys and other `fields`."""
     keys, values = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")

@@ -18,7 +18,7 @@ from quire.model.families.family import (
     read_moe,
     sparse_after,
 )
-from quire.model.families.gated_delta import LINEAR
+from quire.model.families.gated_delta import LINEAR, decay_bound
 from quire.model.families.indexed import INDEXED, INDEXER_NAMES, OWN, STILL, indexer_types
 from quire.model.families.kimi_linear import KDA_NAMES, read_kda
 from quire.model.families.mixtures import mtp_ignored, v3_moe
@@ -184,7 +184,7 @@ def read_glm5_next(config: ConfigReader) -> DecoderConfig:
         inner,
         kinds,
         64,
-        {"bound": _bound(config, inner, kinds)},
+        _bound(config, inner, kinds),
         latent,
         layer_ropes=STILL,
         moe=v3_moe(config, sparse_after(config, default=3)) | {"limit": limit, "shared_limit": limit},
@@ -202,9 +202,7 @@ def _bound(config: ConfigReader, inner: ConfigReader, kinds: Sequence[str]) -> f
     safe, key = inner.boolean("safe_gate", True), "gate_lower_bound"
     bound = inner.get(key) if inner.given(key) else config.get("linear_lower_bound")
     bound = (-5.0 if safe else 0.0) if bound is None else bound
-    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not -1e4 <= bound <= 0:
-        raise inner.wrong(key, bound, "a number from -10000 to 0")
-    return float(bound)
+    return decay_bound(inner, key, bound)
 
 
 def glm5_next_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:

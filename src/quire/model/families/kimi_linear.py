@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import FULL, Family, layer_kinds, num_layers, read_decoder, sparse_after
-from quire.model.families.gated_delta import DELTA, LINEAR, delta_names
+from quire.model.families.gated_delta import DELTA, LINEAR, delta_names, kda
 from quire.model.families.mixtures import mtp_ignored, v3_moe
 from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.parts.decoder import DecoderConfig
@@ -58,7 +58,7 @@ def read_kimi_linear(config: ConfigReader) -> DecoderConfig:
     rope = RopeSpec("proportional", 10000.0, shared)
     latent = {"rope_dim": shared, "norm": NormConfig("rms", 1e-6)}
     moe = v3_moe(config, sparse_after(config))
-    return read_kda(config, inner, kinds, 32, {}, latent, layer_ropes=rope, moe=moe)
+    return read_kda(config, inner, kinds, 32, 0.0, latent, layer_ropes=rope, moe=moe)
 
 
 def read_kda(
@@ -66,11 +66,11 @@ def read_kda(
     inner: ConfigReader,
     kinds: Sequence[str],
     heads: int,
-    delta: Mapping[str, Any],
+    bound: float,
     latent: Mapping[str, Any],
     **fields: Any,
 ) -> DecoderConfig:
-    """Read Kimi Delta Attention, of as many `heads` by default, and latent attention without positions."""
+    """Read Kimi Delta Attention, by default of `heads` heads, and latent attention without positions."""
     count = config.integer("num_attention_heads")
     config.expect("num_key_value_heads", count, None)
     nope = config.integer("qk_nope_head_dim")
@@ -83,20 +83,10 @@ def read_kda(
     }
     size = inner.integer("head_dim", config.optional_integer("linear_head_dim") or 128)
     own = inner.integer("num_heads", config.optional_integer("linear_num_heads") or heads)
-    rule = {
-        "key_heads": own,
-        "value_heads": own,
-        "key_dim": size,
-        "value_dim": size,
-        "taps": inner.integer(
-            "short_conv_kernel_size", config.optional_integer("linear_conv_kernel_dim") or 4, low=2, high=64
-        ),
-        "norm": NormConfig("rms", config.number("rms_norm_eps")),
-        "gate_activation": "sigmoid",
-        "by_channel": True,
-        "rank": size,
-        **delta,
-    }
+    taps = inner.integer(
+        "short_conv_kernel_size", config.optional_integer("linear_conv_kernel_dim") or 4, low=2, high=64
+    )
+    rule = kda(own, size, taps, config.number("rms_norm_eps"), rank=size, bound=bound)
     return read_decoder(
         config,
         num_kv_heads=count,
