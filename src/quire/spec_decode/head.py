@@ -19,6 +19,7 @@ from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.source import Piece, Use
 from quire.model.tensors import Tensors
+from quire.model.tensors.stored import plus
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
@@ -182,9 +183,7 @@ class Named:
 
     def _part(self, piece: Piece) -> Part:
         if self.tensors is None:
-            offset = self.offset
-            take = (lambda array: np.asarray(array, np.float32) + np.float32(offset)) if offset else None
-            return self.source.part(piece.path, piece.shape, take)
+            return self.source.part(piece.path, piece.shape, plus(self.offset))
         wanted = self.tensors.part(piece)
         for name, shape in wanted.tensors:
             self.source.part(name, shape)

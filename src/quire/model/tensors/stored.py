@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from quire.model.families.names import TensorNames
 from quire.weights.parts import Part, Take, chain, part, transposed
-from quire.weights.tensor import Array
 
 Shape = tuple[int, ...]
 
@@ -34,8 +31,9 @@ def places(stored: str, size: int, shape: Shape, turn: Take | None) -> Part:
 
 def norm(names: TensorNames, module: str, kind: str, shape: Shape, take: Take | None = None) -> Part:
     """Take the weight of a norm, to which a family may add a number, or its bias."""
-    added: Callable[[Array], Array] | None = None
-    if kind == "weight" and names.norm_offset:
-        offset = np.float32(names.norm_offset)
-        added = lambda array: np.asarray(array, np.float32) + offset  # noqa: E731
-    return part(f"{module}.{kind}", shape, chain(take, added))
+    return part(f"{module}.{kind}", shape, chain(take, plus(names.norm_offset) if kind == "weight" else None))
+
+
+def plus(offset: float) -> Take | None:
+    """Add a number to each element, in float32; None if it is 0."""
+    return (lambda array: np.asarray(array, np.float32) + np.float32(offset)) if offset else None
