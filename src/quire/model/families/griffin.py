@@ -17,18 +17,19 @@ BLOCKS = {"recurrent": RECURRENCE, "attention": "attention"}
 
 def read_recurrent_gemma(config: ConfigReader) -> DecoderConfig:
     """Botev et al. 2024, arXiv:2404.07839. Blocks repeat; half of a head turns; the MLP is half of what is said."""
-    hidden, heads, inner = (
-        config.integer(f"{name}") for name in ("hidden_size", "num_attention_heads", "intermediate_size")
-    )
+    hidden, heads, inner = map(config.integer, ("hidden_size", "num_attention_heads", "intermediate_size"))
     width = config.optional_integer("lru_width") or hidden
-    for key, size in {"lru_width": width, "hidden_size": hidden, "intermediate_size": inner}.items():
-        parts = 2 if key == "intermediate_size" else heads
+    for key, size, parts in (
+        ("lru_width", width, heads),
+        ("hidden_size", hidden, heads),
+        ("intermediate_size", inner, 2),
+    ):
         if size % parts:
             raise config.wrong(key, size, f"a multiple of {parts}")
     config.expect("head_dim", hidden // heads)
     config.expect("embeddings_scale_by_sqrt_dim", True)
     blocks = config.get("block_types")
-    if not isinstance(blocks, list) or not blocks or any(block not in (*BLOCKS,) for block in blocks):
+    if not isinstance(blocks, list) or not blocks or any(block not in list(BLOCKS) for block in blocks):
         raise config.wrong("block_types", blocks, f"a list of {', '.join(BLOCKS)}")
     activation = read_activation(config, "hidden_activation")
     recurrence = {

@@ -61,13 +61,11 @@ def read_minimax(config: ConfigReader) -> DecoderConfig:
 def _kinds(config: ConfigReader) -> list[str]:
     """Read the kinds of layers by name, or as 0 (lightning) and 1; by default they alternate."""
     default = [LINEAR if i % 2 else FULL for i in range(num_layers(config))]
-    given = config.get("attn_type_list")
-    if given is None:
+    if config.get("attn_type_list") is None:
         return layer_kinds(config, default, (FULL, LINEAR))
-    if not isinstance(given, list) or len(given) != len(default) or any(kind not in (0, 1) for kind in given):
-        raise config.wrong("attn_type_list", given, f"{len(default)} entries, each one of 0, 1")
+    attends = layer_kinds(config, default, (0, 1), "attn_type_list")
     config.expect("layer_types", None)
-    return [FULL if kind else LINEAR for kind in given]
+    return [FULL if kind else LINEAR for kind in attends]
 
 
 FACTORS = {"linear_attn": "linear_attention", "full_attn": "full_attention", "mlp": "mlp"}
