@@ -136,8 +136,8 @@ def cost_of(decoder: Decoder) -> Cost:
     experts = [every[path] for path in routed]
     routing = next(iter(config.routings), None)
     head = every.get("head")
-    kept = [config.layers[i].cache(division, 1).states for i in config.stage(decoder.shard)]
-    states = [state for one in kept for state in one]
+    stage = config.stage(decoder.shard)
+    states = [state for i in stage for state in config.layers[i].cache(division, 1).states]
     return Cost(
         dense_bytes=sum(matrix.nbytes for matrix in dense),
         dense_parameters=sum(map(_size, dense)),
@@ -147,7 +147,7 @@ def cost_of(decoder: Decoder) -> Cost:
         routed_parameters=sum(map(_size, experts)),
         experts=1 if routing is None else routing.num_experts,
         drawn=1 if routing is None else routing.top_k,
-        layers=tuple(attended(config, config.stage(decoder.shard), division)),
+        layers=tuple(attended(config, stage, division)),
         recurrent_operations=2 * sum(state.work for state in states),
         state_bytes=4 * sum(prod(state.shape) for state in states),
     )

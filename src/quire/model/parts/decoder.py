@@ -355,10 +355,8 @@ class Decoder:
 
         For a stage that does not end the model: the hidden states of all tokens [T, D].
         """
-        r, added = (
-            Recording(g, layers.start, further=self.config.further(layers)),
-            self._additions,
-        )
+        r = Recording(g, layers.start, further=self.config.further(layers))
+        added = self._additions
         x = g(Receive(self.config.stream_width)) if layers.start else self._embed(g)
         x = x if added is None else added.begin(r, x, self._embed)
         for index in layers:

@@ -137,10 +137,8 @@ class LatentAttention:
             return tuple(source.matrix(p, [matrix_of(p, out, width)]) for p in paths)
 
         width = config.q_rank or d
-        self.q_nope, self.q_rope = (
-            of_heads("q_nope", config.nope_dim, width),
-            of_heads("q_rope", r, width, fill),
-        )
+        self.q_nope = of_heads("q_nope", config.nope_dim, width)
+        self.q_rope = of_heads("q_rope", r, width, fill)
         self.kv_down = self.kv_norm = None
         if not config.back:
             latent = [

@@ -101,10 +101,8 @@ class SharedBlock:
         self._base = [linear(f"{home}.mlp.{name}", inner, d, config.bias) for name in ("gate", "up")]
         self._low, self._ups = low(["gate_up"], ["gate", "up"], inner, d)
         self._down = linear(f"{home}.mlp.down", d, inner, config.bias)
-        self._join, self._scan_norm = (
-            linear(f"{path}.join", d, d),
-            Norm(config.norm, source, f"{path}.scan_norm", d),
-        )
+        self._join = linear(f"{path}.join", d, d)
+        self._scan_norm = Norm(config.norm, source, f"{path}.scan_norm", d)
         self._scan = config.scan.make(source, path, index, shard)
         self.out = self._scan.out
 
