@@ -70,8 +70,11 @@ OTHERS = {
     "attn": {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"},
     "mlp": {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"},
 }
-NORMS = ("input_layernorm", "attn_norm"), ("pre_ff_layernorm", "ffn_norm")
-NORMS = (*NORMS, ("post_attention_layernorm", "ffn_norm"))
+NORMS = {
+    "input_layernorm": "attn_norm",
+    "pre_ff_layernorm": "ffn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
 ENDS = {
     "embed_tokens.weight": "token_embd.weight",
     "embeddings.weight": "token_embd.weight",
@@ -102,9 +105,8 @@ def layer_tensor(called: str, config: Any, path: list[str], data: Any) -> list[t
     """What a block of the file has of a layer's tensor."""
     *modules, name = path
     kind = modules[-1] if modules else name
-    for theirs, own in NORMS:
-        if kind == theirs:
-            return [(f"{own}.weight", data)]
+    if kind in NORMS:
+        return [(f"{NORMS[kind]}.weight", data)]
     if modules == ["norm"]:
         return [("attn_norm.weight", data)]
     if called == "kimi-linear" and modules[0] == "self_attn":
@@ -128,9 +130,7 @@ def layer_tensor(called: str, config: Any, path: list[str], data: Any) -> list[t
         return [(f"{OTHERS['attn'][kind]}.{name}", data)]
     if name == "e_score_correction_bias":
         return [("exp_probs_b.bias", data)]
-    if kind in ("router", "gate", "layer") and kind != "layer":
-        return [("ffn_gate_inp.weight", data)]
-    if modules[-2:] == ["router", "layer"]:
+    if kind in ("router", "gate") or modules[-2:] == ["router", "layer"]:
         return [("ffn_gate_inp.weight", data)]
     if kind in ("fc1_latent_proj", "fc2_latent_proj"):
         return [(f"ffn_latent_{'down' if '1' in kind else 'up'}.weight", data)]
