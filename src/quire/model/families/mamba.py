@@ -99,9 +99,8 @@ def read_nemotron_h(config: ConfigReader) -> DecoderConfig:
     kinds = _blocks(config)
     config.expect("sliding_window", None)
     config.expect("n_shared_experts", 1)
-    config.skip(
-        "num_nextn_predict_layers mtp_hybrid_override_pattern mtp_layers_block_type"
-    )  # mtp.* is left out
+    # Layers of mtp.* are found by their tensors (further.py), where they draft.
+    config.skip("num_nextn_predict_layers mtp_hybrid_override_pattern mtp_layers_block_type")
     bias = config.boolean("mlp_bias")
     moe = None
     if "moe" in kinds:
