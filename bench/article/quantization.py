@@ -13,6 +13,7 @@ from typing import Any
 from bench.article.study import GUIDE, Claim, Result, Setting, Study
 from quire.engine.source import find_files
 from quire.errors import ConfigError
+from quire.quantize.methods import READERS
 
 METHODS: dict[str, list[str]] = {
     "rounded, 4 bits": ["--method", "rtn", "--bits", "4"],
@@ -41,7 +42,7 @@ def measure(setting: Setting) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, options) in enumerate(METHODS.items()):
             out, figures = Path(folder) / str(number), Path(folder) / f"{number}.json"
-            calibrated = not {"rtn", "fp8"} & set(options)
+            calibrated = options[1] in READERS["samples"]
             samples = ["--samples", str(setting.count(128, 8))] if calibrated else []
             began = time.perf_counter()
             _quire("quantize", "--model", model, "-o", str(out), *options, *samples)

@@ -10,9 +10,8 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli import main
-from quire.commands.quantize import USERS
 from quire.engine.directory import ASSETS
-from quire.quantize.methods import BITS
+from quire.quantize.methods import BITS, READERS
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.readers.planned import PlannedCheckpoint
 from quire.weights.source import open_source
@@ -34,9 +33,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_by(method: str, group_size: int, text: Path) -> list[str]:
     """The options for groups and for a text, of those that the method reads."""
-    groups = ["--group-size", str(group_size)] if method in USERS["group_size"] else []
+    groups = ["--group-size", str(group_size)] if method in READERS["group_size"] else []
     texts = ["--calibration", str(text), "--samples", "2", "--sample-len", "16"]
-    return groups + (texts if method in USERS["samples"] else [])
+    return groups + (texts if method in READERS["samples"] else [])
 
 
 def test_a_checkpoint_is_made_served_and_compared(

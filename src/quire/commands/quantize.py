@@ -22,7 +22,7 @@ from quire.files import read_text
 from quire.flags.uses import QUANTIZING
 from quire.progress import progress
 from quire.quantize.fisher import fisher_information, read_fisher
-from quire.quantize.methods import CALIBRATED, Method, Name
+from quire.quantize.methods import READERS, Method, Name
 from quire.quantize.run import Quantizer
 from quire.weights.hub import ASSETS
 
@@ -72,21 +72,11 @@ class QuantizeOptions:
         check_options(self)
 
 
-# USERS are the methods that read an option, where not all do.
-USERS: dict[str, tuple[str, ...]] = {
-    "group_size": ("gptq", "awq", "rtn"),
-    "symmetric": ("gptq", "rtn"),
-    "damp": ("gptq", "squeezellm"),
-    **dict.fromkeys(("calibration", "samples", "sample_len"), CALIBRATED),
-    "fisher": ("squeezellm",),
-}
-
-
 def run(config: EngineConfig, options: QuantizeOptions) -> None:
     if not options.output:
         raise ConfigError("name the directory to write: quire quantize MODEL -o DIR")
     for field in fields(options):
-        methods = USERS.get(field.name)
+        methods = READERS.get(field.name)
         if methods and options.method not in methods and getattr(options, field.name) != field.default:
             flag = field.name.replace("_", "-")
             raise ConfigError(f"--{flag} is for --method {' or '.join(methods)}; leave it out")

@@ -24,7 +24,15 @@ BITS: dict[str, tuple[int, ...]] = {
     "int8-static": (8,), "fp8": (8,), "nvfp4": (4,), "mxfp4": (4,),
 }  # fmt: skip
 GROUPS = (128, 64, 32, 16)  # that are suggested
-CALIBRATED = ("gptq", "awq", "smoothquant", "int8-static", "squeezellm")
+CALIBRATED: tuple[Name, ...] = ("gptq", "awq", "smoothquant", "int8-static", "squeezellm")
+# READERS are the methods that read an option of `quire quantize`, where not all do.
+READERS: dict[str, tuple[Name, ...]] = {
+    "group_size": ("gptq", "awq", "rtn"),
+    "symmetric": ("gptq", "rtn"),
+    "damp": ("gptq", "squeezellm"),
+    **dict.fromkeys(("calibration", "samples", "sample_len"), CALIBRATED),
+    "fisher": ("squeezellm",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +80,12 @@ class Method:
     def unfit(self, rows: int, columns: int) -> str:
         """Say why the format cannot hold a weight [rows, columns]; empty if it can."""
         fields = 32 // self.bits if self.bits != 3 else 32
-        if self.name in ("gptq", "rtn", "awq") and columns % self.group:
+        grouped = self.name in READERS["group_size"]
+        if grouped and columns % self.group:
             fit = [str(size) for size in GROUPS if columns % size == 0]
             hint = f"--group-size {' or '.join(fit)} divides them" if fit else "no --group-size divides them"
             return f"its {columns} columns are not whole groups of {self.group}; {hint}"
-        if self.name in ("gptq", "rtn", "awq") and rows % fields:
+        if grouped and rows % fields:
             return f"its {rows} rows are not a multiple of {fields}"
         columns_of = {"gptq": fields, "rtn": fields, "squeezellm": 32, "nvfp4": 16, "mxfp4": 32}.get(
             self.name, 1
