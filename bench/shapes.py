@@ -14,6 +14,7 @@ Config = dict[str, Any]
 SHAPES: dict[str, Config] = {
     "Qwen3.5-0.8B": {
         "architectures": ["Qwen3_5ForCausalLM"],
+        "num_hidden_layers": 24,
         "vocab_size": 248320,
         "hidden_size": 1024,
         "intermediate_size": 3584,
@@ -35,6 +36,7 @@ SHAPES: dict[str, Config] = {
     },
     "LFM2.5-1.2B": {
         "architectures": ["Lfm2ForCausalLM"],
+        "num_hidden_layers": 16,
         "vocab_size": 65536,
         "hidden_size": 2048,
         "intermediate_size": 12288,
@@ -47,6 +49,7 @@ SHAPES: dict[str, Config] = {
     },
     "Nemotron-H-1B": {
         "architectures": ["NemotronHForCausalLM"],
+        "num_hidden_layers": 18,
         "vocab_size": 131072,
         "hidden_size": 2048,
         "intermediate_size": 8192,
@@ -64,11 +67,11 @@ SHAPES: dict[str, Config] = {
     },
     "DSA-1B": {  # DeepSeek-V3.2's attention, in a small dense model
         "architectures": ["DeepseekV32ForCausalLM"],
+        "num_hidden_layers": 24,
         "vocab_size": 65536,
         "hidden_size": 1536,
         "intermediate_size": 6144,
         "moe_intermediate_size": 768,
-        "layer_types": ["full_attention"] * 24,
         "first_k_dense_replace": 24,
         "n_routed_experts": 8,
         "num_experts_per_tok": 2,
@@ -102,13 +105,9 @@ PERIODS = {"Qwen3.5-0.8B": 6, "LFM2.5-1.2B": 2, "Nemotron-H-1B": 2}
 def shape(name: str, parts: int = 1) -> Config:
     """Return a shape, or one `parts`-th of its layers."""
     full = {"torch_dtype": "bfloat16", "max_position_embeddings": 32768, **SHAPES[name]}
-    pattern = "layer_types" if "layer_types" in full else "hybrid_override_pattern"
-    full[pattern] = full[pattern][: len(full[pattern]) // parts]
-    full["num_hidden_layers"] = len(full[pattern])
-    if "first_k_dense_replace" in full:
-        full["first_k_dense_replace"] = len(full[pattern])
-        del full[pattern]
-    return full
+    layers = full["num_hidden_layers"] // parts
+    by_layer = {key: full[key][:layers] for key in ("layer_types", "hybrid_override_pattern") if key in full}
+    return {**full, **by_layer, "num_hidden_layers": layers}
 
 
 def small(name: str) -> Config:
