@@ -41,7 +41,6 @@ void scale_columns_row(const float* x, float* y, size_t n, const float* p, int32
   for (size_t i = 0; i < n; ++i) y[i] = x[i] * p[i];
 }
 
-// GELU (tanh form) of what exceeds the row's mean by more than p[0] standard deviations.
 // The number of parts of a row, then the growth of each, then the base of each.
 void scale_parts_row(const float* x, float* y, size_t n, const float* p, int32_t position) {
   const size_t parts = size_t(p[0]), each = n / parts;
@@ -52,6 +51,7 @@ void scale_parts_row(const float* x, float* y, size_t n, const float* p, int32_t
   }
 }
 
+// GELU (tanh form) of what exceeds the row's mean by more than p[0] standard deviations.
 void sparse_gelu_row(const float* x, float* y, size_t n, const float* p, int32_t) {
   const double mean = lane_sum(n, [&](size_t i) { return double(x[i]); }) / double(n);
   const double squares = lane_sum(n, [&](size_t i) { return (double(x[i]) - mean) * (double(x[i]) - mean); });
@@ -103,7 +103,7 @@ void stream_gates_row(const float* x, float* y, size_t width, const float* p, in
   if (width == n * (n + 2)) mix_streams(y + 2 * n, n, int(p[1]), p[2]);
 }
 
-// By the names and fields of the structs in devices/elementwise.py.
+// By the names and fields of the structs that are an Elementwise (devices/elementwise.py).
 constexpr size_t kByPart = ~size_t(0);  // the number of equal parts of a row, and two for each of them
 struct Elementwise {
   const char* name;

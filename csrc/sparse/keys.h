@@ -12,33 +12,24 @@ namespace quire::QUIRE_ISA {
 // Calls f(get) with the elements of a block's keys as floats: get(h, row) of the only head.
 template <class F>
 QUIRE_INLINE void with_keys(const KVView& kv, int block, F&& f) {
-  const char* tile = kv.key_tile(block, 0);
+  char* tile = kv.key_tile(block, 0);
   const size_t rows = size_t(kv.block_size);
   auto plain = [&](const auto* p, auto&& widen) QUIRE_INLINE_LAMBDA {
     f([&](size_t h, size_t row) QUIRE_INLINE_LAMBDA { return widen(p[h * rows + row]); });
   };
-  auto narrow = [&](const auto* p) QUIRE_INLINE_LAMBDA {
-    plain(p, [](auto x) QUIRE_INLINE_LAMBDA { return widened_one(x); });
-  };
-  switch (kv.type) {
-    case KVType::f32:
-      return plain(reinterpret_cast<const float*>(tile), [](float x) QUIRE_INLINE_LAMBDA { return x; });
-    case KVType::bf16:
-      return plain(reinterpret_cast<const uint16_t*>(tile), [](uint16_t x) QUIRE_INLINE_LAMBDA { return bf16_to_float(x); });
-    case KVType::f16:
-      return narrow(reinterpret_cast<const Half*>(tile));
-    case KVType::e4m3:
-      return narrow(reinterpret_cast<const E4m3*>(tile));
-    case KVType::e5m2:
-      return narrow(reinterpret_cast<const E5m2*>(tile));
-    case KVType::i8: {
-      const auto* bytes = reinterpret_cast<const uint8_t*>(tile);
-      const auto* scales = reinterpret_cast<const float*>(tile + kv.tile_elements());
-      return f([&](size_t h, size_t row) QUIRE_INLINE_LAMBDA {
-        return float(int(bytes[(h / 4 * rows + row) * 4 + h % 4]) - 128) * scales[row];
-      });
-    }
-  }
+  if (kv.type == KVType::f32)
+    return plain(reinterpret_cast<const float*>(tile), [](float x) QUIRE_INLINE_LAMBDA { return x; });
+  if (kv.type == KVType::bf16)
+    return plain(reinterpret_cast<const uint16_t*>(tile), [](uint16_t x) QUIRE_INLINE_LAMBDA { return bf16_to_float(x); });
+  if (kv.widens())
+    return with_narrow(kv.type, tile, [&](const auto* p) QUIRE_INLINE_LAMBDA {
+      plain(p, [](auto x) QUIRE_INLINE_LAMBDA { return widened_one(x); });
+    });
+  const auto* bytes = reinterpret_cast<const uint8_t*>(tile);
+  const auto* scales = reinterpret_cast<const float*>(tile + kv.tile_elements());
+  f([&](size_t h, size_t row) QUIRE_INLINE_LAMBDA {
+    return float(int(bytes[(h / 4 * rows + row) * 4 + h % 4]) - 128) * scales[row];
+  });
 }
 
 // Norms and turns a key at `position`, and stores it in the row of the token at `last`.
@@ -74,25 +65,24 @@ inline void make_entry(const StoreKeysArgs& a, const int32_t* table, int positio
   const int count = both ? 2 * size : size;
   float* gates = rows + 2 * size * 16;
   for (int c = 0; c < D; c += 16) {
-    const int lanes = min_of(16, D - c), own = a.overlap ? D + c : c;
+    const int lanes = min_of(16, D - c);
     float *at = rows, *gate = gates;
-    if (both) {
-      read_raw(a, table, position - size, size, c, lanes, at);
-      read_raw(a, table, position - size, size, width + c, lanes, gate);
-      for (int i = 0; i < size; ++i)
-        store(gate + i * 16, load(gate + i * 16) + load_first(a.bias + size_t(i) * size_t(width) + c, lanes));
-      at += size * 16, gate += size * 16;
-    }
-    read_raw(a, table, position, size, own, lanes, at);
+    auto read = [&](int end, int channel) {  // the window that ends there, with its gates
+      read_raw(a, table, end, size, channel, lanes, at);
+      at += size * 16;
+      if (!a.bias) return;
+      read_raw(a, table, end, size, width + channel, lanes, gate);
+      for (int i = 0; i < size; ++i, gate += 16)
+        store(gate, load(gate) + load_first(a.bias + size_t(i) * size_t(width) + channel, lanes));
+    };
+    if (both) read(position - size, c);
+    read(position, a.overlap ? D + c : c);
     V sum = load(rows);
     if (!a.bias) {
       for (int i = 1; i < count; ++i) sum = sum + load(rows + i * 16);
       store_first(key + c, sum / set1(float(size)), lanes);
       continue;
     }
-    read_raw(a, table, position, size, width + own, lanes, gate);
-    for (int i = 0; i < size; ++i)
-      store(gate + i * 16, load(gate + i * 16) + load_first(a.bias + size_t(i) * size_t(width) + own, lanes));
     V most = load(gates), total = set1(0);
     for (int i = 1; i < count; ++i) most = max(most, load(gates + i * 16));
     sum = set1(0);

@@ -5,7 +5,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// Calls f(token, sequence, its block table, thread) for all tokens.
+// Calls f(token, block table of its sequence, scratch) for all tokens.
 template <class F>
 inline void for_tokens(const StoreKeysArgs& a, ThreadPool& pool, F&& f) {
   constexpr int per_task = 8;
@@ -15,14 +15,14 @@ inline void for_tokens(const StoreKeysArgs& a, ThreadPool& pool, F&& f) {
     while (high - low > 1) (a.cu_q[(low + high) / 2] <= first ? low : high) = (low + high) / 2;
     for (int t = first; t < last; ++t) {
       while (t >= a.cu_q[low + 1]) ++low;
-      f(t, low, a.block_table + size_t(a.slots[low]) * a.block_table_stride, static_cast<float*>(pool.scratch(thread)));
+      f(t, a.block_table + size_t(a.slots[low]) * a.block_table_stride, static_cast<float*>(pool.scratch(thread)));
     }
   });
 }
 
 void store_keys(const StoreKeysArgs& a, ThreadPool& pool) {
   const size_t width = size_t(a.channels), wide = round_up(width * (a.gates ? 2 : 1), 16);
-  for_tokens(a, pool, [&](int t, int, const int32_t* table, float* key) {
+  for_tokens(a, pool, [&](int t, const int32_t* table, float* key) {
     std::memcpy(key, a.x + size_t(t) * a.x_stride, width * 4);
     if (a.gates) std::memcpy(key + width, a.gates + size_t(t) * a.gates_stride, width * 4);
     const int position = a.positions[t];
@@ -31,7 +31,7 @@ void store_keys(const StoreKeysArgs& a, ThreadPool& pool) {
     store_keys(key, 0, 1, a.raw, 0, table[at.block], at.offset, key + wide);
   });
   if (a.size == 1) return;
-  for_tokens(a, pool, [&](int t, int, const int32_t* table, float* key) {
+  for_tokens(a, pool, [&](int t, const int32_t* table, float* key) {
     const int end = a.positions[t] + 1;
     if (end % a.size) return;
     float* rest = key + round_up(size_t(a.kv.head_dim), 16);
