@@ -6,7 +6,6 @@ import html
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,6 +19,7 @@ from rich.table import Table
 from quire.cli import Command
 from quire.config import check_options, option
 from quire.errors import ConfigError
+from quire.spelling import nearest
 
 STYLE = "body{max-width:60rem;margin:2rem auto;font:1rem/1.5 sans-serif;padding:0 1rem}pre{overflow:auto}"
 
@@ -43,11 +43,7 @@ def run(options: DocsOptions) -> None:
     elif options.page:
         name = options.page.removesuffix(".md")
         if name not in pages:
-            near = get_close_matches(name, pages, 1)
-            raise ConfigError(
-                f"no page {options.page}"
-                + (f": did you mean {near[0]}?" if near else ": quire docs lists all")
-            )
+            raise ConfigError(f"no page {options.page}{nearest(name, pages) or ': quire docs lists all'}")
         console = Console()
         with console.pager(styles=True) if console.is_terminal else nullcontext():
             console.print(Markdown(pages[name]))
