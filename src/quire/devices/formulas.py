@@ -195,7 +195,8 @@ def linear(step: Step, op: ops.Linear[Any]) -> Any:
 
 
 def head_linear(step: Step, op: ops.HeadLinear[Any]) -> Any:
-    width, made, heads = op.x.shape[1] // len(op.weights), [], len(op.weights)
+    heads, made = len(op.weights), []
+    width = op.x.shape[1] // heads
     biases = [None] * heads if op.bias is None else np.split(op.bias, heads)
     for n, weight in enumerate(op.weights):
         x = op.x[:, n * width : (n + 1) * width]
@@ -388,9 +389,10 @@ def store_latent(step: Step, op: ops.StoreLatent[Any]) -> Any:
     rotary, xp = op.angles.shape[1], step.xp
     num_heads, queries = op.q_rope.shape[1] // rotary, list[Any]()
     latent = op.q_latent.shape[1] // num_heads
+    normalize = None if op.norm is None else normalizer(step, op.norm)
     for t, turn in enumerate(op.angles):
-        if op.kv is not None and op.norm is not None:
-            row, normalize = step.row(op.kv, t), normalizer(step, op.norm)
+        if op.kv is not None and normalize is not None:
+            row = step.row(op.kv, t)
             key = xp.concatenate([normalize(row[:latent]), rotate(step, row[None, latent:], turn)[0]])
             step.store(op.layer, t, key[None], None)
         plain = step.wide(op.q_latent[t]).reshape(num_heads, latent)
