@@ -87,15 +87,14 @@ class Routing(msgspec.Struct, frozen=True):
     """How a token chooses experts from its scores [E]; `correction` [E] affects the choice, not the weights.
 
     Scores go through a sigmoid, the root of a softplus, or a softmax (over all experts, or with `softmax_after` over
-    the chosen ones). With
-    `num_groups`, only experts of the `top_groups` best groups can be chosen; a group is as good as its best expert,
-    or with `group_sum` as its two best together. A `shared` expert, the last one, always takes part; its weight is 1,
-    or with `shared_gate` the sigmoid of one extra score. The weights multiply the experts' outputs, or with
-    `weigh_inputs` their inputs. With `correct_logits` the correction is added to the scores themselves, and the
-    choice uses that sum. `sparse_mixer`, if not 0, is the threshold of SparseMixer (Liu et al. 2023,
-    arXiv:2310.00811), which takes experts one by one: each weight is the share of the largest remaining score among
-    the remaining scores that are within twice the threshold of it. `renormalize` divides the weights by their sum and
-    `floor`.
+    the chosen ones). With `num_groups`, only experts of the `top_groups` best groups can be chosen; a group is as
+    good as its best expert, or with `group_sum` as its two best together. A `shared` expert, the last one, always
+    takes part; its weight is 1, or with `shared_gate` the sigmoid of one extra score. The weights multiply the
+    experts' outputs, or with `weigh_inputs` their inputs. With `correct_logits` the correction is added to the scores
+    themselves, and the choice uses that sum. `sparse_mixer`, if not 0, is the threshold of SparseMixer (Liu et al.
+    2023, arXiv:2310.00811), which takes experts one by one: each weight is the share of the largest remaining score
+    among the remaining scores that are within twice the threshold of it. `renormalize` divides the weights by their
+    sum and `floor`.
     """
 
     num_experts: int

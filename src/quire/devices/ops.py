@@ -165,8 +165,8 @@ class GatedLinear(Op[T], frozen=True, eq=False):
     """activation(gate) * up of a weight made by `Backend.gated_matrix`: [rows, K] -> [rows, O / 2].
 
     `bias` is [O]: the gate's, then the up projection's. With a `limit` above 0 the activated gate is at most that,
-    and up is bounded by it both ways. clamped_swiglu and clamped_silu bound both before,
-    the first by 7 without a limit.
+    and up is bounded by it both ways. clamped_swiglu and clamped_silu bound both before, the first by 7 without a
+    limit.
     """
 
     x: T

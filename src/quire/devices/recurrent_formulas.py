@@ -61,7 +61,7 @@ def convolve(step: Step, op: ops.Convolve[Any]) -> Any:
 
 
 def _pushed(step: Step, state: Any, row: Any, position: int) -> Any:
-    """The last rows, after another one."""
+    """Append a row to the last ones, and drop the first."""
     return step.xp.concatenate([state, row[None]])[1:]
 
 

@@ -40,7 +40,7 @@ def store_keys(step: Step, op: ops.StoreKeys[Any]) -> Any:
 
 
 def entry(step: Step, op: ops.StoreKeys[Any], raw: Any, first: int) -> Any:
-    """The mean, or weighted mean, of the rows [positions, W] of the window that begins at `first`."""
+    """Compute the mean, or weighted mean, of the rows [positions, W] of the window that begins at `first`."""
     rows, xp = raw[first : first + op.size], step.xp
     if op.bias is None:
         return sum(rows[1:], rows[0]) / op.size
@@ -88,7 +88,7 @@ def weighted(step: Step, op: ops.Choose[Any], weights: Any, g: int, h: int, scor
 
 
 def best(op: ops.Choose[Any], scores: FloatArray, position: int, every: int) -> list[float]:
-    """The pools of one query's choice, ascending, by the scores of keys or entries."""
+    """Choose pools for one query by the scores of keys or entries: ascending numbers, then -1."""
     own, always = position // op.size, list[int]()
     if every == 1:
         edges = np.arange(0, len(scores), op.size)
@@ -103,7 +103,7 @@ def best(op: ops.Choose[Any], scores: FloatArray, position: int, every: int) -> 
 
 
 def hidden_scores(op: Attend[Any], chosen: Array, group: int, seen: range, columns: int) -> FloatArray:
-    """What hides positions that a query did not choose: 0 or -inf for each of `columns`, entries before `seen`."""
+    """Hide positions that a query did not choose: 0 or -inf for each of `columns`, entries before `seen`."""
     numbers = chosen.reshape(op.groups, -1)[group if op.groups > 1 else 0]
     shown = np.zeros(columns, np.float32)
     if op.entries is None:

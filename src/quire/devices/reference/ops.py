@@ -86,7 +86,7 @@ class ReferenceStep:
         return self.gathered(layer, b)[0].transpose(1, 0, 2)
 
     def gathered(self, layer: int, b: int) -> tuple[Float64Array, Float64Array]:
-        """Sequence b's keys and values, or entries, in order of position: [G, rows, H]."""
+        """Gather keys and values, or entries, of sequence b in order of position: [G, rows, H]."""
         kv, every = self.kv, self.kv.spec.layer(layer).every
         blocks, rows = kv.places(layer, np.arange(every - 1, int(self.inputs.kv_len_B[b]), every))
         places = self.inputs.block_table_SM[self.inputs.slots_B[b], blocks], rows

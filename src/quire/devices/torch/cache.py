@@ -174,7 +174,7 @@ class TorchStep:
         return self.cache.states[layer][state], self.cache.open[layer][state]
 
     def _places(self, layer: int, b: int, positions: IntArray) -> Any:
-        """The rows of a layer where tokens of sequence `b` lie at some positions, or entries that end there."""
+        """Find the rows of a layer where tokens of sequence `b` lie at some positions, or entries that end there."""
         size, kept = self.cache.block_size, self.cache.spec.layer(layer)
         blocks = self.inputs.block_table_SM[self.inputs.slots_B[b], positions // size].astype(np.int64)
         rows = positions % size // min(kept.every, size)
