@@ -11,7 +11,7 @@ import torch
 from quire.devices.cuda.kernels.attention import Changes, LayerCache, StepTensors, WorkTensors, attend
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.tiles import AttentionTile, Shape
-from quire.devices.cuda.work import WorkShape, padded, work_list
+from quire.devices.cuda.work import WorkShape, work_list
 
 WHOLE = AttentionTile(128, 64, Shape())
 ROUNDED = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}
@@ -137,7 +137,8 @@ def solve(
     width = 1 << (p.width - 1).bit_length()
 
     def items(rows: Any) -> Any:
-        return torch.from_numpy(padded(rows, len(rows) + spare)) if len(rows) + spare else None
+        unused = np.full((spare, rows.shape[1]), -1, np.int32)
+        return torch.from_numpy(np.concatenate([rows, unused])) if len(rows) + spare else None
 
     total = int(cu_q[-1])
     out = torch.full((total, p.heads * p.width), torch.nan, dtype=p.act)

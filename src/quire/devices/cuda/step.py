@@ -46,7 +46,7 @@ class CudaStep:
         )
         self.places = places.view(torch.int64)
         self.sequences = StepTensors(cu_q, kv_len, rows, table.reshape(batch, used))
-        self._begin, self._counts = 0, {TOKENS: len(self.tokens), ROWS: len(self.logit_rows), PIECE: 0}
+        self._counts = {TOKENS: len(self.tokens), ROWS: len(self.logit_rows), PIECE: 0}
         self._views: dict[Value, Any] = {}
         self._works: dict[WorkShape, WorkTensors] = {}
         self._rooms: dict[tuple[int, ...], ExpertScratch] = {}

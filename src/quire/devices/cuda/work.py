@@ -104,10 +104,3 @@ def _with_splits(whole: IntArray, tiles: IntArray, tokens: IntArray, most: int) 
     columns = tiles[of_token, 1] + within, within, first_state[of_token], segments[of_token]
     merges = np.stack(columns, axis=1).astype(np.int32)
     return Work(whole, split, merges, int(segments.sum()))
-
-
-def padded(items: IntArray, count: int) -> IntArray:
-    """Items with others behind them whose programs leave at once: the fixed size that a graph needs."""
-    out = np.full((count, items.shape[1]), -1, np.int32)
-    out[: len(items)] = items
-    return out

@@ -17,17 +17,12 @@ def root_mean_square(x, width, eps):
 
 
 @triton.jit
-def norm(x, residual, total, weight, bias, out, width, x_stride, out_stride, factor, eps,
+def norm(x, weight, bias, out, width, x_stride, out_stride, eps,
          LAYER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The norm of one group of a row, or of x + factor * residual, which goes to `total`."""
+    """The norm of one group of a row."""
     row, group, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     inside, column = d < width, group * width + d
     v = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if residual is not None:
-        v += factor * tl.load(residual + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-        rounded = v.to(total.dtype.element_ty)
-        tl.store(total + row * x_stride + column, rounded, mask=inside)
-        v = rounded.to(tl.float32)
     if LAYER:
         v = tl.where(inside, v - tl.sum(v, 0) / width, 0.0)
     y = tl.div_rn(v, root_mean_square(v, width, eps)) * tl.load(weight + column, mask=inside, other=0.0)
@@ -61,15 +56,12 @@ def normalize(
     bias: Any = None,
     kind: str = "rms",
     groups: int = 1,
-    residual: Any = None,
-    total: Any = None,
-    factor: float = 1.0,
 ) -> None:
-    """Normalize x [T, D], or x + factor * residual, which is stored in `total` too; groups of a row by themselves."""
+    """Normalize x [T, D], groups of a row by themselves."""
     width = x.shape[1] // groups
     launch(
-        run, norm, (x.shape[0], groups, 1), x, residual, total, weight, bias, out, width, x.stride(0), out.stride(0),
-        float(factor), eps, LAYER=kind == "layer", BLOCK=triton.next_power_of_2(width), shape=shape_of(width),
+        run, norm, (x.shape[0], groups, 1), x, weight, bias, out, width, x.stride(0), out.stride(0), eps,
+        LAYER=kind == "layer", BLOCK=triton.next_power_of_2(width), shape=shape_of(width),
     )  # fmt: skip
 
 

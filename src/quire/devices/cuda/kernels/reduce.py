@@ -1,4 +1,4 @@
-"""Reductions over rows of logits: one program a row, in blocks of fixed size."""
+"""Reduces rows of logits: one program a row, in blocks of fixed size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from quire.devices.cuda.kernels.math import exp
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import Shape
 
@@ -29,34 +28,9 @@ def find_largest(logits, values, ids, width, stride, BLOCK: tl.constexpr):
     tl.store(ids + row, tl.min(tl.where(best == top, where, width - 1), 0))
 
 
-@triton.jit
-def log_sums(logits, out, width, stride, BLOCK: tl.constexpr):
-    """The logarithm of the sum of exponentials of a row."""
-    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    best = tl.full([BLOCK], LOWEST, tl.float32)
-    for start in range(0, width, BLOCK):
-        best = tl.maximum(
-            best, tl.load(logits + row * stride + start + at, mask=start + at < width, other=LOWEST)
-        )
-    top = tl.max(best, 0)
-    safe = tl.where(top == LOWEST, 0.0, top)
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, width, BLOCK):
-        total += exp(
-            tl.load(logits + row * stride + start + at, mask=start + at < width, other=LOWEST) - safe
-        )
-    tl.store(out + row, safe + tl.log(tl.sum(total, 0)))
-
-
 def largest(run: Launcher, logits: Any, values: Any, ids: Any) -> None:
     """The largest of each row [L, V] of float32 logits: values [L], and its id [L] int32, the lowest of equal ones."""
     grid = logits.shape[0], 1, 1
     launch(
         run, find_largest, grid, logits, values, ids, logits.shape[1], logits.stride(0), BLOCK=BLOCK, shape=WIDE
     )  # fmt: skip
-
-
-def log_sum_exp(run: Launcher, logits: Any, out: Any) -> None:
-    """log(sum(exp(row))) of each row [L, V] of float32 logits: [L]."""
-    grid = logits.shape[0], 1, 1
-    launch(run, log_sums, grid, logits, out, logits.shape[1], logits.stride(0), BLOCK=BLOCK, shape=WIDE)
