@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from quire.devices.cuda.kernels import (
 )
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import own_matrix
+from quire.devices.cuda.work import FAR
 from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
 from quire.devices.graph import Graph
 from quire.devices.inputs import all_gathered, all_reduced, received
@@ -94,27 +95,33 @@ def encode(graph: Graph, recorder: Recorder) -> list[Call]:
 
 def check_operations(graph: Graph) -> None:
     """Raise ConfigError for operations that no kernel computes, by name."""
-    lacking = {type(op).__name__ for op in graph.ops if type(op) not in ENCODERS}
-    functions = {type(op.function) for op in graph.ops if isinstance(op, ops.Apply)}
-    lacking |= {f"Apply of {kind.__name__}" for kind in functions - FUNCTIONS}
-    lacking |= {
-        "Attend of chosen positions"
-        for op in graph.ops
-        if isinstance(op, ops.Attend) and (op.chosen is not None or op.entries is not None)
-    }
-    for op in graph.ops:
-        if isinstance(op, (ops.RunExperts, ops.HeadLinear)) and any(
-            own_matrix(m).packed for m in matrices(op)
-        ):
-            lacking.add(f"{type(op).__name__} of quantized weights")
-        if isinstance(op, ops.StoreLatent):
-            angles: Any = graph.ops[op.angles]
-            rotated = 2 * len(angles.rope.inv_freq)
-            lacking |= {f"StoreLatent of {rotated} rotated elements"} if rotated & (rotated - 1) else set()
+    lacking = {name for op in graph.ops for name in _lacking(graph, op)}
     if lacking:
         raise ConfigError(
             f"the model needs {', '.join(sorted(lacking))}, which no GPU kernel computes yet: choose --device cpu"
         )
+
+
+def _lacking(graph: Graph, op: Any) -> Iterator[str]:
+    """Name what no kernel computes of an operation."""
+    name = type(op).__name__
+    if type(op) not in ENCODERS:
+        yield name
+    if isinstance(op, ops.Apply) and type(op.function) not in FUNCTIONS:
+        yield f"Apply of {type(op.function).__name__}"
+    if isinstance(op, ops.Attend) and (op.chosen is not None or op.entries is not None):
+        yield "Attend of chosen positions"
+    if isinstance(op, (ops.RunExperts, ops.HeadLinear)) and any(own_matrix(m).packed for m in matrices(op)):
+        yield f"{name} of quantized weights"
+    if isinstance(op, ops.HeadLinear) and (op.bias is not None or op.activation is not None):
+        yield "HeadLinear with a bias or an activation"
+    if isinstance(op, ops.StoreLatent):
+        angles: Any = graph.ops[op.angles]
+        rotated = 2 * len(angles.rope.inv_freq)
+        if rotated & (rotated - 1):
+            yield f"StoreLatent of {rotated} rotated elements"
+        if op.kv is None:
+            yield "StoreLatent without keys"
 
 
 def embed(r: Recorder, op: ops.Embed[Value], out: Value) -> Call:
@@ -245,7 +252,7 @@ def prepare_queries(r: Recorder, op: ops.PrepareQueries[Value], out: Value) -> C
 
 def store_latent(r: Recorder, op: ops.StoreLatent[Value], out: Value) -> Call:
     given, kv = r.norm(op.norm), op.kv
-    assert kv is not None  # layers that read others' latents choose keys too, which is refused
+    assert kv is not None  # by check_operations
     return lambda step: rope_store.store_latent(
         r.run, step[kv], step[op.q_latent], step[op.q_rope], step[out], step.cache.layers[op.layer], step.places,
         step[op.angles], given,
@@ -255,7 +262,7 @@ def store_latent(r: Recorder, op: ops.StoreLatent[Value], out: Value) -> Call:
 def attend(r: Recorder, op: ops.Attend[Value], out: Value) -> Call:
     a = op.attention
     sinks, slopes, bias = (r.tensor(values) for values in (a.sinks, a.slopes, a.bias))
-    seen = a.window or 0, a.chunk or 0, a.ahead
+    seen = a.window or 0, a.chunk or 0, min(a.ahead, FAR)
 
     def call(step: CudaStep) -> None:
         layer, own = step.cache.layers[op.layer], step[out]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quire.devices.cuda.tiles import SEGMENT, AttentionTile
 
 IntArray = NDArray[np.int32]
-FAR = 1 << 29  # positions; more cannot be looked ahead
+FAR = 1 << 29  # positions to look ahead: no sequence is as long, and a position plus them fits int32
 
 
 @dataclass(frozen=True, slots=True)

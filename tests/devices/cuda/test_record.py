@@ -1,0 +1,68 @@
+"""Graphs of operations as launches of kernels: what is refused by name, and numbers at their bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+
+import numpy as np
+
+from quire.devices.graph import record
+from quire.devices.ops import Attend, Embed, HeadLinear, Linear, RopeAngles, SelectRows, StoreKV, StoreLatent
+from quire.devices.protocol import Attention, KVSpec, Limits, ModelInput, Rope
+from quire.devices.registry import make_backend
+from quire.errors import ConfigError
+
+WIDTH, VOCAB = 32, 20
+SPEC, LIMITS = KVSpec(1, 1, 16, "float32"), Limits(8, 2, 8)
+
+
+def compiled(backend: Any, layer: Any) -> Any:
+    """An executable of one layer between a table and a head; `layer(g, matrix, x)` makes [T, 32]."""
+    rng = np.random.default_rng(0)
+
+    def matrix(rows: int, columns: int) -> Any:
+        return backend.matrix([rng.standard_normal((rows, columns), np.float32)], "float32")
+
+    graph = record(
+        lambda g: g(SelectRows(layer(g, matrix, g(Embed(matrix(VOCAB, WIDTH)))))),
+        lambda g, x: g(Linear(x, matrix(VOCAB, WIDTH))),
+        VOCAB,
+        WIDTH,
+    )
+    return backend.compile(graph, backend.kv_cache(SPEC, 2, 16), LIMITS)
+
+
+@pytest.mark.parametrize("more", [{"bias": np.zeros(WIDTH, np.float32)}, {"activation": "sigmoid"}])
+def test_heads_with_more_than_a_product_are_refused_by_name(more: dict[str, Any]) -> None:
+    backend = make_backend(threads=1, device="interpreter")
+    with pytest.raises(ConfigError, match="HeadLinear with a bias or an activation, which no GPU kernel"):
+        compiled(backend, lambda g, matrix, x: g(HeadLinear(x, [matrix(16, 16) for _ in range(2)], **more)))
+
+
+def test_latents_that_another_layer_stored_are_refused_by_name() -> None:
+    def layer(g: Any, matrix: Any, x: Any) -> Any:
+        turn = g(RopeAngles(Rope(np.ones(2, np.float32))))
+        latent, rotated = g(Linear(x, matrix(2 * 12, WIDTH))), g(Linear(x, matrix(2 * 4, WIDTH)))
+        return g(StoreLatent(None, latent, rotated, 0, turn, None))
+
+    with pytest.raises(ConfigError, match="StoreLatent without keys, which no GPU kernel computes"):
+        compiled(make_backend(threads=1, device="interpreter"), layer)
+
+
+def test_queries_may_look_ahead_as_far_as_positions_go() -> None:
+    def layer(g: Any, matrix: Any, x: Any) -> Any:
+        q = g(StoreKV(g(Linear(x, matrix(4 * 16, WIDTH))), 0, 2))
+        return g(Attend(q, 0, 2, Attention(0.2, ahead=2**31 - 2)))
+
+    tokens = np.arange(8, dtype=np.int32)
+    bounds, one, table = np.array([0, 8], np.int32), np.array([8], np.int32), np.zeros((1, 1), np.int32)
+    step = ModelInput(tokens, tokens, bounds, one, table[0], table, tokens)
+    here, there = (
+        compiled(make_backend(name, threads=1, device=device), layer).run(step).numpy()
+        for name, device in (("auto", "interpreter"), ("reference", "cpu"))
+    )
+    np.testing.assert_allclose(here, there, rtol=0, atol=1e-4)
