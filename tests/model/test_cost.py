@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import KVLayer, KVSpec
 from quire.engine.rates import step_rates
 from quire.model.cost import Attended, Cost, attended
+from quire.model.families import read_model
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.indexer import IndexerConfig, KeysConfig
 from quire.model.parts.part import Index
 from quire.model.shard import WHOLE
 from tests.models import inspect_model, load_model
-from tests.tiny import write_checkpoint
+from tests.tiny import CHOOSING, CONFIG, STREAMS, write_checkpoint
 
 D, V, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 48, 320, 3, 4, 2, 16
 ATTENTION = D * (HEADS + 2 * KV_HEADS) * HEAD_DIM + HEADS * HEAD_DIM * D  # weights of a layer
@@ -108,6 +110,39 @@ def test_layers_that_share_a_choice_see_as_much_and_score_nothing(tmp_path: Path
     own = found[0].operations
     assert [layer.computed(30, 31) for layer in found] == [31 * own, 5 * own + 31 * 2 * 3 * 16, 5 * own]
     assert [layer.further for layer in found] == [(), (1,), ()]
+
+
+CHOSEN = 4 * HEADS * HEAD_DIM * (3 * 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "computed", "rows"),
+    [
+        (
+            STREAMS["deepseek_v4"],
+            [256 * 7, 256 * (7 + 3) + 2 * 4 * 12 * 7, 256 * (7 + 5), 256 * (7 + 3) + 2 * 4 * 12 * 7],
+            [[], [3, 0, 7, 0], [5, 0], [3, 0, 7, 0]],
+        ),
+        (
+            CHOOSING["minimax_m3"],
+            [256 * 31, CHOSEN + 2 * 2 * 8 * 31, CHOSEN + 2 * 2 * 8 * 31],
+            [[], [31], [31]],
+        ),
+        (
+            CHOOSING["qwen4"],
+            [0, CHOSEN + 2 * 6 * 16 * 7, 0, CHOSEN + 2 * 6 * 16 * 7],
+            [[], [7, 0], [], [7, 0]],
+        ),
+    ],
+)
+def test_each_kind_of_choice_bounds_what_is_seen_after_30_tokens(
+    config: dict[str, Any], computed: list[int], rows: list[list[int]]
+) -> None:
+    """A window of 7 and entries of 4, of which 3 are chosen, or of 6; 3 blocks of 4; 2 pools of 4 and the open one."""
+    config = {key: value for key, value in {**CONFIG, **config}.items() if value is not None}
+    found = list(attended(read_model(config)[0], range(len(rows)), WHOLE))
+    assert [layer.computed(30, 31) for layer in found] == computed
+    assert [layer.rows(30) for layer in found] == rows
 
 
 def test_windows_bound_what_decoding_reads(tiny_model: Callable[..., str]) -> None:

@@ -14,7 +14,7 @@ from quire.errors import ModelError
 from quire.model.parts.bounds import MAX_HEADS_DIM, MAX_REACH
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import HeadNormConfig, Norm, NormConfig, head_norm, plain_norm
-from quire.model.parts.part import DistanceScores, Mixer, Part
+from quire.model.parts.part import DistanceScores, Index, Mixer, Part
 from quire.model.parts.recording import Recording
 from quire.model.parts.rope import RopeSpec
 from quire.model.parts.scores import ScoresConfig, make_scores
@@ -65,6 +65,10 @@ class AttentionConfig(Mixer, msgspec.Struct, frozen=True, tag="attention"):
     @property
     def choice(self) -> IndexerConfig | None:
         return cast("IndexerConfig | None", self.indexer)
+
+    @property
+    def index(self) -> Index | None:
+        return None if self.choice is None else self.choice.index
 
     @property
     def separable(self) -> bool:

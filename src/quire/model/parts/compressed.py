@@ -13,7 +13,7 @@ from quire.model.parts.bounds import MAX_HEADS_DIM
 from quire.model.parts.indexer import IndexerConfig, Keys, KeysConfig
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig, plain_norm
-from quire.model.parts.part import Mixer
+from quire.model.parts.part import Index, Mixer
 from quire.model.parts.recording import Recording
 from quire.model.parts.rope import RopeSpec, make_rope
 from quire.model.parts.scores import ScoresConfig, make_scores
@@ -44,6 +44,13 @@ class CompressedConfig(Mixer, msgspec.Struct, frozen=True, tag="compressed"):
     @property
     def separable(self) -> bool:
         return True
+
+    @property
+    def index(self) -> Index | None:
+        """All entries are seen, or those that the indexer chooses; the window is seen besides."""
+        if self.indexer is not None:
+            return replace(self.indexer.index, most=self.indexer.top_k, entries=0)
+        return None if self.keys is None else Index(every=self.keys.size, entries=0)
 
     def check(self, index: int, where: str) -> None:
         if self.num_heads % self.groups or self.scores.num_heads != self.num_heads:
