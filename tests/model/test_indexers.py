@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from quire.errors import ConfigError, ModelError
 from quire.model.families import read_model
@@ -132,6 +133,17 @@ def test_a_stage_begins_with_a_layer_that_chooses() -> None:
     assert [spec.stage(Shard(stage=i, stages=3)) for i in range(3)] == [range(3), range(3, 5), range(5, 6)]
     with pytest.raises(ConfigError, match="can be parted into at most 3 stages"):
         spec.stage(Shard(stages=4))
+
+
+def test_a_model_does_not_begin_with_a_shared_choice() -> None:
+    """As an engine directory could have it: no reader of a config sees its layers."""
+    spec = read("glm_moe_dsa", indexer_types=TYPES)
+    for first in (1, 4):
+        with pytest.raises(
+            ModelError, match=r"here: .* the choice of keys of an earlier one, and there is none"
+        ):
+            replace(spec, layers=spec.layers[first:]).check("here")
+    replace(spec, layers=spec.layers[3:]).check("here")
 
 
 def test_index_keys_lie_behind_the_layers_and_are_whole_on_each_rank() -> None:

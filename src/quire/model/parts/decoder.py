@@ -142,6 +142,10 @@ class DecoderConfig(msgspec.Struct, frozen=True):
             layer.check(i, f"{where}: layer {i}")
             if layer.hidden_size != self.hidden_size:
                 raise ModelError(f"{where}: layer {i} has another hidden_size than the embedding")
+        if not self.parts_before(0):
+            raise ModelError(
+                f"{where}: a layer takes the choice of keys of an earlier one, and there is none"
+            )
         kept = [state.shape for layer in self.layers for state in layer.cache(WHOLE, 1).states]
         if (elements := sum(map(prod, kept))) > MAX_STATES:
             raise ModelError(
