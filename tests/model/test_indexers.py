@@ -146,6 +146,14 @@ def test_a_model_does_not_begin_with_a_shared_choice() -> None:
     replace(spec, layers=spec.layers[3:]).check("here")
 
 
+def test_latent_attention_has_one_choice_for_all_heads() -> None:
+    spec = read("deepseek_v32")
+    mixer: Any = spec.layers[0].mixer
+    apart = replace(mixer, indexer=replace(mixer.indexer, groups=5))
+    with pytest.raises(ModelError, match="here: layer 0: an indexer chooses for 5 groups of one key"):
+        replace(spec, layers=(replace(spec.layers[0], mixer=apart),)).check("here")
+
+
 def test_index_keys_lie_behind_the_layers_and_are_whole_on_each_rank() -> None:
     spec = read("glm_moe_dsa", indexer_types=TYPES)
     for shard in (Shard(), Shard(rank=1, size=4)):

@@ -176,7 +176,6 @@ def read_glm5_next(config: ConfigReader) -> DecoderConfig:
         "norm": NormConfig("rms", eps),
         "indexer": [own if kind == OWN else None for kind in types],
         "shares": [kind != OWN for kind in types],
-        "pool": pool,
     }
     inner = config.section("linear_attn_config") or ConfigReader({}, config.where)
     return read_kda(

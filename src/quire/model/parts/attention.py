@@ -206,7 +206,7 @@ class Attention:
         if self._choice is None:
             y = g(Attend(q, *about))
         else:
-            y = g(Attend(q, *about, self._choice(r, x, x, self.index, config.rope), *self._choice.pools))
+            y = g(Attend(q, *about, *self._choice(r, x, x, self.index, config.rope)))
         if config.value_scale != 1.0:
             y = g(Scale(y, config.value_scale))
         if self.gate is not None:

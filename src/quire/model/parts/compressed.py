@@ -136,7 +136,7 @@ class Compressed:
             entries = layers[0]
             self._keys(r, x, layers, config.rope)
         if self._indexer is not None:
-            chosen = self._indexer(r, x, latent, self._index, config.rope)
+            chosen = self._indexer(r, x, latent, self._index, config.rope)[0]
         unit = plain_norm(config.norm, config.head_dim)
         q = g(PrepareQueries(self._q(g, latent), count, r.angles(config.rope), unit))
         y = g(Attend(q, cached, count, self.scores, chosen=chosen, entries=entries))

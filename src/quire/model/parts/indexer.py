@@ -14,7 +14,7 @@ from quire.model.parts.bounds import MAX_POSITION, MAX_REACH
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import HeadNormConfig, Norm, NormConfig, head_norm
 from quire.model.parts.part import Index, Part
-from quire.model.parts.recording import Recording
+from quire.model.parts.recording import Choice, Recording
 from quire.model.parts.rope import RopeSpec, make_rope
 from quire.model.parts.source import WeightSource, matrix_of, read_vector
 
@@ -118,14 +118,13 @@ class IndexerConfig(Part, msgspec.Struct, frozen=True, tag="indexer"):
 
 
 class Indexer:
-    """Stores keys of x, and chooses among those that are there."""
+    """Stores keys of x, and chooses among those that are there: the choice as Attend reads it."""
 
     def __init__(
         self, config: IndexerConfig, source: WeightSource, path: str, groups: range | None = None
     ) -> None:
         self.config, heads, dim = config, config.num_heads, config.keys.head_dim
         self._groups = groups if groups is not None and config.groups > 1 else range(config.groups)
-        self.pools = config.pool, len(self._groups)
         self._keys = Keys(config.keys, source, path, config.hidden_size)
         self._queries = Linear.plain(source, f"{path}.q", heads * dim, config.width, use="exact")
         self._weights = self._q_norm = self._input_norm = self._scale = None
@@ -140,7 +139,7 @@ class Indexer:
         if config.position_scale:
             self._scale = read_position_scale(source, path, heads, range(heads))
 
-    def __call__(self, r: Recording, x: Value, q: Value, index: int, rope: RopeSpec | None) -> Value:
+    def __call__(self, r: Recording, x: Value, q: Value, index: int, rope: RopeSpec | None) -> Choice:
         g, config, heads = r.g, self.config, self.config.num_heads
         layers = r.further[index][-len(config.keys.cache()) :]  # the last ones of the mixer
         self._keys(r, x, layers, rope)
@@ -153,9 +152,10 @@ class Indexer:
         weights = None if self._weights is None else self._weights(g, x)
         about = config.pool, config.groups, config.local, config.tail, config.keys.head_dim**-0.5, config.relu
         chosen = g(Choose(queries, layers[0], heads, config.top_k, weights, *about))
-        if len(self._groups) == config.groups:
-            return chosen
-        return g(Combine(chosen, np.eye(len(self._groups), config.groups, self._groups.start, np.float32)))
+        own = len(self._groups)
+        if own != config.groups:
+            chosen = g(Combine(chosen, np.eye(own, config.groups, self._groups.start, np.float32)))
+        return chosen, config.pool, own
 
 
 def read_position_scale(source: WeightSource, path: str, count: int, heads: range) -> PositionScale:

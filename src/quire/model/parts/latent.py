@@ -32,7 +32,7 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
     is a `gate`. With a `position_scale` the queries of each head grow with the logarithm of their position. With a
     `learned_rope` the exponentials of a vector of the model multiply the rope's frequencies. `back`: the layer reads
     the latents of the layer that many before it, and keeps none. Queries see the keys that the `indexer` chooses, or
-    with `shares` those that the last one before it chose: numbers of pools of `pool` positions.
+    with `shares` those that the last one before it chose.
     """
 
     hidden_size: int
@@ -55,7 +55,6 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
     back: int = 0
     indexer: IndexerConfig | None = None
     shares: bool = False
-    pool: int = 1
 
     @property
     def separable(self) -> bool:
@@ -81,6 +80,8 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
                 raise ModelError(
                     f"{where}: an indexer of its own has keys of at least {self.rope.rotary_dim} elements"
                 )
+            if self.indexer.groups > 1:
+                raise ModelError(f"{where}: an indexer chooses for {self.indexer.groups} groups of one key")
 
     @property
     def turned(self) -> int:
@@ -172,11 +173,11 @@ class LatentAttention:
             q = self.q_norm(g, self.q_down(g, x))
         if self._indexer is not None:
             r.chosen = self._indexer(r, x, q, self.index, self._rope)
-        if config.shares and r.chosen is None:
+        chosen = None if config.chooses is None else r.chosen
+        if config.shares and chosen is None:
             raise ModelError(
                 f"layer {self.index} takes the choice of keys of an earlier one, and there is none"
             )
-        chosen = None if config.chooses is None else r.chosen
         latent = g(HeadLinear(self.q_nope(g, q), self.keys))
         rotated, kv = self.q_rope(g, q), None if self.kv_down is None else self.kv_down(g, x)
         turn = r.angles(self._rope)
@@ -184,11 +185,7 @@ class LatentAttention:
         queries = g(StoreLatent(kv, latent, rotated, cached, turn, self.kv_norm))
         if self._scale is not None:
             queries = g(Apply(queries, self._scale))
-        y = g(
-            HeadLinear(
-                g(Attend(queries, cached, count, self.scores, chosen=chosen, pool=config.pool)), self.values
-            )
-        )
+        y = g(HeadLinear(g(Attend(queries, cached, count, self.scores, None, *(chosen or ()))), self.values))
         if self._gate is not None:
             y = g(Multiply(y, self._gate(g, x, "sigmoid")))
         return self._shard.gather_heads(g, y, config.num_heads, 1, config.value_dim)

@@ -9,6 +9,9 @@ from quire.devices.graph import Recorder
 from quire.devices.ops import RopeAngles, Value
 from quire.model.parts.rope import RopeSpec, make_rope
 
+Choice = tuple[Value, int, int]
+"""Numbers of pools that queries see, the positions of a pool, and the groups of heads that chose (ops.Attend)."""
+
 
 @dataclass(slots=True)
 class Recording:
@@ -25,7 +28,7 @@ class Recording:
     embedding: Value | None = None
     table: Value | None = None
     further: Mapping[int, range] = field(default_factory=dict)
-    chosen: Value | None = None
+    chosen: Choice | None = None
     carried: list[Value] = field(default_factory=list)
     _angles: dict[RopeSpec, Value] = field(default_factory=dict)
 
