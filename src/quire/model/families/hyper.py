@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
+from quire.model.families.deepseek import ROUTED
 from quire.model.families.family import (
     FULL,
     SLIDING,
@@ -19,12 +20,12 @@ from quire.model.families.family import (
     sparse_after,
 )
 from quire.model.families.gated_delta import LINEAR, decay_bound
-from quire.model.families.indexed import INDEXED, INDEXER_NAMES, OWN, STILL, indexer_types
+from quire.model.families.indexed import INDEXED, INDEXER_NAMES, OWN, STILL, index_heads, indexer_types
 from quire.model.families.kimi_linear import KDA_NAMES, read_kda
 from quire.model.families.mixtures import mtp_ignored, v3_moe
 from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.rope import PARTIAL, parse_rope, rotary_dim
-from quire.model.parts.bounds import MAX_HEAD_DIM, MAX_HEADS, MAX_STREAMS
+from quire.model.parts.bounds import MAX_HEAD_DIM, MAX_STREAMS
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.indexer import IndexerConfig, KeysConfig
 from quire.model.parts.norm import NormConfig
@@ -35,7 +36,7 @@ from quire.model.parts.streams import HyperConfig, StreamEndsConfig
 # Kinds of layers of DeepSeek-V4 by the published number, with the usual count of tokens of an entry.
 CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
 KINDS = {0: SLIDING, 4: CSA, 128: HCA}
-HASHED, ROUTED = "hash_moe", "moe"
+HASHED, SCORED = "hash_moe", "moe"
 SCORING = {"sqrtsoftplus": "root_softplus", "sigmoid": "sigmoid", "softmax": "softmax"}
 # Modules of DeepSeek-V4 by path.
 _V4_MODULES = (
@@ -101,12 +102,10 @@ def read_deepseek_v4(config: ConfigReader) -> DecoderConfig:
     plain, turned = _ropes(config, head_dim)
     indexer = None
     if CSA in kinds:
-        dim = config.integer("index_head_dim", high=MAX_HEAD_DIM)
-        if dim < turned.rotary_dim:
-            raise config.wrong("index_head_dim", dim, f"at least qk_rope_head_dim ({turned.rotary_dim})")
+        index_count, dim = index_heads(config, turned.rotary_dim)
         indexer = IndexerConfig(
             config.integer("hidden_size"),
-            config.integer("index_n_heads", high=MAX_HEADS),
+            index_count,
             KeysConfig(dim, norm, sizes[CSA], gated=True, overlap=True),
             config.integer("index_topk"),
             q_rank,
@@ -155,19 +154,13 @@ def read_glm5_next(config: ConfigReader) -> DecoderConfig:
     layers, limit, q_rank = num_layers(config), config.positive("swiglu_limit"), config.integer("q_lora_rank")
     said = [INDEXED[0] if i % 4 == 3 else LINEAR for i in range(layers)]
     kinds = layer_kinds(config, said, (LINEAR, *INDEXED, FULL))
-    types, chosen, pool = (
-        indexer_types(config),
-        config.integer("index_topk"),
-        config.integer("index_kpool", low=2),
-    )
+    types, chosen = indexer_types(config), config.integer("index_topk")
+    pool = config.integer("index_kpool", low=2)
     if next((types[i] for i in range(layers) if kinds[i] != LINEAR), OWN) != OWN:
         raise config.wrong("indexer_types", types, f"{OWN} in the first layer of attention")
     if chosen % pool:
         raise config.wrong("index_topk", chosen, f"a multiple of index_kpool ({pool})")
-    dim, heads = (
-        config.integer("index_head_dim", high=MAX_HEAD_DIM),
-        config.integer("index_n_heads", high=MAX_HEADS),
-    )
+    heads, dim = index_heads(config, 0)
     keys = KeysConfig(dim, NormConfig("layer", 1e-6, bias=True), pool, gated=True, norm_first=True)
     hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps")
     own = IndexerConfig(hidden, heads, keys, chosen // pool, q_rank, pool=pool, tail=True)
@@ -270,8 +263,8 @@ def _moe(config: ConfigReader, layers: int) -> dict[str, Any]:
     if first is not None and first > layers:
         raise config.wrong("num_hash_layers", first, f"at most num_hidden_layers ({layers})")
     first = min(3, layers) if first is None else first
-    said = [HASHED if i < first else ROUTED for i in range(layers)]
-    hashed = [kind == HASHED for kind in layer_kinds(config, said, (HASHED, ROUTED), "mlp_layer_types")]
+    said = [HASHED if i < first else SCORED for i in range(layers)]
+    hashed = [kind == HASHED for kind in layer_kinds(config, said, (HASHED, SCORED), "mlp_layer_types")]
     scoring = config.get("scoring_func")
     if scoring not in SCORING:
         raise config.wrong("scoring_func", scoring, f"one of {', '.join(SCORING)}")
@@ -293,7 +286,6 @@ def _moe(config: ConfigReader, layers: int) -> dict[str, Any]:
     }
 
 
-EXPERTS = {"n_routed_experts": "n_routed_experts num_local_experts"}
 FAMILIES = {
     "DeepseekV4ForCausalLM": Family(
         "deepseek_v4",
@@ -307,7 +299,7 @@ FAMILIES = {
             "routed_scaling_factor": 1.5,
             "compress_rope_theta": 160000.0,
         },
-        EXPERTS,
+        ROUTED,
     ),
     "Glm5NextForCausalLM": Family(
         "glm5_next_text",
@@ -315,6 +307,6 @@ FAMILIES = {
         read_glm5_next,
         glm5_next_names,
         {"rms_norm_eps": 1e-5, "swiglu_limit": 10.0, "n_group": 1, "topk_group": 1},
-        EXPERTS,
+        ROUTED,
     ),
 }

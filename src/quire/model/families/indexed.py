@@ -225,16 +225,22 @@ def read_indexer(
     """Read the fields of latent attention. Queries of indexers have `width` inputs; the family sets other `fields`."""
     layer_kinds(config, [INDEXED[0]] * num_layers(config), INDEXED)
     config.skip("index_share_for_mtp_iteration moe_router_dtype")
-    dim, turned = config.integer("index_head_dim", high=MAX_HEAD_DIM), config.integer("qk_rope_head_dim")
-    if dim < turned:
-        raise config.wrong("index_head_dim", dim, f"at least qk_rope_head_dim ({turned})")
-    heads, hidden = config.integer("index_n_heads", high=MAX_HEADS), config.integer("hidden_size")
+    heads, dim = index_heads(config, config.integer("qk_rope_head_dim"))
+    hidden = config.integer("hidden_size")
     keys, top_k = KeysConfig(dim, NormConfig("layer", eps, bias=True)), config.integer("index_topk")
     indexer = IndexerConfig(hidden, heads, keys, top_k, width, **fields)
     return {
         "indexer": [indexer if kind == OWN else None for kind in types],
         "shares": [kind == SHARED for kind in types],
     }
+
+
+def index_heads(config: ConfigReader, turned: int) -> tuple[int, int]:
+    """Read the number of an indexer's heads, and their size, of which `turned` elements turn."""
+    dim = config.integer("index_head_dim", high=MAX_HEAD_DIM)
+    if dim < turned:
+        raise config.wrong("index_head_dim", dim, f"at least qk_rope_head_dim ({turned})")
+    return config.integer("index_n_heads", high=MAX_HEADS), dim
 
 
 SPELLINGS = {**MTP, "n_routed_experts": "n_routed_experts num_local_experts num_experts"}
