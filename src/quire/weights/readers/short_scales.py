@@ -18,10 +18,10 @@ SCALE = ".scale"
 def with_long_names(checkpoint: Checkpoint) -> Checkpoint:
     """Name scales of 8-bit weights as other libraries do; a checkpoint that has none is returned as it is."""
     present, stored = set(checkpoint.names()), dict[str, str]()
-    for name in sorted(present):
+    for name in sorted(name for name in present if name.endswith(SCALE)):
         module = name.removesuffix(SCALE)
         weight = f"{module}.weight"
-        if name.endswith(SCALE) and weight in present and checkpoint.dtype(weight) in (I8, E4M3, E5M2):
+        if weight in present and checkpoint.dtype(weight) in (I8, E4M3, E5M2):
             stored[f"{module}.weight_scale"] = name
     return ShortScales(checkpoint, stored) if stored else checkpoint
 
@@ -31,7 +31,7 @@ class ShortScales(Unquantized):
 
     def __init__(self, checkpoint: Checkpoint, stored: dict[str, str]) -> None:
         self._inner, self._stored = checkpoint, stored
-        weights = {scale: f"{name.removesuffix('_scale')}" for name, scale in stored.items()}
+        weights = {scale: name.removesuffix("_scale") for name, scale in stored.items()}
         self._names = [name for name in checkpoint.names() if name not in weights] + [*stored]
         self._pairs = {
             weight
