@@ -69,7 +69,9 @@ def read(kind: str, **changes: Any) -> DecoderConfig:
 
 def own(spec: DecoderConfig) -> list[int]:
     """The layers that have an indexer."""
-    return [i for i, layer in enumerate(spec.layers) if layer.mixer is not None and layer.mixer.chooses]
+    return [
+        i for i, layer in enumerate(spec.layers) if layer.mixer is not None and layer.mixer.index is not None
+    ]
 
 
 @pytest.mark.parametrize(
@@ -189,4 +191,4 @@ def test_a_layer_for_further_tokens_has_the_indexer_that_its_tensors_are_of() ->
     (layer,) = find_further(spec, names, checkpoint).config.layers
     assert layer == spec.layers[3]
     assert layer.mixer is not None
-    assert layer.mixer.chooses
+    assert layer.mixer.index is not None

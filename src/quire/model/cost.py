@@ -179,7 +179,7 @@ def attended(config: DecoderConfig, stage: range, division: Shard) -> Iterator[A
             continue
         seen = mixer.scores.window, mixer.scores.chunk
         index = mixer.index
-        if mixer.chooses is False and last is not None:  # it takes the choice of an earlier layer
+        if mixer.shares and last is not None:
             index = msgspec.structs.replace(last, operations=0)
         last = index or last
         further = tuple(0 if kept.reach else kept.every for kept in mixer.further(division))

@@ -170,9 +170,9 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         """Whether a pipeline stage may begin with `layer`: nothing but the residual stream reaches across."""
         if layer and self.layers[layer - 1].carries:
             return False
-        mixers = [one.mixer for one in self.layers[layer:]]
-        choices = (one.chooses for one in mixers if one is not None and one.chooses is not None)
-        return next(choices, True) and all(one is None or one.back <= i for i, one in enumerate(mixers))
+        mixers = [(i, one.mixer) for i, one in enumerate(self.layers[layer:]) if one.mixer is not None]
+        shares = next((one.shares for _, one in mixers if one.shares or one.index is not None), False)
+        return not shares and all(one.back <= i for i, one in mixers)
 
     def stage(self, shard: Shard) -> range:
         """The layers of a stage. ConfigError: the model has too few layers, or none where it could be parted."""

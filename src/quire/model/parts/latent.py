@@ -61,10 +61,6 @@ class LatentConfig(Mixer, msgspec.Struct, frozen=True, tag="latent"):
         return True
 
     @property
-    def chooses(self) -> bool | None:
-        return None if self.indexer is None and not self.shares else not self.shares
-
-    @property
     def index(self) -> Index | None:
         return None if self.indexer is None else self.indexer.index
 
@@ -171,9 +167,9 @@ class LatentAttention:
         q = x
         if self.q_down is not None and self.q_norm is not None:
             q = self.q_norm(g, self.q_down(g, x))
+        chosen = r.chosen if config.shares else None
         if self._indexer is not None:
-            r.chosen = self._indexer(r, x, q, self.index, self._rope)
-        chosen = None if config.chooses is None else r.chosen
+            r.chosen = chosen = self._indexer(r, x, q, self.index, self._rope)
         if config.shares and chosen is None:
             raise ModelError(
                 f"layer {self.index} takes the choice of keys of an earlier one, and there is none"

@@ -99,14 +99,14 @@ class Mixer(Part):
         return 0
 
     @property
-    def chooses(self) -> bool | None:
-        """Whether it chooses the keys that queries see, or takes the last choice before it; None: they see all."""
+    def index(self) -> Index | None:
+        """How it chooses what a query sees; None: it sees all that `scores` allow, or `shares` a choice."""
         return None
 
     @property
-    def index(self) -> Index | None:
-        """How it chooses what a query sees; None: it sees all that `scores` allow."""
-        return None
+    def shares(self) -> bool:
+        """Whether queries see the keys that an earlier mixer chose last."""
+        return False
 
     @property
     def separable(self) -> bool:
