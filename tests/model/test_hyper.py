@@ -51,6 +51,7 @@ def config_of(family: str, changes: dict[str, Any]) -> dict[str, Any]:
         (V4, {"num_hash_layers": 5}, r"num_hash_layers must be at most num_hidden_layers \(4\)"),
         (V4, {"mlp_layer_types": ["moe", "dense", "moe", "moe"]}, "mlp_layer_types must be"),
         (V4, {"scoring_func": "tanh"}, "scoring_func must be one of"),
+        (V4, {"scoring_func": ["sigmoid"]}, "scoring_func must be one of"),
         (V4, {"o_groups": 3}, "o_groups must be a divisor"),
         (V4, {"qk_rope_head_dim": 64}, "qk_rope_head_dim must be an even number of at most"),
         (V4, {"qk_rope_head_dim": 7}, "qk_rope_head_dim must be an even number"),

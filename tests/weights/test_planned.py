@@ -82,6 +82,7 @@ def test_rules_name_modules(module: str, pattern: str, right: bool) -> None:
         ("modelopt", {"quant_algo": "MIXED_PRECISION"}, "without quantized_layers"),
         ("modelopt", {"quant_algo": "NVFP4_SVD"}, "NVFP4_SVD"),
         ("fp8", {"expert_dtype": "fp3"}, "experts in 'fp3'"),
+        ("fp8", {"moe_quant_algo": ["NVFP4"]}, "experts in ..NVFP4"),
         ("compressed-tensors", {}, "config_groups"),
         ("awq", {"bits": "four"}, "bits and group_size"),
         ("hqq", {}, "no nbits and group_size"),

@@ -266,7 +266,7 @@ def _moe(config: ConfigReader, layers: int) -> dict[str, Any]:
     said = [HASHED if i < first else SCORED for i in range(layers)]
     hashed = [kind == HASHED for kind in layer_kinds(config, said, (HASHED, SCORED), "mlp_layer_types")]
     scoring = config.get("scoring_func")
-    if scoring not in SCORING:
+    if not isinstance(scoring, str) or scoring not in SCORING:
         raise config.wrong("scoring_func", scoring, f"one of {', '.join(SCORING)}")
     limit = config.positive("swiglu_limit")
     moe = read_moe(

@@ -159,11 +159,15 @@ def _hqq(settings: Mapping[str, Any]) -> Layouts:
 
 def _fp8(method: str, settings: Mapping[str, Any]) -> Layouts:
     what = settings.get("moe_quant_algo") or settings.get("expert_dtype") or "fp8"
-    if method == "fp8" and what != "fp8":
-        if what not in EXPERTS:
-            raise ModelError(f"quantization_config: fp8 with experts in {what!r:.40} is not planned")
-        own, others = ALGORITHMS[EXPERTS[what]], _fp8("fp8", {**settings, "moe_quant_algo": "fp8"})
-        return lambda module, columns: own(columns) if ".experts." in module else others(module, columns)
+    if method != "fp8" or what == "fp8":
+        return _eight_bits(method, settings)
+    if not isinstance(what, str) or what not in EXPERTS:
+        raise ModelError(f"quantization_config: fp8 with experts in {what!r:.40} is not planned")
+    own, others = ALGORITHMS[EXPERTS[what]], _eight_bits(method, settings)
+    return lambda module, columns: own(columns) if ".experts." in module else others(module, columns)
+
+
+def _eight_bits(method: str, settings: Mapping[str, Any]) -> Layouts:
     blocks = settings.get("weight_block_size")
     kind = "e5m2" if settings.get("fmt") == "e5m2" else "e4m3"
     if method == "mxfp8" or blocks == [1, 32]:
