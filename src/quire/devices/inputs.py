@@ -12,6 +12,11 @@ from quire.devices.protocol import FloatArray, KVCache, Limits, ModelInput
 from quire.errors import EngineError
 
 
+def sequence_of(inputs: ModelInput, t: int) -> int:
+    """Find the sequence of token `t` of a step."""
+    return int(np.searchsorted(inputs.cu_q_B1, t, "right")) - 1
+
+
 def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int) -> None:
     """Raise EngineError if a step breaks a promise of ModelInput or exceeds the limits."""
     total, batch = len(inputs.tokens_T), len(inputs.kv_len_B)
@@ -27,7 +32,7 @@ def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int
     counts, size = np.diff(inputs.cu_q_B1), kv.block_size
     wanted = np.arange(total) + np.repeat(inputs.kv_len_B - inputs.cu_q_B1[1:], counts)
     if len(wrong := np.flatnonzero(inputs.positions_T != wanted)):
-        b = np.searchsorted(inputs.cu_q_B1, wrong[0], "right") - 1
+        b = sequence_of(inputs, wrong[0])
         raise EngineError(f"positions of sequence {b} must be consecutive and end at kv_len - 1")
     needed_B = -(-inputs.kv_len_B // size)
     table_BM = inputs.block_table_SM[inputs.slots_B, : needed_B.max(initial=0)]

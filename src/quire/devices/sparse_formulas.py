@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.devices import sparse_ops as ops
 from quire.devices.formulas import angles_at, normalizer, rotate
+from quire.devices.inputs import sequence_of
 from quire.devices.ops import Attend
 from quire.devices.step import Step
 from quire.weights.tensor import Array, FloatArray
@@ -27,7 +28,7 @@ def store_keys(step: Step, op: ops.StoreKeys[Any]) -> Any:
     turns = None if op.rope is None else angles_at(step, op.rope, firsts)
     raw, owner = None, -1
     for i, t in enumerate(ended):
-        b = int(np.searchsorted(step.inputs.cu_q_B1, t, "right")) - 1
+        b = sequence_of(step.inputs, t)
         if op.raw is None:
             key = step.row(x, t)
         else:

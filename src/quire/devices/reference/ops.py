@@ -16,6 +16,7 @@ import numpy as np
 from quire.devices import formulas, sparse_formulas
 from quire.devices.adapters import StepAdapters
 from quire.devices.host import Float64Array
+from quire.devices.inputs import sequence_of
 from quire.devices.ops import Attend
 from quire.devices.protocol import Activation, Array, Attention, FloatArray, KVSpec, Matrix, ModelInput
 from quire.devices.reference.cache import ReferenceKVCache
@@ -71,7 +72,7 @@ class ReferenceStep:
         return np.array(own_matrix(table).values[ids])
 
     def store(self, layer: int, t: int, keys_GH: Float64Array, values_GH: Float64Array | None) -> None:
-        b = int(np.searchsorted(self.inputs.cu_q_B1, t, "right")) - 1
+        b = sequence_of(self.inputs, t)
         block, row = self.kv.places(layer, self.inputs.positions_T[t])
         place = self.inputs.block_table_SM[self.inputs.slots_B[b], block], row
         kv = self.kv

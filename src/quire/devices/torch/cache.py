@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from quire.devices.adapters import StepAdapters
+from quire.devices.inputs import sequence_of
 from quire.devices.kv import FP8_MOST
 from quire.devices.protocol import Activation, Array, IntArray, KVDtype, KVSpec, Matrix, ModelInput
 from quire.devices.torch.weights import own_matrix, round_int8
@@ -195,8 +196,7 @@ class TorchStep:
     def store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
         place, cache = self.places_T[t], self.cache
         if cache.spec.layer(layer).every > 1:
-            b = int(np.searchsorted(self.inputs.cu_q_B1, t, "right")) - 1
-            place = self._places(layer, b, self.inputs.positions_T[t : t + 1])[0]
+            place = self._places(layer, sequence_of(self.inputs, t), self.inputs.positions_T[t : t + 1])[0]
         sides = (cache.keys, keys_GH, cache.key_scales), (cache.values, values_GH, cache.value_scales)
         for side, new, scales in sides:
             if new is None:
