@@ -102,7 +102,7 @@ class NativeSampler:
         drafts: list[int] | None = None,
         masks_LW: TokenMask | None = None,
     ) -> Samples:
-        own = on_host(logits)
+        own = on_host(self._copied(logits, masks_LW is None))
         try:  # the native side checks types, shapes, slots and positions
             drawn = self._native.sample(own.values, slots, positions, drafts, masks_LW, own.best)
         except (ValueError, TypeError) as error:
@@ -116,10 +116,14 @@ class NativeSampler:
         return samples
 
     def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
-        own = host_logits(logits, self.vocab_size)
+        own = host_logits(self._copied(logits), self.vocab_size)
         check_targets(own, targets_L)
         num_top = self.vocab_size if num_top < 0 else min(num_top, self.vocab_size)
         if len(own) == 0:
             return []
         entries = self._native.logprobs(own.values, np.ascontiguousarray(targets_L, dtype=np.int32), num_top)
         return [TokenLogprobs(*entry) for entry in entries]
+
+    def _copied(self, logits: Logits, sampled: bool = False) -> Logits:
+        """Copy logits of a device to the host. If `sampled`, without masks, the largest of greedy rows is enough."""
+        return logits

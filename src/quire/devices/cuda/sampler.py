@@ -12,11 +12,9 @@ from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.cuda.kernels.reduce import largest
 from quire.devices.cuda.launch import Launcher
 from quire.devices.host import HostLogits
-from quire.devices.protocol import IntArray
-from quire.devices.sampling import Logits, Samples, TokenMask
+from quire.devices.sampling import Logits
 from quire.devices.torch.run import TorchLogits
 from quire.errors import EngineError
-from quire.types import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +29,13 @@ class CudaSampler(NativeSampler):
         super().__init__(vocab_size, pool)
         self._run = run
 
-    def sample(
-        self,
-        logits: Logits,
-        slots: list[int],
-        positions: list[int],
-        drafts: list[int] | None = None,
-        masks_LW: TokenMask | None = None,
-    ) -> Samples:
-        greedy = isinstance(logits, GreedyLogits) and masks_LW is None
-        host = self._best(logits) if greedy else None
-        return super().sample(host or _on_host(logits), slots, positions, drafts, masks_LW)
+    def _copied(self, logits: Logits, sampled: bool = False) -> HostLogits:
+        if not isinstance(logits, TorchLogits):
+            raise EngineError(f"a GPU's sampler got logits of {type(logits).__name__}")
+        best = self._best(logits) if sampled and isinstance(logits, GreedyLogits) else None
+        return best or HostLogits(logits.numpy())
 
-    def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
-        return super().logprobs(_on_host(logits), targets_L, num_top)
-
-    def _best(self, logits: Any) -> HostLogits | None:
+    def _best(self, logits: GreedyLogits) -> HostLogits | None:
         """The largest of each row, found on the device; None if a row is not finite."""
         tensor = logits.tensor
         found = torch.empty(2, len(tensor), dtype=torch.float32, device=tensor.device)
@@ -57,9 +46,3 @@ class CudaSampler(NativeSampler):
         best, host = ids.view(np.int32), np.empty(tensor.shape, np.float32)
         host[np.arange(len(best)), best] = values  # the only ones that are read
         return HostLogits(host, best)
-
-
-def _on_host(logits: Logits) -> HostLogits:
-    if not isinstance(logits, TorchLogits):
-        raise EngineError(f"a GPU's sampler got logits of {type(logits).__name__}")
-    return HostLogits(logits.numpy())

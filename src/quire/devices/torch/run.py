@@ -15,11 +15,10 @@ from quire.devices.formulas import Formulas
 from quire.devices.graph import Evaluator
 from quire.devices.host import HostLogits
 from quire.devices.inputs import check_input, check_states
-from quire.devices.protocol import FloatArray, Graph, IntArray, Limits, ModelInput
-from quire.devices.sampling import Logits, Samples, TokenMask
+from quire.devices.protocol import FloatArray, Graph, Limits, ModelInput
+from quire.devices.sampling import Logits
 from quire.devices.torch.cache import TorchKVCache, TorchStep
 from quire.errors import EngineError
-from quire.types import TokenLogprobs
 
 
 def _numpy(tensor: Any) -> FloatArray:
@@ -96,21 +95,7 @@ class TorchExecutable:
 class TorchSampler(NativeSampler):
     """Copies logits to the host and samples there."""
 
-    def sample(
-        self,
-        logits: Logits,
-        slots: list[int],
-        positions: list[int],
-        drafts: list[int] | None = None,
-        masks_LW: TokenMask | None = None,
-    ) -> Samples:
-        return super().sample(_to_host(logits), slots, positions, drafts, masks_LW)
-
-    def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
-        return super().logprobs(_to_host(logits), targets_L, num_top)
-
-
-def _to_host(logits: Logits) -> HostLogits:
-    if not isinstance(logits, TorchLogits):
-        raise EngineError(f"the torch sampler got logits of {type(logits).__name__}")
-    return HostLogits(logits.numpy())
+    def _copied(self, logits: Logits, sampled: bool = False) -> HostLogits:
+        if not isinstance(logits, TorchLogits):
+            raise EngineError(f"the torch sampler got logits of {type(logits).__name__}")
+        return HostLogits(logits.numpy())
