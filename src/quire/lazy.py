@@ -43,8 +43,12 @@ def lazy_methods(module: str, kind: str, names: str) -> Any:
     return type(kind, (), {name: _LazyMethod(module, kind, name) for name in names.split()})
 
 
+def missing(*packages: str) -> list[str]:
+    """List the packages that are not installed, without importing any."""
+    return [name for name in packages if importlib.util.find_spec(name) is None]
+
+
 def need(feature: str, *packages: str) -> None:
     """Raise ConfigError with the line that installs `packages`, which `feature` needs, unless all are there."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{feature} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    if lacking := missing(*packages):
+        raise ConfigError(f"{feature} needs {' and '.join(lacking)}: pip install {' '.join(lacking)}")

@@ -1,4 +1,4 @@
-"""How ranks exchange activations, by name. Loads torch for gloo alone."""
+"""Ways for ranks to exchange activations, by name. Loads torch for gloo alone."""
 
 from __future__ import annotations
 

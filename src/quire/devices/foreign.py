@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.devices.protocol import Backend, FloatDtype, Graph
-from quire.lazy import Lazy, need
+from quire.lazy import Lazy, missing, need
 
 if TYPE_CHECKING:
     import quire.devices.torch.foreign as transformers
@@ -46,8 +45,8 @@ class ForeignModel:
 
 
 def runs_foreign_models() -> bool:
-    """Whether the libraries are installed that run models of families that Quire does not have."""
-    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+    """Tell whether the libraries are installed that run models of families that Quire does not have."""
+    return not missing("torch", "transformers")
 
 
 def open_foreign_model(directory: Path, dtype: str) -> ForeignModel:

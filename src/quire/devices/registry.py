@@ -55,14 +55,14 @@ def make_backend(
 
 
 def on_cpu(device: str, backend: str) -> bool:
-    """Whether options mean the CPU; `auto` is a GPU if there is one and what it needs is installed."""
+    """Tell whether options mean the CPU; `auto` is a GPU if there is one and what it needs is installed."""
     if device == "auto":
         return backend != "auto" or not GPU_NODE.exists() or not selection.has_extra()
     return device == "cpu"
 
 
 def choices_of(device: str, backend: str) -> Choices:
-    """What the device that options mean decides. ConfigError: there is no such device."""
+    """Return the defaults of the device that options mean. ConfigError: there is no such device."""
     return CPU if on_cpu(device, backend) else selection.choices_of(device)
 
 

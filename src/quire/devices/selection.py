@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import logging
 import re
 from typing import TYPE_CHECKING, Any
 
 from quire.devices.choices import Choices
 from quire.errors import ConfigError
-from quire.lazy import Lazy, need
+from quire.lazy import Lazy, missing, need
 
 if TYPE_CHECKING:
     import torch
@@ -53,15 +52,13 @@ def check_name(device: str) -> str:
 
 
 def choices_of(device: str) -> Choices:
-    """What a device other than the CPU decides."""
+    """Return the defaults of a device other than the CPU. ConfigError: Quire has no such device."""
     return INTERPRETER if check_name(device) == "interpreter" else GPU
 
 
 def has_extra() -> bool:
     """Tell without imports whether Triton and a torch for GPUs are installed."""
-    if not all(map(importlib.util.find_spec, ("torch", "triton"))):
-        return False
-    return not importlib.metadata.version("torch").endswith("+cpu")
+    return not missing("torch", "triton") and not importlib.metadata.version("torch").endswith("+cpu")
 
 
 def of_rank(device: str, index: int) -> str:
@@ -75,7 +72,7 @@ def open_device(device: str, backend: str, threads: int | None) -> Backend:
         raise ConfigError(
             f"--backend {backend} computes on the CPU, not on --device {device}: leave one of them out"
         )
-    if not all(map(importlib.util.find_spec, ("torch", "triton"))):
+    if missing("torch", "triton"):
         raise ConfigError(f"--device {device} needs torch and triton: pip install 'quire-llm[cuda]'")
     if check_name(device) == "interpreter":
         return cuda.CudaBackend(None, INTERPRETER, threads)

@@ -32,7 +32,7 @@ TOKENS, ROWS, PIECE = range(3)
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a value [rows, width] lies: its first byte, and what its rows are."""
+    """The bytes of a value [rows, width]: the first one, and what its rows are."""
 
     begin: int
     width: int

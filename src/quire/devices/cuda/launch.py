@@ -101,7 +101,7 @@ def launch(
 
 
 def options(launch: Launch) -> dict[str, Any]:
-    """How a launch is compiled. Multiplications and additions stay apart: each rounds by itself."""
+    """Options of a launch for the compiler. Multiplications and additions stay apart: each rounds by itself."""
     shape = launch.shape
     return {"num_warps": shape.warps, "num_stages": shape.stages, "enable_fp_fusion": False}
 

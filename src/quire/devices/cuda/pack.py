@@ -95,7 +95,7 @@ class CudaMatrix:
         return found
 
     def describe(self) -> dict[str, Any]:
-        """What `restore` needs beside the bytes. ConfigError for packed weights."""
+        """Return what `restore` needs beside the bytes. ConfigError for packed weights."""
         if self.packed is not None:
             raise ConfigError(
                 "engines of GPUs hold float weights: give --quantization to the command that serves"
@@ -130,7 +130,7 @@ def _tensor(part: Array | QuantTensor) -> Any:
 
 
 def packs(layout: AnyLayout) -> bool:
-    """Whether kernels multiply weights of a layout: 8 bits by row, or 4 bits by group with whole zero points."""
+    """Tell whether kernels multiply weights of a layout: 8 bits by row, or 4 bits by group with whole zero points."""
     if not isinstance(layout, (Int4, Int8)) or layout.inputs:
         return False
     return isinstance(layout, Int8) or layout.symmetric or layout.scales == "bfloat16"

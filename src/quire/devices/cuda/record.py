@@ -40,7 +40,7 @@ Call = Callable[["CudaStep"], None]
 
 
 class Recorder:
-    """What the encoders of operations need: the launcher, and tensors of the device."""
+    """Gives encoders of operations the launcher, and tensors of the device."""
 
     def __init__(self, run: Launcher, device: Any, act: Any) -> None:
         self.run, self.device, self.act = run, device, act

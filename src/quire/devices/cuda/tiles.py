@@ -12,7 +12,7 @@ from quire.devices.cuda.target import Family
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How many warps run a program, and how many tiles of its loop are loaded ahead."""
+    """The warps that run a program, and the tiles of its loop that are loaded ahead."""
 
     warps: int = 4
     stages: int = 3

@@ -19,7 +19,7 @@ FAR = 1 << 29  # positions to look ahead: no sequence is as long, and a position
 
 @dataclass(frozen=True, slots=True)
 class WorkShape:
-    """What a work list depends on beside the step; layers that are equal in it share one.
+    """Everything that sets a work list, beside the step; layers of equal shapes share one.
 
     `window` and `chunk` are 0 if there is none.
     """

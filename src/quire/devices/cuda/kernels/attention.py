@@ -78,7 +78,7 @@ def changed(s, scale, slopes, bias, scores, token, head, inside, position, place
 
 @triton.jit
 def seen_by(place, position, known, WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr):
-    """Which positions each query sees."""
+    """Tell which positions each query sees."""
     seen = known[None, :] & (place[None, :] <= position[:, None] + AHEAD)
     if WINDOW > 0:
         seen &= place[None, :] > position[:, None] - WINDOW
@@ -252,7 +252,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """Where the sequences of a step are: cu_q [B + 1], kv_len [B], slots [B], block_table [S, M]; all int32."""
+    """The places of a step's sequences: cu_q [B + 1], kv_len [B], slots [B], block_table [S, M]; all int32."""
 
     cu_q: Any
     kv_len: Any
@@ -273,7 +273,7 @@ class WorkTensors:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What else scores take in: float32 sinks [N], slopes [N], bias [N, 2 reach + 1]; scores [T, N * positions]."""
+    """Terms that scores take in: float32 sinks [N], slopes [N], bias [N, 2 reach + 1]; scores [T, N * positions]."""
 
     sinks: Any = None
     slopes: Any = None

@@ -16,6 +16,7 @@ from quire.devices.cuda.tiles import Shape
 from quire.devices.kv import FP8_MOST
 from quire.errors import EngineError
 
+MOST = {torch.float8_e4m3fn: FP8_MOST["fp8_e4m3"], torch.float8_e5m2: FP8_MOST["fp8_e5m2"]}
 SHARED, BY_HEAD, TOGETHER = 1, 2, 3  # weights of a norm: one for all heads, one each, all heads as one row
 
 
@@ -246,7 +247,7 @@ def store_latent(
 
 
 def _kind(norm: NormTensors, heads: int, width: int) -> int:
-    """How many heads share the weight of a norm."""
+    """Tell how many heads share the weight of a norm."""
     if norm.weight.ndim == 2:
         return BY_HEAD
     if norm.weight.shape[0] == width and heads != 1:
@@ -260,6 +261,5 @@ def _kept(cache: LayerCache | None) -> dict[str, Any]:
     """The constants by which a cache's type is stored."""
     if cache is None:
         return {"BLOCK": 1, "MOST": 0.0, "BY_TOKEN": False}
-    names = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
-    most = FP8_MOST.get(names.get(cache.keys.dtype, ""), 0.0)
-    return {"BLOCK": cache.keys.shape[2], "MOST": most, "BY_TOKEN": cache.keys.dtype == torch.int8}
+    kept = cache.keys.dtype
+    return {"BLOCK": cache.keys.shape[2], "MOST": MOST.get(kept, 0.0), "BY_TOKEN": kept == torch.int8}

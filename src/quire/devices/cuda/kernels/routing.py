@@ -24,7 +24,7 @@ def every(x):
 
 @triton.jit
 def best_groups(ranks, p, TOP: tl.constexpr, BY_TWO: tl.constexpr):
-    """Which groups [G] are the best by their best expert, or by their best two; of equal ones the first."""
+    """Tell which groups [G] are the best by their best expert, or by their best two; of equal ones the first."""
     best, g = tl.max(ranks, 1), tl.arange(0, ranks.shape[0])
     if BY_TWO:
         first = tl.min(tl.where(ranks == best[:, None], p, ranks.shape[1]), 1)
@@ -168,7 +168,7 @@ def sort_pairs(
     """Sort pairs (token, place) of ids [T, C] by expert: tiles of `tokens` pairs of one expert, in ascending order.
 
     counts [E], tile_experts [tiles] (-1: no tile) and pairs [tiles * tokens] (-1: no pair) are int32. There are at most
-    experts.most_tiles. An address of 0 means no weights.
+    as many tiles as experts.expert_tile counts. An address of 0 means no weights.
     """
     experts, total = addresses.shape[0], ids.numel()
     grid = experts, 1, 1
