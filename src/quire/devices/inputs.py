@@ -50,6 +50,14 @@ def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int
             raise EngineError(f"a {name} is outside 0..{bound - 1}")
 
 
+def check_logit_rows(start: int, stop: int, rows: int | None, limits: Limits) -> None:
+    """Raise EngineError unless start..stop are of the `rows` of the last run, and within the limits; None: no run."""
+    if rows is None or not 0 <= start <= stop <= rows:
+        raise EngineError(f"logit rows {start}..{stop} are not of the last run ({rows or 0} rows)")
+    if stop - start > limits.max_logit_rows:
+        raise EngineError(f"{stop - start} logit rows at once; the limit is {limits.max_logit_rows}")
+
+
 def check_states(inputs: ModelInput, num_states: int, num_open: int) -> None:
     """Raise EngineError if a step breaks a promise of StateInput; the cache has `num_states` rows."""
     states, counts = inputs.states, np.diff(inputs.cu_q_B1)

@@ -15,7 +15,7 @@ from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.record import Recorder, encode
 from quire.devices.cuda.sampler import GreedyLogits
 from quire.devices.cuda.step import CudaStep
-from quire.devices.inputs import check_input
+from quire.devices.inputs import check_input, check_logit_rows
 from quire.devices.protocol import FloatArray, Graph, Limits, ModelInput
 from quire.devices.torch.run import TorchLogits
 from quire.errors import EngineError
@@ -46,12 +46,8 @@ class CudaExecutable:
     @memory_errors()
     def logits(self, start: int, stop: int) -> TorchLogits:
         step, graph = self._step, self._graph
-        if step is None or not 0 <= start <= stop <= len(step.logit_rows):
-            raise EngineError(f"logit rows {start}..{stop} are not of the last run")
-        if stop - start > self._limits.max_logit_rows:
-            raise EngineError(
-                f"{stop - start} logit rows at once; the limit is {self._limits.max_logit_rows}"
-            )
+        check_logit_rows(start, stop, None if step is None else len(step.logit_rows), self._limits)
+        assert step is not None
         if start == stop:
             return TorchLogits(torch.empty((0, graph.vocab_size), device=self._kv.device))
         if graph.logits is None:

@@ -7,7 +7,7 @@ import numpy as np
 from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
 from quire.devices.graph import Evaluator, Graph
 from quire.devices.host import HostLogits
-from quire.devices.inputs import check_input, check_states
+from quire.devices.inputs import check_input, check_logit_rows, check_states
 from quire.devices.protocol import (
     FloatArray,
     Limits,
@@ -15,7 +15,6 @@ from quire.devices.protocol import (
 )
 from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.ops import FORMULAS, ReferenceStep
-from quire.errors import EngineError
 
 
 class ReferenceExecutable:
@@ -38,14 +37,8 @@ class ReferenceExecutable:
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
     def logits(self, start: int, stop: int) -> HostLogits:
-        if self._step is None or not 0 <= start <= stop <= len(self._hidden):
-            raise EngineError(
-                f"logit rows {start}..{stop} are not of the last run ({len(self._hidden)} rows)"
-            )
-        if stop - start > self._limits.max_logit_rows:
-            raise EngineError(
-                f"{stop - start} logit rows at once; the limit is {self._limits.max_logit_rows}"
-            )
+        check_logit_rows(start, stop, None if self._step is None else len(self._hidden), self._limits)
+        assert self._step is not None
         self._logits.fill(np.nan)
         view = self._logits[: stop - start]
         if stop > start:

@@ -14,7 +14,7 @@ from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.formulas import Formulas
 from quire.devices.graph import Evaluator
 from quire.devices.host import HostLogits
-from quire.devices.inputs import check_input, check_states
+from quire.devices.inputs import check_input, check_logit_rows, check_states
 from quire.devices.protocol import FloatArray, Graph, Limits, ModelInput
 from quire.devices.sampling import Logits
 from quire.devices.torch.cache import TorchKVCache, TorchStep
@@ -71,12 +71,8 @@ class TorchExecutable:
 
     @torch.inference_mode()
     def logits(self, start: int, stop: int) -> TorchLogits:
-        if self._step is None or not 0 <= start <= stop <= len(self._hidden):
-            raise EngineError(f"logit rows {start}..{stop} are not of the last run")
-        if stop - start > self._limits.max_logit_rows:
-            raise EngineError(
-                f"{stop - start} logit rows at once; the limit is {self._limits.max_logit_rows}"
-            )
+        check_logit_rows(start, stop, None if self._step is None else len(self._hidden), self._limits)
+        assert self._step is not None
         if start == stop:
             return TorchLogits(self._hidden.new_empty((0, self._graph.vocab_size), dtype=torch.float32))
         self._step.adapters.narrow(start, stop)
