@@ -18,9 +18,21 @@ from quire.model.parts.rope import RopeSpec
 from quire.model.parts.scores import ScoresConfig
 from tests.gguf_files import add_tensor, finish, turned
 
-TURNED = ("llama", "granite", "smollm3", "granitemoe", "arcee", "mistral3", "olmo", "deci", "bailingmoe")
+TURNED = (
+    "llama",
+    "granite",
+    "smollm3",
+    "granitemoe",
+    "arcee",
+    "mistral3",
+    "olmo",
+    "deci",
+    "bailingmoe",
+    "internlm2",
+)
 SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron")
 GROUPED = ("gptneox", "bloom", "falcon")
+SPLIT = ("deepseek2", "deepseek32", "glm-dsa")  # keys of latent attention lie apart from values
 
 
 def each_expert(tensors: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -76,6 +88,8 @@ class Facts:
         self.residual_multiplier = first.multiplier
         mixers: list[Any] = [layer.mixer for layer in model.layers if layer.mixer is not None]
         self.latent = mixers[0] if isinstance(mixers[0], LatentConfig) else None
+        shares = [getattr(mixer, "shares", False) for mixer in mixers]
+        self.shares = shares if any(shares) else []
         self.head_dim, self.num_heads, self.num_kv_heads = model.head_dim, model.num_heads, model.num_kv_heads
         if self.latent is not None:
             self.head_dim = self.latent.nope_dim + self.latent.rope_dim
@@ -126,7 +140,8 @@ def write(
     _add_experts(writer, spec, config)
     _add_own(writer, called, spec, config)
     _add_rope(writer, spec, config)
-    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
+    known = "glm-dsa" if called in SPLIT else called  # the one that has names for indexers
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     table = gguf.get_tensor_name_map(arch, spec.num_layers)
     stacks: dict[str, list[Any]] = {}
     apart = tensors.items() if called == "gemma4" else each_expert(tensors)
@@ -189,7 +204,7 @@ def _converted(
     if called == "bailingmoe" and "query_key_value" in name:
         yield from _separate(name, data, spec, table)
         return
-    if spec.latent is not None and "kv_b_proj" in name and called == "deepseek2":
+    if spec.latent is not None and "kv_b_proj" in name and called in SPLIT:
         both = data.reshape(spec.num_heads, -1, data.shape[-1])
         nope = spec.latent.nope_dim
         yield _name(table, name.replace("kv_b", "k_b")), both[:, :nope].swapaxes(1, 2)
@@ -347,6 +362,7 @@ def _add_own(writer: gguf.GGUFWriter, called: str, spec: Facts, config: Any) -> 
             add([tensors[f"model.layers.{i}.mlp.act_fn.{name}"].item() for i in range(spec.num_layers)])
     if called.startswith("qwen3vl"):
         writer.add_num_deepstack_layers(3)
+    if called.startswith(("qwen2vl", "qwen3vl")):
         writer.add_rope_dimension_sections([2, 3, 3, 0])
     if spec.latent is not None:
         latent = spec.latent
@@ -361,10 +377,21 @@ def _add_own(writer: gguf.GGUFWriter, called: str, spec: Facts, config: Any) -> 
             writer.add_value_length_mla(latent.value_dim)
             writer.add_key_length(latent.kv_rank + latent.rope_dim)
             writer.add_value_length(latent.kv_rank)
+        _add_indexer(writer, called, spec, latent)
         if spec.moe is None and called == "deepseek2":
             writer.add_leading_dense_block_count(spec.num_layers)
         if spec.rope is not None and spec.rope.mscale_all_dim:
             writer.add_rope_scaling_yarn_log_mul(0.1 * spec.rope.mscale_all_dim)
+
+
+def _add_indexer(writer: gguf.GGUFWriter, called: str, spec: Facts, latent: LatentConfig) -> None:
+    if latent.indexer is None:
+        return
+    writer.add_indexer_head_count(latent.indexer.num_heads)
+    writer.add_indexer_key_length(latent.indexer.keys.head_dim)
+    writer.add_indexer_top_k(latent.indexer.top_k)
+    if spec.shares:  # of newer converters
+        writer.add_array(f"{called}.attention.indexer.types", [not shares for shares in spec.shares])
 
 
 def _add_unlike(writer: gguf.GGUFWriter, called: str, spec: Facts, config: Any) -> None:

@@ -65,6 +65,12 @@ def smollm3(keys: Keys) -> DecoderConfig:
     return decoder(keys, "SmolLM3ForCausalLM", turned=[(i + 1) % 4 != 0 for i in range(keys.layers)])
 
 
+def qwen2vl(keys: Keys) -> DecoderConfig:
+    """Read the language model of Qwen2-VL and Qwen2.5-VL, whose rope is plain for texts."""
+    skip_pictures(keys)
+    return decoder(keys, "Qwen2ForCausalLM")
+
+
 def qwen3vl(keys: Keys) -> DecoderConfig:
     """Read the language model of Qwen3-VL, whose rope is plain for texts."""
     skip_pictures(keys)
@@ -403,11 +409,13 @@ GATE_UP = {"mlp.gate_up": "ffn_up"}
 PAIRS = {"interleaved": True}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(llama, turned=True),
+    "internlm2": Architecture(reader("LlamaForCausalLM"), turned=True),
     "smollm3": Architecture(smollm3, turned=True),
     "qwen2": Architecture(reader("Qwen2ForCausalLM")),
     "qwen3": Architecture(reader("Qwen3ForCausalLM", qk_norm="head")),
     "qwen2moe": Architecture(qwen2_moe),
     "qwen3moe": Architecture(qwen3_moe),
+    "qwen2vl": Architecture(qwen2vl),
     "qwen3vl": Architecture(qwen3vl),
     "qwen3vlmoe": Architecture(qwen3_moe),
     "gemma": Architecture(gemma),
@@ -437,6 +445,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4": Architecture(reader("Glm4ForCausalLM", placement="sandwich"), PAIRS | GATE_UP),
     "glm4moe": Architecture(glm4_moe, POST),
     "deepseek2": Architecture(unlike.deepseek2, PAIRS),
+    "deepseek32": Architecture(partial(unlike.indexed, name="DeepseekV32ForCausalLM"), PAIRS),
+    "glm-dsa": Architecture(
+        partial(unlike.indexed, name="GlmMoeDsaForCausalLM"), PAIRS | {"index_interleaved": True}
+    ),
     "minicpm3": Architecture(unlike.minicpm3),
     "dots1": Architecture(dots1),
     "ernie4_5": Architecture(reader("Ernie4_5ForCausalLM"), PAIRS),

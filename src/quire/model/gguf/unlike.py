@@ -6,7 +6,7 @@ DeepSeek and its kin; Gemma 3n and 4, MiMo-V2, Nemotron-NAS.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -25,8 +25,11 @@ from quire.model.gguf.decoder import (
 from quire.model.gguf.keys import Keys
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig
+from quire.model.parts.indexer import IndexerConfig, KeysConfig
 from quire.model.parts.norm import NormConfig
 from quire.model.parts.rope import RopeSpec
+
+NOTHING: Mapping[str, Any] = {}
 
 
 def two_ropes(keys: Keys, slides: Sequence[bool], rope: RopeSpec, theta: float = 10000.0) -> list[RopeSpec]:
@@ -41,11 +44,40 @@ def deepseek2(keys: Keys) -> DecoderConfig:
         for name in ("expert_feed_forward_length", "expert_shared_count", "expert_weights_scale"):
             keys.get(name)  # of experts that it does not have
         return latent(keys, "YoutuForCausalLM")
+    if keys.get("attention.indexer.top_k"):
+        return indexed(keys, "DeepseekV32ForCausalLM")
     correction = f"blk.{keys.layers - 1}.exp_probs_b"
     if keys.has(correction) or keys.has(f"{correction}.bias"):
         return latent(keys, "DeepseekV3ForCausalLM", moe=routed(keys))
     keys.expect("expert_weights_norm", False)
     return latent(keys, "DeepseekV2ForCausalLM", moe=routed(keys, "softmax"))
+
+
+def indexed(keys: Keys, name: str) -> DecoderConfig:
+    """Read latent attention that chooses its keys: DeepSeek-V3.2 and GLM-5.
+
+    Layers without an indexer share the choice of the last that has one: a list says which, or their tensors do.
+    """
+    has = [keys.has(f"blk.{i}.indexer.attn_k.weight") for i in range(keys.layers)]
+    types = "attention.indexer.types"
+    given = keys.get(types)
+    if given is not None and (not isinstance(given, list) or [bool(x) for x in given[: keys.layers]] != has):
+        raise keys.wrong(types, "true for the layers that have an indexer's tensors", given)
+    if not has[0]:
+        raise keys.wrong(
+            "attention.indexer.top_k", "absent from a file whose first layer has no indexer", has
+        )
+    rank = keys.integer("attention.q_lora_rank")
+    eps = keys.number("attention.layer_norm_epsilon", 1e-6)
+    indexer = IndexerConfig(
+        keys.integer("embedding_length"),
+        keys.integer("attention.indexer.head_count"),
+        KeysConfig(keys.integer("attention.indexer.key_length"), NormConfig("layer", eps, bias=True)),
+        keys.integer("attention.indexer.top_k"),
+        rank,
+    )
+    chosen = {"indexer": [indexer if own else None for own in has], "shares": [not own for own in has]}
+    return latent(keys, name, moe=routed(keys), chosen=chosen)
 
 
 def minicpm3(keys: Keys) -> DecoderConfig:
@@ -59,8 +91,14 @@ def minicpm3(keys: Keys) -> DecoderConfig:
     )
 
 
-def latent(keys: Keys, name: str, still: RopeSpec | None = None, **fields: Any) -> DecoderConfig:
-    """Read latent attention, with a rope that is `still`, or the file's.
+def latent(
+    keys: Keys,
+    name: str,
+    still: RopeSpec | None = None,
+    chosen: Mapping[str, Any] = NOTHING,
+    **fields: Any,
+) -> DecoderConfig:
+    """Read latent attention, with a rope that is `still`, or the file's. `chosen` are fields of its indexers.
 
     Files that split keys from values have keys of their own for a head's sizes (mla).
     """
@@ -88,6 +126,7 @@ def latent(keys: Keys, name: str, still: RopeSpec | None = None, **fields: Any) 
         "rope_dim": rotated,
         "value_dim": value,
         "norm": NormConfig("rms", 1e-6),
+        **chosen,
     }
     return decoder(
         keys,
