@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from quire.devices.choices import DECIDED
+from quire.devices.choices import DECIDED, read_limits
 from quire.devices.registry import BackendName, Isa, choices_of, device_of_rank
 from quire.errors import ConfigError, RequestError
 from quire.lazy import Lazy
@@ -268,18 +268,20 @@ class DeviceConfig:
     numa_bind: bool = option(False, "Run on the cores of one NUMA node.")
     numa_bind_nodes: tuple[str, ...] = option((), "The NUMA nodes to run on, or the node of each rank.")
     numa_bind_cpus: tuple[str, ...] = option((), "The cores to run on, such as 0-3,8.")
+    machine_limits: str | None = option(
+        None,
+        "Limits beside which /metrics shows the work of steps: measure, or GB/s,GFLOP/s such as 50,1000.",
+    )
     profiler_config: str | dict[str, Any] | None = option(
         None, 'JSON such as \'{"torch_profiler_dir": "DIR"}\': where /start_profile writes traces of steps.'
     )
 
     def __post_init__(self) -> None:
         check_options(self)
-        _ = self.trace_directory
+        _ = self.trace_directory, read_limits(self.machine_limits)
 
     def of_rank(self, rank: int, ranks: int, usable_threads: int) -> DeviceConfig:
-        """The options of rank `rank` of `ranks` on this machine: its share of the threads, its own GPU, and its own
-        node of those that are named.
-        """
+        """Give a rank of this machine its share of the threads, its own GPU, and its node of those that are named."""
         if ranks == 1:
             return self
         threads, nodes = self.threads or usable_threads, self.numa_bind_nodes

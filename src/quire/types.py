@@ -345,6 +345,12 @@ class EngineStats(msgspec.Struct, kw_only=True):
     spec_accepted_tokens: int = 0
     spec_accepted_per_pos: list[int] = msgspec.field(default_factory=list)
     jump_forward_tokens: int = 0  # appended by a grammar without a forward pass each
+    read_bytes: float = 0.0  # by steps, as the model's cost counts them, like their operations
+    operations: float = 0.0
+    step_seconds: float = 0.0
+    limits: tuple[float, float] | None = (
+        None  # bytes and operations per second that the machine can do, if known
+    )
     longest_stays: dict[str, float] = msgspec.field(
         default_factory=dict
     )  # seconds outside forward passes, by cause

@@ -138,3 +138,35 @@ def test_histogram_bounds_are_inclusive() -> None:
 def test_buckets_reach_the_model_length_and_no_further() -> None:
     assert buckets_125(100) == (1, 2, 5, 10, 20, 50, 100)
     assert buckets_125(0) == (1,)
+
+
+def test_work_of_the_last_minute_is_a_share_of_the_limits() -> None:
+    metrics = Metrics("m")
+    read = dict[str, float]()
+    for second in range(200):  # the first hundred idle, then 3 GB/s, 40 GFLOP/s, half the time in steps
+        done = max(0, second - 100)
+        metrics.stats = EngineStats(
+            read_bytes=3e9 * done, operations=4e10 * done, step_seconds=0.5 * done, limits=(3e10, 1e11)
+        )
+        read = metrics.work.shares(float(second))
+        if second == 130:  # half of the minute was idle
+            assert abs(read["bandwidth_perc"] - 0.05) < 1e-9
+    assert read == {
+        "read_bytes_per_second": 3e9,
+        "operations_per_second": 4e10,
+        "busy_perc": 0.5,
+        "bandwidth_perc": 0.1,
+        "arithmetic_perc": 0.4,
+        "read_limit_bytes_per_second": 3e10,
+        "operations_limit_per_second": 1e11,
+    }
+    metrics.restarted()  # the new engine's counters start at 0
+    metrics.stats = EngineStats(read_bytes=0.0)
+    assert metrics.work.shares(200.0)["read_bytes_per_second"] > 2.9e9
+    for _ in range(1000):  # a flood of scrapes keeps no more looks
+        metrics.work.look(200.1)
+    assert len(metrics.work._looks) < 70
+    found = samples(metrics)
+    assert found["quire:step_read_bytes_total"] == 3e9 * 99
+    assert "quire:engine_bandwidth_perc" not in found
+    assert "quire:engine_busy_perc" in found

@@ -19,6 +19,7 @@ from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.indexer import IndexerConfig, KeysConfig
 from quire.model.parts.part import Index
 from quire.model.shard import WHOLE
+from quire.sched.times import StepRates, StepTimes, StepWork
 from tests.models import inspect_model, load_model
 from tests.tiny import CHOOSING, CONFIG, STREAMS, write_checkpoint
 
@@ -170,3 +171,20 @@ def test_recurrences_cost_what_their_states_hold(tmp_path: Path) -> None:
     assert cost.decode_operations(9) - without.decode_operations(9) == cost.recurrent_operations
     rates, plain = (step_rates(each, spec, 10.0, 100.0) for each in (cost, without))
     assert rates.token - plain.token == pytest.approx(cost.recurrent_operations / 100e9)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma2", "qwen3_5"])
+def test_steps_are_counted_as_the_plan_counts_them(family: str, tmp_path: Path) -> None:
+    """Prompts alone and decoding sequences, at contexts where windows bind; an independent sum over positions."""
+    model = load_model(write_checkpoint(tmp_path, family), NativeBackend(1))
+    cost, spec = model.cost, model.spec.kv_spec("float32")
+    rates = step_rates(cost, spec, 10.0, 100.0)
+    times = StepTimes(rates)
+    prompt = rates.counts(times.with_prompt(StepWork(), 0, 24, True))
+    assert prompt[1] == pytest.approx(cost.prompt_operations(24), rel=0.1)
+    for sequences, context in ((1, 5), (3, 11)):
+        read, computed = rates.counts(StepWork(sequences, sequences, 0.0, sequences * context))
+        expected = cost.step_bytes(sequences) + sequences * cost.kv_bytes(context, spec)
+        assert read == pytest.approx(expected, rel=0.02)
+        assert computed == pytest.approx(sequences * cost.decode_operations(context), rel=0.02)
+    assert StepRates().counts(StepWork(3, 3, 0.0, 12)) == (0.0, 0.0)  # a model without counts

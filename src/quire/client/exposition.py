@@ -18,6 +18,17 @@ from quire.client.metrics import Metrics
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
+# Of the last minute; perc are shares from 0 to 1, as in vLLM's names.
+WORKED = {
+    "busy_perc": "Share of the last minute in which steps ran.",
+    "read_bytes_per_second": "Bytes of weights and caches that steps read in the last minute, per second.",
+    "operations_per_second": "Operations of steps in the last minute, per second.",
+    "bandwidth_perc": "Share of the machine's memory bandwidth that steps used in the last minute.",
+    "arithmetic_perc": "Share of the machine's arithmetic that steps used in the last minute.",
+    "read_limit_bytes_per_second": "Memory bandwidth of the machine (--machine-limits).",
+    "operations_limit_per_second": "Arithmetic of the machine (--machine-limits).",
+}
+
 
 class Families:
     """The families of `metrics`, and the registry to which others add theirs."""
@@ -64,6 +75,12 @@ class Families:
             family = GaugeMetricFamily(self._name(name), text, labels=("model_name", "engine"))
             family.add_metric((metrics.model_name, "0"), value)
             yield family
+        for name, value in metrics.work.shares(time.monotonic()).items():
+            family = GaugeMetricFamily(
+                self._name(f"engine_{name}"), WORKED[name], labels=("model_name", "engine")
+            )
+            family.add_metric((metrics.model_name, "0"), value)
+            yield family
         reasons = GaugeMetricFamily(
             self._name("num_requests_waiting_by_reason"),
             "Waiting sequences, by reason.",
@@ -99,11 +116,7 @@ class Families:
         return family
 
     def _counters(self) -> Iterator[Metric]:
-        metrics = self._metrics
-
-        def total(name: str) -> int:
-            return int(getattr(metrics.stats, name)) + metrics.before_restart[name]
-
+        metrics, total = self._metrics, self._metrics.total
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the cache.", total("prefix_queries")),
             ("prefix_cache_hits", "Prompt tokens found in the cache.", total("prefix_hits")),
@@ -119,6 +132,8 @@ class Families:
             ("prompt_tokens_cached", "Those found in the cache.", metrics.cached_tokens),
             ("generation_tokens", "Generated tokens.", metrics.generation_tokens),
             ("program_steps", "Gens and selects of programs.", metrics.program_steps),
+            ("step_read_bytes", "Bytes that steps read, by the model's cost.", total("read_bytes")),
+            ("step_operations", "Operations of steps, by the model's cost.", total("operations")),
             ("engine_restarts", "Restarts of the engine process.", metrics.restarts),
         ):  # fmt: skip
             family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine"))

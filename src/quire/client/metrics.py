@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -42,6 +43,8 @@ STEP_BUCKETS = (
 )  # fmt: skip
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BUCKETS = (1, 2, 5, 10, 20)
+WORK = ("read_bytes", "operations", "step_seconds")
+MINUTE = 60.0
 
 # COUNTED fields of EngineStats must not fall when the engine restarts.
 COUNTED = (
@@ -55,6 +58,9 @@ COUNTED = (
     "spec_drafts",
     "spec_draft_tokens",
     "spec_accepted_tokens",
+    "read_bytes",
+    "operations",
+    "step_seconds",
 )
 
 
@@ -122,6 +128,39 @@ class RequestTimes:
         return max(0, self.num_scheduled - self.request.sampling.n)
 
 
+class Work:
+    """Rates of what steps read and compute over the last MINUTE, from looks at the counters, a second or more apart."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._looks: deque[tuple[float, list[float]]] = deque()
+
+    def look(self, now: float) -> list[float]:
+        """Look at the counters; return bytes, operations and seconds in steps, each per second."""
+        looks, counts = self._looks, [self._metrics.total(name) for name in WORK]
+        if not looks or now - looks[-1][0] >= 1.0:
+            looks.append((now, counts))
+        while len(looks) > 1 and looks[1][0] <= now - MINUTE:
+            looks.popleft()
+        begin, before = looks[0]
+        seconds = max(now - begin, 1.0)
+        return [max(0.0, after - count) / seconds for count, after in zip(before, counts, strict=True)]
+
+    def shares(self, now: float) -> dict[str, float]:
+        """Look, and give the rates by name, with their shares of the machine's limits if it is known what it can do."""
+        read, computed, busy = self.look(now)
+        found = {
+            "read_bytes_per_second": read,
+            "operations_per_second": computed,
+            "busy_perc": min(1.0, busy),
+        }
+        if self._metrics.stats.limits is not None:
+            bandwidth, arithmetic = self._metrics.stats.limits
+            found |= {"bandwidth_perc": read / bandwidth, "arithmetic_perc": computed / arithmetic}
+            found |= {"read_limit_bytes_per_second": bandwidth, "operations_limit_per_second": arithmetic}
+        return found
+
+
 class Metrics:
     """The values behind `/metrics`. Written only by the event loop of the API process."""
 
@@ -138,6 +177,7 @@ class Metrics:
         self.prefill_clock = (
             0.0  # seconds by which prefill has delayed decoding sequences, in all steps so far
         )
+        self.work = Work(self)
         self.restarts = 0
         self.rejections = {"queue_full": 0, "draining": 0, "engine_down": 0}
         self.answers: dict[tuple[str, str, str], int] = {}
@@ -145,7 +185,7 @@ class Metrics:
         self.finished = {reason.value: 0 for reason in FinishReason}
         self.programs = {reason.value: 0 for reason in FinishReason}
         self.program_steps = 0
-        self.before_restart = dict.fromkeys(COUNTED, 0)
+        self.before_restart: dict[str, float] = dict.fromkeys(COUNTED, 0)
         self._accepted_before: list[int] = []  # by position in a draft
         tokens = buckets_125(max_model_len)
         self.histograms: dict[str, tuple[str, Histogram]] = {
@@ -290,6 +330,11 @@ class Metrics:
             self.before_restart[name] += getattr(self.stats, name)
         self._accepted_before = self.accepted_per_pos()
         self.stats = EngineStats(num_blocks=self.stats.num_blocks, num_free_blocks=self.stats.num_blocks)
+
+    def total(self, name: str) -> float:
+        """Read a counter of EngineStats, with what it was before restarts."""
+        value: float = getattr(self.stats, name)
+        return value + self.before_restart[name]
 
     def accepted_per_pos(self) -> list[int]:
         """Count accepted tokens of drafts by position, those before restarts included."""

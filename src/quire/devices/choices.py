@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+
+from quire.errors import ConfigError
 
 
 class Choices(msgspec.Struct, frozen=True):
@@ -30,3 +34,18 @@ class Choices(msgspec.Struct, frozen=True):
 CPU = Choices()
 DECIDED = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "block_size")
 """DECIDED are the names of the engine options among them."""
+
+
+def read_limits(given: str | None) -> tuple[float, float] | None:
+    """Read --machine-limits: bytes and operations per second, None if it is not given or measured. ConfigError."""
+    if given in (None, "measure"):
+        return None
+    try:
+        gigabytes, gigaflops = map(float, given.split(","))
+    except ValueError:
+        gigabytes = gigaflops = 0.0
+    if not (0 < gigabytes < math.inf and 0 < gigaflops < math.inf):
+        raise ConfigError(
+            f"--machine-limits must be measure, or GB/s and GFLOP/s such as 50,1000; got {given!r}"
+        )
+    return gigabytes * 1e9, gigaflops * 1e9

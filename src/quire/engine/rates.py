@@ -23,9 +23,12 @@ def step_rates(cost: Cost, kv: KVSpec, read_gbs: float, gflops: float) -> StepRa
         routed=byte * cost.routed_bytes,
         miss=1.0 - cost.drawn / cost.experts,
         token=operation * cost.token_operations,
-        output=operation * 2.0 * cost.head_parameters + byte * cost.state_bytes,
+        output=operation * 2.0 * cost.head_parameters,
         pair=operation * attention,
         position=byte * kv.bytes_per_token,
+        state=byte * cost.state_bytes,
+        byte=byte,
+        operation=operation,
         spans=tuple((count / attention, span) for span, count in spans.items()) if attention else (),
     )
 

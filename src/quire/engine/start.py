@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace as replaced
 
 from quire.config import EngineConfig
+from quire.devices.choices import read_limits
 from quire.engine import registry
 from quire.engine.card import card_of
 from quire.engine.core import EngineCore
@@ -85,6 +86,12 @@ def begin_start(
     with report.phase("planning"):
         plan = plan_engine(config)
     config, memory, limits, spec = plan.config, plan.memory, plan.limits, plan.model.spec
+    if config.device.machine_limits == "measure":
+        with report.phase("measuring the machine"):
+            measured = plan.backend.measure_limits(plan.arithmetic)
+        known: tuple[float, float] | None = (measured.read_gbs * 1e9, measured.peak_gflops * 1e9)
+    else:
+        known = read_limits(config.device.machine_limits)
     division = None if plan.shard.alone else registry.divider().Division(plan)
     with report.phase("packing the weights"):
         shard = plan.shard if division is None else replaced(plan.shard, peers=division.peers)
@@ -108,7 +115,7 @@ def begin_start(
         load = partial(_load_checked, plan, shard)
         released = release(runner, model, load, parts.kv_cache, parts.executable)
         stages = config.parallel.pipeline_parallel_size
-        core = EngineCore(_make_scheduler(plan), runner, stages + config.scheduler.async_scheduling)
+        core = EngineCore(_make_scheduler(plan, known), runner, stages + config.scheduler.async_scheduling)
         _obey(core, (StartProfile, StopProfile), lambda: trace.Tracer(core, config.device.trace_directory))
         _obey(core, (Sleep, WakeUp), lambda: sleep.Sleeper(core, released))
         if tokenizer is None and has_tokenizer(config.model):
@@ -147,7 +154,7 @@ def _obey(core: EngineCore, verbs: Sequence[type], make: Callable[[], object]) -
     core.handlers |= dict.fromkeys(verbs, first)
 
 
-def _make_scheduler(plan: EnginePlan) -> Scheduler:
+def _make_scheduler(plan: EnginePlan, known: tuple[float, float] | None) -> Scheduler:
     config, memory, choices = plan.config, plan.memory, plan.backend.choices
     return Scheduler(
         replace(config.scheduler, max_num_seqs=plan.limits.max_seqs),
@@ -161,7 +168,7 @@ def _make_scheduler(plan: EnginePlan) -> Scheduler:
         stages=config.parallel.pipeline_parallel_size,
         shape=plan.kv_spec.block_shape,
         rows=memory.rows,
-        rates=step_rates(plan.cost, plan.kv_spec, choices.read_gbs, choices.gflops),
+        rates=replace(step_rates(plan.cost, plan.kv_spec, choices.read_gbs, choices.gflops), limits=known),
     )
 
 

@@ -72,7 +72,8 @@ class Scheduler:
         self._stream_interval = config.stream_interval
         self._max_model_len = max_model_len
         self._arrivals = 0
-        self._stats = EngineStats(num_blocks=num_blocks)
+        rates = rates or StepRates()
+        self._stats = EngineStats(num_blocks=num_blocks, limits=rates.limits)
         self._tables = BlockTables(
             num_blocks,
             block_size,
@@ -84,7 +85,7 @@ class Scheduler:
         )
         self._max_total = min(max_model_len, self._tables.most_tokens)
         self._queue = WaitingQueue(self._tables)
-        self.pace = Pace(config, rates or StepRates(), max_model_len, clock)
+        self.pace = Pace(config, rates, max_model_len, clock)
         self._planner = Planner(
             config, self._tables, self._queue, self._stats, self.pace, whole_prompts, max_adapters, stages
         )
@@ -244,6 +245,11 @@ class Scheduler:
             )
         plan = in_flight.popleft()
         self.prompt_seconds = self.pace.took(plan, seconds)
+        read, computed = self.pace.times.rates.counts(plan.work)
+        stats = self._stats
+        stats.read_bytes += read
+        stats.operations += computed
+        stats.step_seconds += seconds
         deltas = self._results.take(plan, output)
         if self._suspects is not None:
             self._suspects.clear(plan, output)

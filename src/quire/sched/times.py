@@ -40,7 +40,9 @@ class StepRates:
     `read`: reading the weights that every step reads. `routed`: reading all routed experts; a token misses a given one
     with probability `miss`. `token`: multiplying one token by the weights. `output`: computing one token's logits.
     `pair`: one query and one position that it sees. `position`: reading the keys and values of one position for one
-    sequence. `spans`: shares of the attention, each with the most positions that it sees (None: all).
+    sequence. `state`: reading the recurrent states of one sequence. `spans`: shares of the attention, each with the
+    most positions that it sees (None: all). `byte` and `operation`: reading one byte, one operation; 0 if not counted.
+    `limits` are the bytes and operations per second that the machine is known to do.
     """
 
     read: float = 0.02
@@ -50,12 +52,30 @@ class StepRates:
     output: float = 0.0002
     pair: float = 1e-7
     position: float = 1e-7
+    state: float = 0.0
     spans: tuple[tuple[float, int | None], ...] = ((1.0, None),)
+    byte: float = 0.0
+    operation: float = 0.0
+    limits: tuple[float, float] | None = None
 
-    def seen(self, start: int, count: int) -> float:
+    def seen(self, start: float, count: int) -> float:
         """Count the positions that each of `count` tokens from `start` on sees, averaged over tokens and layers."""
         middle = start + 0.5 * (count + 1)
         return sum(share * (middle if span is None else min(middle, span)) for share, span in self.spans)
+
+    def counts(self, work: StepWork) -> tuple[float, float]:
+        """Count the bytes that a step of this work reads, and its operations."""
+        if not self.byte:
+            return 0.0, 0.0
+        mean = work.positions / max(1, work.outputs)
+        positions = work.outputs * self.seen(mean - 0.5, 0) if work.outputs else work.positions
+        read = self.read + self.position * positions + self.state * work.outputs
+        if self.routed:
+            read += self.routed * (1.0 - self.miss**work.tokens)
+        # Tokens that decode see the positions that they read; those of prompts are counted as pairs.
+        pairs = work.pairs + positions
+        computed = self.token * work.tokens + self.output * work.outputs + self.pair * pairs
+        return read / self.byte, computed / self.operation
 
 
 class StepWork(msgspec.Struct, frozen=True):
@@ -132,7 +152,7 @@ class StepTimes:
             read,
             routed,
             multiply,
-            rates.output * work.outputs,
+            (rates.output + rates.state) * work.outputs,
             rates.pair * work.pairs,
             rates.position * work.positions,
         ]

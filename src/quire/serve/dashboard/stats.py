@@ -53,6 +53,7 @@ class PageSource:
         """Keep the history; for the life of the server."""
         while True:
             self._history.tick()
+            self._metrics.work.look(self._clock())
             await asyncio.sleep(TICK)
 
     def history(self) -> dict[str, Any]:
@@ -72,6 +73,7 @@ class PageSource:
             "model": metrics.model_name,
             "block_size": int(metrics.cache_config.get("block_size", 0)),
             **metrics.stats.as_dict(),
+            "work": metrics.work.shares(now),
             "prompt_tokens": metrics.prompt_tokens,
             "cached_tokens": metrics.cached_tokens,
             "generation_tokens": metrics.generation_tokens,

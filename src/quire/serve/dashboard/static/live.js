@@ -63,6 +63,12 @@ function take(snapshot) {
   draw();
 }
 
+/** A rate of the last minute, with its share of what the machine can do if that is known. */
+function work(rate, unit, share) {
+  if (rate === undefined) return "–";
+  return `${(rate / 1e9).toFixed(1)} ${unit}${share === undefined ? "" : `, ${percent(share)} of the machine`}`;
+}
+
 function show(s) {
   $("running").textContent = number.format(s.num_running);
   $("waiting").textContent = number.format(s.num_waiting);
@@ -81,6 +87,8 @@ function show(s) {
   const failed = s.finished?.error ?? 0;
   $("finished").textContent = failed ? `${number.format(ended)}, ${number.format(failed)} failed` : number.format(ended);
   $("restarts").textContent = number.format(s.restarts ?? 0);
+  $("work-read").textContent = work(s.work?.read_bytes_per_second, "GB/s", s.work?.bandwidth_perc);
+  $("work-computed").textContent = work(s.work?.operations_per_second, "GFLOP/s", s.work?.arithmetic_perc);
   showRequests(s.requests ?? [], s.requests_hidden ?? 0);
   if (s.draining) health("bad", "Shutting down");
   else if (s.healthy === false) health("bad", "Engine restarting");
