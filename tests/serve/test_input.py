@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from quire.serve import service
+from quire.serve import bodies
 from quire.serve.errors import HttpError
-from quire.serve.options import ServerConfig
 from tests.serve.running import Server
 
 JSON = {"Content-Type": "application/json"}
@@ -109,16 +108,14 @@ def test_a_body_that_is_too_large(server: Server, http: httpx.Client) -> None:
 
 
 def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "BODY_TIMEOUT", 0.01)
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT", 0.01)
 
     async def receive() -> Any:
         await asyncio.sleep(20)
 
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-    reader = object.__new__(service.Service)
-    reader.config = ServerConfig()
     with pytest.raises(HttpError, match=r"did not arrive within 0\.01 s") as raised:
-        asyncio.run(reader._body(Request(scope, receive)))
+        asyncio.run(bodies.read_body(Request(scope, receive), 1024))
     assert raised.value.status == 408
 
 

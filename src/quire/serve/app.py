@@ -19,7 +19,7 @@ from quire.errors import QuireError
 from quire.hooks import ENDPOINTS as ENTRY_POINTS
 from quire.hooks import load_hooks
 from quire.serve import elsewhere
-from quire.serve.admission import VERSION, Admission, HeadLimits, is_anthropic, route_path
+from quire.serve.admission import VERSION, Admission, CountAnswer, HeadLimits, is_anthropic, route_path
 from quire.serve.anthropic import count_tokens, messages
 from quire.serve.anthropic import models as anthropic_models
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
@@ -47,6 +47,7 @@ from quire.serve.openai.responses_protocol import InputTokens, ResponseObject, R
 from quire.serve.openapi import EVENT, add_get, document, json_response, reference, responses_of
 from quire.serve.service import Service
 from quire.serve.stream import Disconnected, reply
+from quire.serve.web_options import WebConfig
 
 log = logging.getLogger("quire.serve")
 
@@ -140,8 +141,7 @@ def make_app(service: Service) -> FastAPI:
         root_path=config.root_path,
     )
     dialects: list[Dialect] = load_hooks(ENTRY_POINTS)
-    added = (endpoint for dialect in dialects for endpoint in dialect.endpoints)
-    endpoints = [*{endpoint.path: endpoint for endpoint in (*ENDPOINTS, *added)}.values()]
+    endpoints = with_dialects(dialects)
     for endpoint in endpoints:
         _add_endpoint(app, service, endpoint)
     _add_models(app, service)
@@ -149,6 +149,32 @@ def make_app(service: Service) -> FastAPI:
         if dialect.add_routes is not None:
             dialect.add_routes(app, service)
     add_operations(app, service)
+    add_middleware(app, config)
+    known = {getattr(route, "path", "") for route in app.routes}
+    guard(
+        app,
+        config,
+        lambda method, path, status: service.metrics.answered(
+            method, path if path in known else "other", status
+        ),
+    )
+    bodies = tuple({endpoint.body: None for endpoint in endpoints})
+    answers = (
+        *dict.fromkeys(e.answer for e in endpoints if isinstance(e.answer, type)),
+        programs.ProgramsInfo,
+    )
+    app.openapi = lambda: document(app, bodies, answers)  # type: ignore[method-assign]
+    return app
+
+
+def with_dialects(dialects: list[Dialect]) -> list[Endpoint]:
+    """List the endpoints with a body; a dialect's stands in place of Quire's own with the same path."""
+    added = (endpoint for dialect in dialects for endpoint in dialect.endpoints)
+    return [*{endpoint.path: endpoint for endpoint in (*ENDPOINTS, *added)}.values()]
+
+
+def guard(app: FastAPI, config: WebConfig, count: CountAnswer) -> None:
+    """Put keys, limits on heads and CORS before the application, and errors in the shape of each API."""
     for kind in (
         HttpError,
         QuireError,
@@ -156,20 +182,16 @@ def make_app(service: Service) -> FastAPI:
         UnicodeDecodeError,
         RecursionError,
         HTTPException,
+        Exception,
     ):
         app.add_exception_handler(kind, _handle)
-    app.add_exception_handler(Exception, _handle)
-    add_middleware(app, config)
     keys = config.keys()
-    known = {getattr(route, "path", "") for route in app.routes}
     app.add_middleware(
         Admission,
         keys=keys,
         for_operators=operators_paths(app),
         error_response=_error_response,
-        count=lambda method, path, status: service.metrics.answered(
-            method, path if path in known else "other", status
-        ),
+        count=count,
         show_id=config.enable_request_id_headers,
         limits=HeadLimits(config.h11_max_header_count, config.h11_max_incomplete_event_size),
     )
@@ -180,13 +202,6 @@ def make_app(service: Service) -> FastAPI:
         allow_headers=list(config.allowed_headers),
         allow_credentials=config.allow_credentials,
     )
-    bodies = tuple({endpoint.body: None for endpoint in endpoints})
-    answers = (
-        *dict.fromkeys(e.answer for e in endpoints if isinstance(e.answer, type)),
-        programs.ProgramsInfo,
-    )
-    app.openapi = lambda: document(app, bodies, answers)  # type: ignore[method-assign]
-    return app
 
 
 def _error_response(scope: Scope, error: HttpError) -> Response:

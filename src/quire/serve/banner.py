@@ -9,6 +9,7 @@ from quire.config import EngineConfig
 from quire.engine.directory import SHIPPED_MODEL
 from quire.lazy import Lazy
 from quire.serve.options import ServerConfig
+from quire.serve.web_options import WebConfig
 from quire.sockets import is_local
 from quire.types import EngineStats, ModelCard
 
@@ -26,7 +27,7 @@ def wanted(config: ServerConfig) -> bool:
     return sys.stderr.isatty() and config.log_format == "text" and config.log_level == "info"
 
 
-def reach(config: ServerConfig) -> str:
+def reach(config: WebConfig) -> str:
     """Say who can connect, if that is this machine alone or, without a key, anyone."""
     if config.uds is not None:
         return ""

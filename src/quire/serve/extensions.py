@@ -15,6 +15,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from quire.errors import ConfigError
 from quire.logits_processor import load_object
 from quire.serve.options import ServerConfig
+from quire.serve.web_options import WebConfig
 
 
 def add_middleware(app: FastAPI, config: ServerConfig) -> None:
@@ -31,7 +32,7 @@ def add_middleware(app: FastAPI, config: ServerConfig) -> None:
             )
 
 
-def configure_logging(config: ServerConfig) -> None:
+def configure_logging(config: WebConfig) -> None:
     """Apply --log-config-file and --disable-access-log-for-endpoints. Raises ConfigError."""
     if config.log_config_file is not None:
         try:

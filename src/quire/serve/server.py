@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import functools
 import importlib
 import logging
 import os
 import shlex
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
 import uvloop
 
 from quire.client.client import AsyncEngine, ClientOptions
@@ -29,19 +24,17 @@ from quire.config import EngineConfig
 from quire.engine import garbage
 from quire.engine.directory import SHIPPED_MODEL
 from quire.engine.log import set_up_logging
-from quire.errors import ConfigError, EngineError, ResourceError
+from quire.errors import ConfigError, EngineError
 from quire.lazy import Lazy
 from quire.serve import banner
-from quire.serve.access import AccessLog
 from quire.serve.adapters import check_adapters
-from quire.serve.connection import Connection, Room
 from quire.serve.example import example_call
 from quire.serve.extensions import configure_logging
 from quire.serve.options import ServerConfig, for_serving
 from quire.serve.service import Service
-from quire.serve.stream import Direct
-from quire.serve.system_limits import check_limits, raise_descriptor_limit
-from quire.serve.tls import check_tls, refresh_tls
+from quire.serve.system_limits import check_limits
+from quire.serve.tls import check_tls
+from quire.serve.web import WebServer, listen, url_of
 from quire.types import UNKNOWN_MODEL
 
 if TYPE_CHECKING:
@@ -61,13 +54,8 @@ log = logging.getLogger("quire.serve")
 
 MakeApp = Callable[[Service], "FastAPI"]
 MAKER = "quire.client.start"
-BACKLOG = 2048
-# Seconds to send the last answers after all requests have ended.
-FLUSH_SECONDS = 5
 # Threads that work on large bodies give way to the event loop after SWITCH_SECONDS.
 SWITCH_SECONDS = 0.001
-# The same signal again within this many seconds is the same wish: `docker stop` and shells may send it twice.
-SAME_SIGNAL_SECONDS = 1.0
 
 
 def serve(
@@ -122,7 +110,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str, 
     check_tls(config)
     check_adapters(engine_config, config)
     config.keys()
-    listener = _listen(config)
+    listener = listen(config)
     clock.mark("imports and options")
     metrics = Metrics("", config.metrics_prefix)
     options = ClientOptions(
@@ -150,7 +138,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str, 
         metrics.name_model(service.name, engine_config.cache, info.max_model_len)
         await service.adapters.load_given()
         if watched and not config.check:
-            shown = banner.lines(_url(config, listener), config, engine_config, info, metrics.stats)
+            shown = banner.lines(url_of(config, listener), config, engine_config, info, metrics.stats)
             print(shown, file=sys.stderr)
         server = _Server(service, app, listener, clock)
         try:
@@ -159,7 +147,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str, 
                 _ = service.front.template
                 print(_summary(service, engine_config))
                 return 0
-            with records.recorded(service.names, _url(config, listener), config.metrics_prefix):
+            with records.recorded(service.names, url_of(config, listener), config.metrics_prefix):
                 return await server.run()
         finally:
             await service.grammars.close()
@@ -219,173 +207,48 @@ def _process_age() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
-class _Server(uvicorn.Server):
-    """uvicorn with signals that drain it."""
+class _Server(WebServer):
+    """The server of one model: its requests run in the engine."""
 
     def __init__(self, service: Service, app: FastAPI, listener: socket.socket, clock: _Clock) -> None:
-        config = service.config
-        super().__init__(
-            uvicorn.Config(
-                AccessLog(Direct(app), not config.disable_uvicorn_access_log),
-                http=functools.partial(Connection, room=Room(raise_descriptor_limit())),  # type: ignore[arg-type]
-                proxy_headers=False,
-                ws="none",
-                loop="none",
-                lifespan="off",
-                log_config=None,
-                log_level=config.uvicorn_log_level,
-                access_log=not config.disable_uvicorn_access_log,
-                server_header=False,
-                backlog=BACKLOG,
-                ssl_keyfile=config.ssl_keyfile,
-                ssl_certfile=config.ssl_certfile,
-                ssl_ca_certs=config.ssl_ca_certs,
-                ssl_cert_reqs=config.ssl_cert_reqs,
-                ssl_ciphers=config.ssl_ciphers or "DEFAULT",
-                h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,
-                timeout_keep_alive=config.timeout_keep_alive,
-                timeout_graceful_shutdown=FLUSH_SECONDS,
-            )
-        )
+        super().__init__(app, service.config, listener)
+        self.background = service.background
         self._service = service
-        self._listener = listener
         self._clock = clock
-        self._drain: asyncio.Task[None] | None = None
-        self._last_signal = (0, 0.0)  # number and time
-        self._failed = False
+        service.engine.on_dead = self.fail
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Replaces uvicorn's: the first signal drains, the second stops at once."""
-        loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
+    @property
+    def num_live(self) -> int:
+        return self._service.engine.num_live
 
-    async def run(self) -> int:  # type: ignore[override]
-        self._service.engine.on_dead = self._on_dead
-        tasks = [asyncio.get_running_loop().create_task(job()) for job in self._service.background]
-        if not self.config.loaded:
-            self.config.load()
-        if self._service.config.enable_ssl_refresh and self.config.ssl is not None:
-            refresh = refresh_tls(self._service.config, self.config.ssl)
-            tasks.append(asyncio.get_running_loop().create_task(refresh))
-        await self.serve([self._listener])
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return 1 if self._failed else 0
+    def drain(self) -> None:
+        self._service.draining = True
+
+    def abort(self) -> None:
+        self._service.engine.end_all(
+            EngineError("the server was stopped before this request finished: send it again")
+        )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._clock.mark("listening")
         self._clock.log()
-        url = _url(self._service.config, self._listener)
+        config = self._service.config
+        url = url_of(config, self.listener)
         log.info("serving %s at %s", self._service.name, url)
-        if self._service.config.uds is None:
+        if config.uds is None:
             log.info("the page is at %s/", url)
-        if who := banner.reach(self._service.config):
+        if who := banner.reach(config):
             log.log(logging.WARNING if who == banner.OPEN_TO_ALL else logging.INFO, who)
-        log.info("try: %s", _curl(self._service, self._listener))
+        log.info("try: %s", _curl(self._service, self.listener))
         if self._service.front.info.name == SHIPPED_MODEL:
             log.info("%s", suggested.advice("quire serve"))
-
-    def _on_signal(self, number: int) -> None:
-        service = self._service
-        (last, at), now = self._last_signal, time.monotonic()
-        self._last_signal = (number, now)
-        if number == last and now - at < SAME_SIGNAL_SECONDS:
-            return
-        if self._drain is None:
-            service.draining = True
-            seconds = service.config.shutdown_timeout
-            log.info(
-                "%s: no new requests; %d running have %g s to finish (a second signal aborts them)",
-                signal.Signals(number).name,
-                service.engine.num_live,
-                seconds,
-            )
-            self._drain = asyncio.get_running_loop().create_task(self._finish(seconds))
-        else:
-            log.warning("%s: stopping now", signal.Signals(number).name)
-            self._end_all()
-            self.force_exit = True
-
-    async def _finish(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self._service.engine.num_live and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-        self._end_all()
-
-    def _end_all(self) -> None:
-        engine = self._service.engine
-        if engine.num_live:
-            log.warning("the shutdown aborts %d requests", engine.num_live)
-        engine.end_all(EngineError("the server was stopped before this request finished: send it again"))
-        self.should_exit = True
-
-    def _on_dead(self) -> None:
-        self._failed = True
-        self._end_all()
-
-
-def _listen(config: ServerConfig) -> socket.socket:
-    """Bind the socket first, so that a port in use is reported before anything is loaded."""
-    if config.uds is not None:
-        return _listen_unix(config.uds)
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"--host {config.host!r} is not an address of this machine: {error}") from error
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        at_fault = f"--host {config.host}" if error.errno == errno.EADDRNOTAVAIL else f"--port {config.port}"
-        raise ResourceError(f"cannot listen: {error.strerror}; change {at_fault}") from error
-    return listener
-
-
-def _listen_unix(path: str) -> socket.socket:
-    """A Unix socket at `path`; replaces one without a listener."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if Path(path).is_socket():
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                if probe.connect_ex(path) == 0:
-                    raise ResourceError(f"--uds {path!r}: another server is listening there")
-            Path(path).unlink()
-        listener.bind(path)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"--uds {path!r} cannot be used: {error.strerror}") from error
-    except ConfigError:
-        listener.close()
-        raise
-    return listener
-
-
-def _url(config: ServerConfig, listener: socket.socket) -> str:
-    if config.uds is not None:
-        return f"unix:{config.uds}"
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'https' if config.ssl_certfile else 'http'}://{shown}:{port}"
 
 
 def _curl(service: Service, listener: socket.socket) -> str:
     """Write a command that tries the server."""
     config = service.config
-    url = _url(config, listener)
+    url = url_of(config, listener)
     where = f"--unix-socket {config.uds} http://localhost" if config.uds is not None else url
     key = " -H 'Authorization: Bearer KEY'" if config.api_keys() else ""
     path, body = example_call(service)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 import time
@@ -12,7 +11,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from quire.client.adapters import with_adapter
@@ -22,6 +20,7 @@ from quire.client.metrics import Metrics
 from quire.client.requests import Front
 from quire.errors import RequestError
 from quire.serve.adapters import Adapters
+from quire.serve.bodies import read_body
 from quire.serve.call import Call, Prompt
 from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported
 from quire.serve.fields.accept import accept
@@ -30,15 +29,13 @@ from quire.serve.json_size import check_values
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig
-from quire.serve.stream import Disconnected
-from quire.serve.threads import Threads, within
+from quire.serve.threads import Threads
 from quire.serve.tools import Formats, Offer, offer_of
 from quire.types import Request
 
 T = TypeVar("T")
 _decode = msgspec.json.Decoder().decode
 
-BODY_TIMEOUT = 60.0
 VECTOR_BYTES = 1024  # a vector in an answer costs about as much as VECTOR_BYTES of a body
 
 
@@ -111,7 +108,7 @@ class Service:
         if kind != "application/json" and not kind.endswith("+json"):
             message = "the body must be application/json"
             raise HttpError(415, ErrorInfo(message, "invalid_request_error", None, "invalid_type"))
-        data = await self._body(http)
+        data = await read_body(http, self.config.max_body_bytes)
         http.state.body_size = len(data)
         strict = self.config.unknown_fields == "refuse"
 
@@ -135,21 +132,6 @@ class Service:
         http.state.ignored = (*getattr(http.state, "ignored", ()), name)
         path = http.scope["path"]
         self.metrics.ignored_fields[path] = self.metrics.ignored_fields.get(path, 0) + 1
-
-    async def _body(self, http: HttpRequest) -> bytes:
-        limit = self.config.max_body_bytes
-        message = f"the body is larger than {limit} bytes (--max-body-bytes)"
-        info = ErrorInfo(message, "invalid_request_error", None, "body_too_large")
-        too_large = HttpError(413, info, {"Connection": "close"})
-        length = http.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > limit:
-            raise too_large
-        try:
-            return await within(BODY_TIMEOUT, _collect(http, limit, too_large))
-        except asyncio.TimeoutError:
-            message = f"the body did not arrive within {BODY_TIMEOUT:g} s"
-            info = ErrorInfo(message, "timeout_error", None, "timeout")
-            raise HttpError(408, info, {"Connection": "close"}) from None
 
     async def work(
         self, http: HttpRequest, job: Callable[[], T], renders: bool = False, slow: bool = False
@@ -236,17 +218,3 @@ class Service:
         """Decode token ids, special tokens included."""
         tokenizer = self.front.tokenizer
         return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False)
-
-
-async def _collect(http: HttpRequest, limit: int, too_large: HttpError) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async for part in http.stream():
-            size += len(part)
-            if size > limit:
-                raise too_large
-            parts.append(part)
-    except ClientDisconnect:
-        raise Disconnected("the client disconnected") from None
-    return b"".join(parts)

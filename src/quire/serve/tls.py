@@ -8,13 +8,13 @@ import ssl
 from pathlib import Path
 
 from quire.errors import ConfigError
-from quire.serve.options import ServerConfig
+from quire.serve.web_options import WebConfig
 
 log = logging.getLogger("quire.serve")
 REFRESH_SECONDS = 1.0
 
 
-def check_tls(config: ServerConfig) -> None:
+def check_tls(config: WebConfig) -> None:
     """Raise ConfigError if the TLS options cannot be used."""
     if config.ssl_certfile is None:
         return
@@ -34,7 +34,7 @@ def check_tls(config: ServerConfig) -> None:
         raise ConfigError(f"--ssl-ciphers {config.ssl_ciphers!r} cannot be used: {error}") from error
 
 
-async def refresh_tls(config: ServerConfig, context: ssl.SSLContext) -> None:
+async def refresh_tls(config: WebConfig, context: ssl.SSLContext) -> None:
     """Load certificate and key into `context` whenever one of the files has changed. Never returns."""
     assert config.ssl_certfile is not None
     seen = _times(config)
@@ -52,7 +52,7 @@ async def refresh_tls(config: ServerConfig, context: ssl.SSLContext) -> None:
             log.info("the TLS files were loaded again")
 
 
-def _times(config: ServerConfig) -> list[int]:
+def _times(config: WebConfig) -> list[int]:
     """When the files were changed, 0 for one that is missing."""
     paths = [Path(name) for name in (config.ssl_certfile, config.ssl_keyfile) if name is not None]
     return [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]
