@@ -28,11 +28,12 @@ from quire.lazy import Lazy
 
 if TYPE_CHECKING:
     from quire import exits, meter, spelling
-    from quire.flags import config_file, dialects
+    from quire.flags import config_file, dialects, words
 else:
     dialects = Lazy("quire.flags.dialects")
     exits, spelling = Lazy("quire.exits"), Lazy("quire.spelling")
     config_file, meter = Lazy("quire.flags.config_file"), Lazy("quire.meter")
+    words = Lazy("quire.flags.words")
 
 log = logging.getLogger("quire")
 
@@ -205,10 +206,6 @@ class UsageError(ConfigError):
         self.prog = prog
 
 
-# One-letter flags of other engines, and the options that do the same.
-SHORT = {"-p": "--port", "-m": "--model", "-n": "--max-tokens", "-t": "--threads", "-c": "--max-model-len"}
-
-
 class Parser(argparse.ArgumentParser):
     """Reports a usage error in one line, with the nearest option that exists."""
 
@@ -216,6 +213,11 @@ class Parser(argparse.ArgumentParser):
     unused: Collection[str] = ()  # engine options that the command does not use
 
     def error(self, message: str) -> NoReturn:
+        joined = re.match(
+            "argument (-[a-z]).*: ignored explicit argument '(.*)'", message
+        )  # -hf read as -h f
+        if joined and (hint := words.advice(joined[1] + joined[2], self._option_string_actions)):
+            message = f"there is no option {joined[1]}{joined[2]}{hint}"
         wrong = re.match("argument --dtype: invalid choice: '(.*?)'", message)
         action = self._option_string_actions.get("--quantization")
         if wrong and action is not None and wrong[1] in (action.choices or ()):
@@ -229,10 +231,12 @@ class Parser(argparse.ArgumentParser):
         shown = [flag for flag in known if options[flag].default is not argparse.SUPPRESS]
         for word in unknown:
             name = word.partition("=")[0]
-            if name in SHORT and SHORT[name] in options:
-                self.error(f"there is no option {name}; did you mean {SHORT[name]}?")
             if word.startswith("--") or re.fullmatch("-[A-Za-z]+", name):
-                hint = spelling.nearest(name, shown) or spelling.nearest(name, known)
+                hint = (
+                    words.advice(name, known)
+                    or spelling.nearest(name, shown)
+                    or spelling.nearest(name, known)
+                )
                 self.error(f"there is no option {name}{hint}")
         if unknown:
             self.error(f"{unknown[0]!r} is one argument too many{self.advice}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import httpx
 import pytest
 import yaml
 
+from quire import __version__
+from quire.cli import COMMANDS
 from tests.serve.running import Server
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
@@ -58,3 +61,33 @@ def test_the_images_command_takes_the_options_of_serve() -> None:
     command = [sys.executable, "-m", "quire.cli", *arguments, *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_manual_names_every_command() -> None:
+    page = (PACKAGING / "quire.1").read_text()
+    listed = re.sub(r"[\"\\]", "", " ".join(re.findall(r"^\.BR? (.*)$", page, re.MULTILINE)))
+    for name in COMMANDS:
+        assert re.search(rf"(^| ){name}( |$)", listed), f"quire.1 leaves out {name}"
+
+
+def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze here")
+    unit = (PACKAGING / "quire.service").read_text().replace("/opt/quire/bin/quire", sys.executable)
+    (tmp_path / "quire.service").write_text(unit)
+    command = ["systemd-analyze", "verify", str(tmp_path / "quire.service")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "quire.service" not in done.stderr, done.stderr
+
+
+def test_the_conda_recipe_needs_what_the_wheel_needs() -> None:
+    recipe = yaml.safe_load((PACKAGING / "conda" / "recipe.yaml").read_text())
+    assert recipe["context"]["version"] == __version__
+    given = {
+        line.replace(" ", "").replace("python-xxhash", "xxhash") for line in recipe["requirements"]["run"]
+    }
+    (listed,) = re.findall(
+        r"^dependencies = \[(.*?)^\]", (PACKAGING.parent / "pyproject.toml").read_text(), re.M | re.S
+    )
+    needed = [line.partition(";")[0] for line in re.findall(r'"(.*)"', listed)]
+    assert given == {"python>=3.10", *needed}

@@ -33,7 +33,7 @@ from quire.runtime.memory import GIB, MemoryPlan
 from quire.runtime.states import count_sequences
 from quire.sched.times import StepTimes, StepWork
 from quire.serve.options import TARGET_STEP_TIME
-from quire.weights.gguf.choice import choose_gguf
+from quire.weights.gguf.choice import all_parts
 from quire.weights.schemes import weights_name
 
 BOUNDLESS = 1 << 60  # bytes
@@ -115,7 +115,7 @@ def _show(figures: dict[str, Any], tables: dict[str, list[tuple[str, str]]], as_
 def disk_bytes(place: Path, here: bool) -> dict[str, int]:
     """Count the bytes of weights in a directory or a GGUF file; in a look ahead, links are here."""
     if place.is_file():
-        files = [place.with_name(name) for name in choose_gguf([place.name], None, str(place))]
+        files = [place.with_name(name) for name in all_parts(place.name)]
     else:
         files = [file for file in place.iterdir() if file.suffix in (".safetensors", ".bin", ".pt")]
     sizes = {file: file.stat().st_size for file in files}

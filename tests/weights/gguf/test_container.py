@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from quire.errors import ModelError, QuireError
 from quire.model.gguf import read_gguf
 from quire.weights.gguf import container
+from quire.weights.gguf.choice import model_at
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.tokenizer import read_tokenizer
 from tests.gguf_files import finish, write_gguf
@@ -222,3 +223,12 @@ def test_flipped_bytes_never_crash(whole: bytes, data: st.DataObject, tmp_path_f
     with suppress(QuireError):
         read_all(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
+
+
+def test_a_blob_without_a_suffix_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    """As in Ollama's store: ~/.ollama/models/blobs/sha256-..."""
+    directory = tmp_path / "model"
+    write_checkpoint(directory)
+    blob = write_gguf(directory, tmp_path / "model.gguf").rename(tmp_path / "sha256-0123")
+    assert inspect_model(blob).spec.num_layers == inspect_model(directory).spec.num_layers
+    assert model_at(blob) == blob

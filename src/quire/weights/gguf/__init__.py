@@ -6,4 +6,10 @@ from pathlib import Path
 
 
 def is_gguf(path: Path) -> bool:
-    return path.suffix == ".gguf" and path.is_file()
+    """Tell a GGUF file by its name or, as in Ollama's store of blobs, by its first bytes."""
+    if not path.is_file():
+        return False
+    if path.suffix == ".gguf":
+        return True
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"

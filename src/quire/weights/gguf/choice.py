@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from quire.errors import ModelError
+from quire.weights.gguf import is_gguf
 
 DEFAULT_TAG = "Q4_K_M"
 FIRST_PART = re.compile(r"(.*)-00001-of-([0-9]{5})\.gguf")
@@ -15,7 +16,7 @@ LATER_PART = re.compile(r".*-(?!00001)[0-9]{5}-of-[0-9]{5}\.gguf")
 
 def model_at(path: Path) -> Path:
     """Return a GGUF file, the one in a directory if that is the whole model, or the directory. ModelError: none."""
-    if path.suffix == ".gguf" and path.is_file():
+    if is_gguf(path):
         return path
     if not path.is_dir():
         raise ModelError(
@@ -38,7 +39,12 @@ def choose_gguf(names: Iterable[str], tag: str | None, where: str) -> tuple[str,
         which = f"found {', '.join(found)}" if found else f"found none; it has {', '.join(models) or 'none'}"
         pattern = f"*{tag}*.gguf" if tag else "*.gguf"
         raise ModelError(f"{where}: one model must match {pattern}, {which}; name the file that you mean")
-    parts = FIRST_PART.fullmatch(found[0])
+    return all_parts(found[0])
+
+
+def all_parts(name: str) -> tuple[str, ...]:
+    """Name the files of a model: those after a first part, or the file alone."""
+    parts = FIRST_PART.fullmatch(name)
     if parts is None:
-        return (found[0],)
+        return (name,)
     return tuple(f"{parts[1]}-{number:05}-of-{parts[2]}.gguf" for number in range(1, int(parts[2]) + 1))
