@@ -25,6 +25,7 @@ FEATURES = {"lora", "grammar", "spec_decode", "pooling", "processors", "program"
 LEVELS = [
     {"errors", "lazy"},
     {
+        "cgroups",
         "files",
         "fields",
         "hooks",

@@ -337,6 +337,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     snapshot_hits: int = 0
     snapshots_evicted: int = 0
     num_preemptions: int = 0
+    memory_refusals: int = 0  # requests larger than the whole KV cache
     num_steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 
+from quire.client import engine_process
 from quire.client.client import AsyncEngine, ClientOptions
 from quire.client.metrics import Metrics
 from quire.config import EngineConfig
@@ -182,8 +184,27 @@ def test_an_engine_that_is_killed_while_idle_is_replaced() -> None:
             await until(lambda: not engine.healthy)
             await until(lambda: engine.healthy)
             assert len(await collect(engine, request("later", max_tokens=7))) == 7
+            assert engine.metrics.kills == {"memory": 0, "hung": 0, "signal": 1}
 
     run(test)
+
+
+def test_an_engine_that_memory_kills_is_counted_as_such(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kills = itertools.count()  # the control group's count rises between start and end
+    monkeypatch.setattr(engine_process, "_kills", lambda: next(kills))
+
+    async def test() -> None:
+        async with running() as engine:
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            await until(lambda: not engine.healthy)
+            await until(lambda: engine.healthy)
+            assert engine.metrics.kills == {"memory": 1, "hung": 0, "signal": 0}
+
+    run(test)
+    assert "because memory ran out" in caplog.text
 
 
 def test_a_hung_engine_is_not_healthy_and_an_idle_one_is() -> None:
@@ -218,6 +239,7 @@ def test_a_hung_engine_is_named_ended_and_replaced(prompt: str, caplog: pytest.L
             await until(lambda: engine.healthy, 30)
             assert len(await collect(engine, request("later", max_tokens=7))) == 7
             assert engine.metrics.restarts == 1
+            assert engine.metrics.kills == {"memory": 0, "hung": 1, "signal": 0}
 
     run(test)
     assert "the engine hangs: it gave no sign of life for 2 s" in caplog.text
@@ -308,6 +330,7 @@ def test_the_engine_goes_when_its_parent_is_killed() -> None:
     code = f"""
 import asyncio, sys
 from quire.config import EngineConfig
+from quire.client import engine_process
 from quire.client.client import AsyncEngine, ClientOptions
 from quire.client.metrics import Metrics
 async def main():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.cgroups import MemoryGroup
+from quire.client import exposition
 from quire.client.metrics import Histogram, Metrics, RequestTimes, buckets_125
 from quire.config import CacheConfig
 from quire.params import SamplingParams
@@ -170,3 +173,21 @@ def test_work_of_the_last_minute_is_a_share_of_the_limits() -> None:
     assert found["quire:step_read_bytes_total"] == 3e9 * 99
     assert "quire:engine_bandwidth_perc" not in found
     assert "quire:engine_busy_perc" in found
+
+
+def test_memory_is_that_of_the_tightest_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [MemoryGroup(None, 90, 2), MemoryGroup(100, 80, 9)]
+    monkeypatch.setattr(exposition, "memory_groups", lambda: groups)
+    metrics = Metrics("m")
+    metrics.killed("memory")
+    metrics.killed(None)
+    found = samples(metrics)
+    assert found["quire:memory_left_bytes"] == 20
+    assert found["quire:memory_limit_bytes"] == 100
+    assert found["quire:memory_used_bytes"] == 80
+    assert found["quire:memory_oom_kills_total"] == 2
+    assert found["quire:engine_kills_total"] == 1
+    del groups[1]
+    assert "quire:memory_left_bytes" not in samples(metrics)
+    groups.clear()
+    assert samples(metrics)["quire:memory_oom_kills_total"] == 0

@@ -665,3 +665,10 @@ def test_few_requests_with_all_log_probabilities_run_at_a_time() -> None:
     assert sum(name.startswith("plain") for name in begun) == 4
     world.drain()
     world.expect(*wide, *plain)
+
+
+def test_only_requests_larger_than_the_cache_are_refused_for_memory() -> None:
+    world = World(num_blocks=4, block_size=4, max_len=64)
+    for number, (length, refused) in enumerate([(15, 0), (16, 1), (40, 2), (64, 2), (0, 2)]):
+        world.scheduler.add(request(str(number), [1] * length))
+        assert world.scheduler.stats().memory_refusals == refused

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from quire.client.engine_process import EngineProcess, Startup, startup_of, status_of
+from quire.client.engine_process import EngineProcess, Startup, startup_of
 from quire.client.generation import Generation
 from quire.client.metrics import Metrics, RequestTimes
 from quire.config import EngineConfig
@@ -216,9 +216,8 @@ class AsyncEngine:
                 await asyncio.wait({found, died}, return_when=asyncio.FIRST_COMPLETED)
                 if not found.done():
                     found.cancel()
-                    raise EngineError(
-                        f"the engine process ended while starting ({status_of(engine.process)})"
-                    )
+                    self.metrics.killed(engine.killed_by)
+                    raise EngineError(f"the engine process ended while starting ({engine.status})")
                 event = found.result()
                 if isinstance(event, Loading):
                     loading = event.at
@@ -247,11 +246,12 @@ class AsyncEngine:
             engine = self._engine
             assert engine is not None
             await engine.end()
-            why = engine.failure.message if engine.failure else status_of(engine.process)
+            why = engine.failure.message if engine.failure else engine.status
             log.error("the engine process ended (%s): starting another", why)
             self.state, self._engine, self._failure = "restarting", None, why
             engine.close()
             self.end_all(EngineError(f"the engine failed while this request ran ({why}): send it again"))
+            self.metrics.killed(engine.killed_by)
             self.metrics.restarted()
             if not await self._restart():
                 return

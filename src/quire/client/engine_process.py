@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
+from quire.cgroups import memory_groups
 from quire.engine.ipc import Command, EngineFailed, Event, decode_event, encode
 from quire.engine.wire import FrameReader, framed
 
@@ -28,6 +29,7 @@ class EngineProcess(asyncio.Protocol):
         self.process = process
         self.failure: EngineFailed | None = None
         self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self._kills = _kills()
         self._ended = asyncio.Event()
         self._frames = FrameReader()
         self._receive: Callable[[Event], None] = self.events.put_nowait
@@ -43,6 +45,29 @@ class EngineProcess(asyncio.Protocol):
         """Send a command, unless the engine has ended."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(framed(encode(command)))
+
+    @property
+    def killed_by(self) -> str | None:
+        """Name what ended the process: memory that ran out, a signal; or hung, as it was."""
+        if self.failure is not None and self.failure.kind == "MemoryError":
+            return "memory"
+        if self.process.returncode != -signal.SIGKILL:
+            return None
+        if self.failure is not None:
+            return "hung"
+        return "memory" if _kills() > self._kills else "signal"
+
+    @property
+    def status(self) -> str:
+        """Say how the process ended."""
+        code = self.process.returncode
+        if code is None:
+            return "still running"
+        if self.killed_by == "memory":
+            return "killed by signal 9 because memory ran out; see `quire plan`"
+        if code == -signal.SIGKILL:
+            return "killed by signal 9, as Linux does if memory runs out"
+        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
     async def end(self) -> None:
         """Wait until the process has ended and its last event has come."""
@@ -84,10 +109,7 @@ def startup_of(began: float, loading: float, phases: dict[str, float], now: floa
     return Startup(parts, now - began)
 
 
-def status_of(process: Process) -> str:
-    code = process.returncode
-    if code is None:
-        return "still running"
-    if code == -signal.SIGKILL:
-        return "killed by signal 9, as Linux does if memory runs out"
-    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+def _kills() -> int:
+    """Count the processes of this one's control group that memory has killed."""
+    groups = memory_groups()
+    return groups[0].kills if groups else 0

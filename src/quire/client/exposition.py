@@ -14,6 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 
+from quire.cgroups import memory_groups, tightest
 from quire.client.metrics import Metrics
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
@@ -28,6 +29,7 @@ WORKED = {
     "read_limit_bytes_per_second": "Memory bandwidth of the machine (--machine-limits).",
     "operations_limit_per_second": "Arithmetic of the machine (--machine-limits).",
 }
+OOM_KILLS = "Processes of the control group that Linux killed because memory ran out."
 
 
 class Families:
@@ -96,6 +98,7 @@ class Families:
         for cause, seconds in stats.longest_stays.items():
             stays.add_metric((metrics.model_name, "0", cause), seconds)
         yield stays
+        yield from self._memory()
         if metrics.cache_config:
             labels = ("model_name", "engine", *metrics.cache_config)
             info = GaugeMetricFamily(
@@ -105,6 +108,21 @@ class Families:
             yield info
         if metrics.adapters is not None:
             yield self._adapter_info(*metrics.adapters())
+
+    def _memory(self) -> Iterator[Metric]:
+        """Yield the memory of this process's control groups, those of the engine too."""
+        groups = memory_groups()
+        kills = CounterMetricFamily(self._name("memory_oom_kills"), OOM_KILLS)
+        kills.add_metric((), groups[0].kills if groups else 0)
+        yield kills
+        group = tightest(groups)
+        if group is not None and group.limit is not None:
+            for name, text, value in (
+                ("limit", "Bytes that the control group may use.", group.limit),
+                ("used", "Bytes that it uses, but for what can be given back.", group.used),
+                ("left", "Bytes that are left of the limit.", group.left),
+            ):
+                yield GaugeMetricFamily(self._name(f"memory_{name}_bytes"), text, value)
 
     def _adapter_info(self, most: int, running: list[str], waiting: list[str]) -> Metric:
         family = GaugeMetricFamily(
@@ -134,6 +152,7 @@ class Families:
             ("program_steps", "Gens and selects of programs.", metrics.program_steps),
             ("step_read_bytes", "Bytes that steps read, by the model's cost.", total("read_bytes")),
             ("step_operations", "Operations of steps, by the model's cost.", total("operations")),
+            ("memory_refusals", "Requests larger than the whole KV cache.", total("memory_refusals")),
             ("engine_restarts", "Restarts of the engine process.", metrics.restarts),
         ):  # fmt: skip
             family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine"))
@@ -149,6 +168,12 @@ class Families:
             ("request_ignored_fields", "Unknown fields of requests.", "handler", metrics.ignored_fields),
             ("programs", "Calls of programs that the engine has ended.", "finished_reason", metrics.programs),
             ("request_success", "Finished requests.", "finished_reason", metrics.finished),
+            (
+                "engine_kills",
+                "Engine processes that were killed, or ran out of memory.",
+                "cause",
+                metrics.kills,
+            ),
             ("admission_rejections", "Requests refused on arrival.", "reason", metrics.rejections),
         ):
             family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine", label))

@@ -54,6 +54,7 @@ COUNTED = (
     "snapshot_hits",
     "snapshots_evicted",
     "num_preemptions",
+    "memory_refusals",
     "jump_forward_tokens",
     "spec_drafts",
     "spec_draft_tokens",
@@ -179,6 +180,7 @@ class Metrics:
         )
         self.work = Work(self)
         self.restarts = 0
+        self.kills = {"memory": 0, "hung": 0, "signal": 0}
         self.rejections = {"queue_full": 0, "draining": 0, "engine_down": 0}
         self.answers: dict[tuple[str, str, str], int] = {}
         self.ignored_fields: dict[str, int] = {}
@@ -322,6 +324,11 @@ class Metrics:
         """Count an answered HTTP request."""
         key = (method, handler, f"{status // 100}xx")
         self.answers[key] = self.answers.get(key, 0) + 1
+
+    def killed(self, by: str | None) -> None:
+        """Count an engine process that was killed, by its cause; None if it was not."""
+        if by is not None:
+            self.kills[by] += 1
 
     def restarted(self) -> None:
         """Keep the old values of counters, as the new engine's start at 0, so that ours never fall."""

@@ -195,7 +195,7 @@ def _failure(error: Exception) -> EngineFailed:
     """Describe the error as the client reports it."""
     if isinstance(error, MemoryError):
         return EngineFailed(
-            "EngineError", f"out of memory: {error or 'an allocation failed'}; see `quire plan`"
+            "MemoryError", f"out of memory: {error or 'an allocation failed'}; see `quire plan`"
         )
     return EngineFailed(type(error).__name__, str(error) or type(error).__name__)
 

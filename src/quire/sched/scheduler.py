@@ -104,6 +104,7 @@ class Scheduler:
         """Queue all samples of `request`. If it can never run, each ends at once with an error."""
         error = self._queue.request_in_use(request) or refusal(request, self._max_model_len, self._max_total)
         if error is not None:
+            self._stats.memory_refusals += self._max_total <= len(request.tokens) < self._max_model_len
             return ends(request, FinishReason.ERROR, error)
         group = Group(request)
         for index in range(request.sampling.n):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from quire import _native
+from quire.cgroups import MOST_BYTES, memory_groups, tightest
 from quire.devices.protocol import Arithmetic, MachineLimits
 
 READ_BYTES = 512 << 20  # more than any cache holds
@@ -38,10 +38,8 @@ def cgroup_cores(root: Path) -> int:
 
 def free_memory() -> int:
     """Bytes that this process can still allocate: the machine's free memory, or less if a cgroup limits it."""
-    free = _meminfo_available()
-    for limit, used in _cgroup_memory():
-        free = min(free, max(0, limit - used))
-    return free
+    group = tightest(memory_groups())
+    return min(_meminfo_available(), MOST_BYTES if group is None else group.left)
 
 
 def _meminfo_available() -> int:
@@ -52,28 +50,6 @@ def _meminfo_available() -> int:
     except FileNotFoundError:
         pass  # not Linux: no way to ask without a dependency
     return 8 << 30
-
-
-def _cgroup_memory() -> Iterator[tuple[int, int]]:
-    """(limit, usage) of the memory cgroups, v2 and v1, that bound this process. Reclaimable cache is not usage."""
-    for limit_file, used_file, stat_key in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "inactive_file"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-            "total_inactive_file",
-        ),
-    ):
-        try:
-            limit = Path(limit_file).read_text().strip()
-            used = int(Path(used_file).read_text())
-            stat = dict(
-                line.split() for line in (Path(used_file).parent / "memory.stat").read_text().splitlines()
-            )
-        except (FileNotFoundError, PermissionError, NotADirectoryError):
-            continue
-        if limit != "max" and int(limit) < 1 << 60:
-            yield int(limit), used - int(stat.get(stat_key, 0))
 
 
 def measure_limits(threads: int, arithmetic: Arithmetic, isa: str) -> MachineLimits:
