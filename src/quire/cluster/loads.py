@@ -1,0 +1,115 @@
+"""The load of a replica, in seconds: its own word, and what was sent to it since. Time is an argument."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+State = Literal["up", "draining", "ejected", "down"]
+LEAST_SHARE = 0.05
+OWN_SENDS = 5.0
+"""Seconds for which a send is remembered, to be added to a replica's word from before it."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """A replica's word: tokens of prompts not yet computed, requests, tokens of cache that no running request holds."""
+
+    step: int = 0
+    queued: int = 0
+    running: int = 0
+    waiting: int = 0
+    free: int | None = None
+
+
+class Booking(msgspec.Struct, eq=False):
+    """A request on its way: `found` tokens are expected in the cache, `left` not, and its first token in `seconds`."""
+
+    index: int
+    at: float
+    found: int
+    left: int
+    seconds: float
+    ended: bool = False
+
+
+class Replica:
+    """What is known of a replica.
+
+    Args:
+        name: Names it to sessions.
+        labels: The pools that it belongs to.
+        rate: Tokens of prompts that it computes in a second.
+        decode_rate: Tokens of answers that it computes in a second.
+        state: Only those that are up get requests.
+        slow_start: Seconds in which its share of the load grows after it came up.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        labels: Iterable[str] = (),
+        *,
+        rate: float = 1000.0,
+        decode_rate: float = math.inf,
+        state: State = "up",
+        slow_start: float = 15.0,
+    ) -> None:
+        self.name, self.labels, self.state = name, frozenset(labels), state
+        self.rate, self.decode_rate, self.slow_start = rate, decode_rate, slow_start
+        self.since = self.clear = -math.inf
+        """When it came up; when its queue will be empty."""
+        self.running = 0
+        self.free: float = math.inf
+        self._sends: deque[Booking] = deque()
+
+    def word(self, load: Load, now: float, age: float = 0.0) -> None:
+        """Take its word, written `age` seconds ago. What was sent since then is added."""
+        written = now - age
+        self.clear = written + load.queued / self.speed(now)
+        self.running = load.running
+        self.free = math.inf if load.free is None else load.free
+        for booking in self._sends:
+            if booking.at > written:
+                self._count(booking, now)
+
+    def send(self, booking: Booking, now: float) -> None:
+        """Count a request as soon as it is sent."""
+        while self._sends and self._sends[0].at < now - OWN_SENDS:
+            self._sends.popleft()
+        self._sends.append(booking)
+        self._count(booking, now)
+
+    def end(self, booking: Booking, now: float, computed: bool) -> None:
+        """Count a request no longer. One whose prompt was not computed gives back its part of the queue."""
+        booking.ended = True
+        self.running = max(0, self.running - 1)
+        if not computed and booking in self._sends:
+            self._sends.remove(booking)
+            self.clear -= booking.left / self.speed(now)
+
+    def wait(self, now: float) -> float:
+        """Estimate the seconds of work in its queue."""
+        return max(0.0, self.clear - now)
+
+    def cost(self, tokens: float, now: float) -> float:
+        """Estimate the seconds to a first token: the queue, tokens to compute or make room for, a step of others."""
+        work = tokens if tokens <= self.free else 2 * tokens - self.free
+        wait = self.clear - now
+        seconds = work / self.speed(now) + self.running / self.decode_rate
+        return wait + seconds if wait > 0 else seconds
+
+    def speed(self, now: float) -> float:
+        """Tell the tokens a second that it is given: soon after it came up less than it can."""
+        up = now - self.since
+        if up >= self.slow_start:
+            return self.rate
+        return self.rate * max(LEAST_SHARE, up / self.slow_start)
+
+    def _count(self, booking: Booking, now: float) -> None:
+        self.clear = max(self.clear, booking.at) + booking.left / self.speed(now)
+        self.free -= booking.left
+        self.running += not booking.ended

@@ -1,0 +1,184 @@
+"""Names of prefixes, and which replicas hold them: bookkeeping alone.
+
+A prefix is named by the digest of its text, in blocks of 1,024 bytes: each digest covers its block and all before it.
+Text will do for routing, since a rendered chat shares its prefix as text too, and a router has no tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+import msgspec
+import xxhash
+
+BLOCK_BYTES = 1024
+MOST_BLOCKS = 512
+"""Blocks of a prompt that have names: a router needs no more, and headers stay short."""
+_BITS = (1 << 60) - 1  # an int of 60 bits takes 32 bytes, one of 64 takes 48
+
+
+class Prompt(msgspec.Struct):
+    """The fields of a body that make its prompt, as slices of the body: nothing is built from them."""
+
+    tools: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def text(self) -> bytes:
+        """The prompt in the order of templates, so that a longer chat begins as a shorter one does."""
+        parts = (self.tools, self.system, self.instructions, self.messages, self.prompt, self.input)
+        return b"".join(map(bytes, parts))
+
+
+def digests(text: bytes, *salt: str) -> list[int]:
+    """Name the prefixes of a text, one for each whole block. `salt` keeps caches apart: owner, model, cache salt."""
+    digest = xxhash.xxh3_64_intdigest("\0".join(salt).encode())
+    found = []
+    for start in range(0, min(len(text) // BLOCK_BYTES, MOST_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):
+        digest = xxhash.xxh3_64_intdigest(text[start : start + BLOCK_BYTES], digest)
+        found.append(digest & _BITS)
+    return found
+
+
+def written(names: Iterable[int]) -> list[str]:
+    """Spell digests as they cross the wire."""
+    return [f"{name:016x}" for name in names]
+
+
+def read(names: Iterable[str]) -> list[int]:
+    """Read digests from the wire."""
+    return [int(name, 16) & _BITS for name in names]
+
+
+class Held:
+    """The prefixes in a cache: least recently used out first, of one request the deepest first.
+
+    A replica has one and publishes its changes, which have numbers. A router believes in one for each replica.
+
+    Args:
+        capacity: Tokens of the cache.
+        kept: Changes that are remembered.
+        number: The first change's number, above all those of an earlier life of the replica: a clock's, say.
+    """
+
+    def __init__(self, capacity: int, kept: int = 0, number: int = 0) -> None:
+        self.capacity = capacity
+        self.number = number
+        self.order: dict[int, int] = {}
+        self._tokens = 0
+        self._changes: deque[tuple[str, list[int]]] = deque(maxlen=kept)
+
+    def touch(self, names: Sequence[int], each: int) -> tuple[list[int], list[int]]:
+        """Put a request's prefixes in front, blocks of `each` tokens. Returns what came and what went."""
+        came = []
+        for name in reversed(names):
+            had = self.order.pop(name, 0)
+            if not had:
+                came.append(name)
+            self._tokens += each - had
+            self.order[name] = each
+        gone = []
+        surplus = self._tokens - self.capacity
+        if surplus > 0:
+            for name, tokens in self.order.items():
+                gone.append(name)
+                surplus -= tokens
+                if surplus <= 0:
+                    break
+            self.drop(gone)
+        came.reverse()
+        for sign, changed in (("+", came), ("-", gone)):
+            if changed:
+                self._changes.append((sign, changed))
+                self.number += 1
+        return came, gone
+
+    def drop(self, names: Iterable[int]) -> None:
+        """Forget prefixes."""
+        for name in names:
+            self._tokens -= self.order.pop(name, 0)
+
+    def clear(self) -> None:
+        """Forget everything: the cache is empty."""
+        self.order.clear()
+        self._changes.clear()
+        self._tokens = 0
+        self.number += 1
+
+    def since(self, number: int) -> tuple[int, bool, list[list[str]]]:
+        """Tell the next number, whether to forget everything first, and the changes since a number."""
+        missed = self.number - number
+        if 0 <= missed <= len(self._changes):
+            changes = islice(self._changes, len(self._changes) - missed, None)
+            return self.number, False, [[sign, *written(names)] for sign, names in changes]
+        return self.number, True, [["+", *written(reversed(self.order))]]
+
+
+class Prefixes:
+    """The replicas that hold a prefix, as bits, by digest.
+
+    A cache gives up a prefix before what it begins with, so the length that is held is found by bisection.
+    """
+
+    def __init__(self) -> None:
+        self.holders: dict[int, int] = {}
+        self._held: dict[int, Held] = {}
+        self._bits: dict[int, int] = {}  # one object for each replica, since most prefixes have one holder
+
+    def add(self, index: int, capacity: int) -> None:
+        """Begin with a replica, whose cache is empty and has room for `capacity` tokens."""
+        self._held[index] = Held(capacity)
+        self._bits[index] = 1 << index
+
+    def touch(self, index: int, names: Sequence[int], each: int) -> None:
+        """Note that a replica computes a prompt."""
+        came, gone = self._held[index].touch(names, each)
+        holders, bit = self.holders, self._bits[index]
+        for name in came:
+            holders[name] = holders[name] | bit if name in holders else bit
+        self._remove(index, gone)
+
+    def clear(self, index: int) -> None:
+        """Note that a replica holds nothing."""
+        self._remove(index, self._held[index].order)
+        self._held[index].clear()
+
+    def events(
+        self, index: int, changes: Iterable[Sequence[str]], *, reset: bool = False, each: int = 256
+    ) -> None:
+        """Take a replica's word on its cache, as `Held.since` tells it."""
+        if reset:
+            self.clear(index)
+        for sign, *spelled in changes:
+            names = read(spelled)
+            if sign == "+":
+                self.touch(index, names, each)
+            else:
+                self._held[index].drop(names)
+                self._remove(index, names)
+
+    def depth(self, names: Sequence[int], replicas: int, most: int) -> int:
+        """Count the leading blocks, up to `most`, that at least one of the replicas holds. `replicas` are bits."""
+        holders = self.holders
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if holders.get(names[middle - 1], 0) & replicas:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _remove(self, index: int, names: Iterable[int]) -> None:
+        holders, others = self.holders, ~self._bits[index]
+        for name in names:
+            if left := holders.get(name, 0) & others:
+                holders[name] = left
+            else:
+                holders.pop(name, None)
