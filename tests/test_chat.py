@@ -16,6 +16,7 @@ from quire.cli import main
 from quire.commands.chat.answer import AnswerPart, LocalAnswerer, Message, RemoteAnswerer
 from quire.commands.chat.session import SETTINGS, Session
 from quire.errors import PromptTooLongError, QuireError
+from quire.text.formats.shapes import thinking
 
 
 class Echo:
@@ -153,6 +154,8 @@ def test_a_template_without_a_switch_says_so(
         ("{% if thinking %}<think>{% endif %}", True),
         ("{{ messages[0].thinking }}", False),
         ("{% if enable_thinking is defined %}{% endif %}", True),
+        ("{% if x %}{% elif thinking %}{% endif %}", True),
+        ("{# thinking_budget #}{{ 'if thinking' }} or thinking", False),
     ):
         with LLM(tiny_model(), chat_template=template, max_model_len=64) as llm:
             assert llm.switches_thinking() is known
@@ -319,7 +322,7 @@ def test_a_server_is_told_whether_to_think(url: str, monkeypatch: pytest.MonkeyP
     list(answerer.answer([], {"enable_thinking": False, "seed": 1}, False))
     list(answerer.answer([], {"seed": 1}, False))
     first, second = Streams.bodies
-    assert first["chat_template_kwargs"] == {"enable_thinking": False, "thinking": False}
+    assert first["chat_template_kwargs"] == thinking(False)
     assert first["seed"] == 1
     assert not {"enable_thinking", "chat_template_kwargs"} & (
         second.keys() | first.keys() - {"chat_template_kwargs"}

@@ -478,7 +478,7 @@ def test_settings_are_checked_at_the_field_and_kept(page: Page) -> None:
     page.until(lambda: page.world.requests)
     body = page.world.requests[0]
     assert (body["min_p"], body["stop"]) == (0.1, ["END"])
-    assert body["chat_template_kwargs"] == {"enable_thinking": False, "thinking": False}
+    assert body["enable_thinking"] is False
 
 
 def test_the_request_is_shown_in_four_forms(page: Page) -> None:

@@ -334,8 +334,16 @@ def test_a_template_of_the_requests_own(thinking: Server) -> None:
     own = {**body, "chat_template": "{% for m in messages %}[{{ m.content }}]{% endfor %}"}
     answer = thinking.post("/v1/chat/completions", own)
     assert answer.json()["prompt_text"] == "[hello]"
-    switch = {**own, "chat_template": "{{ thinking }} {{ enable_thinking }}", "enable_thinking": False}
-    assert thinking.post("/v1/chat/completions", switch).json()["prompt_text"] == "False False"
+    names = "{{ thinking }} {{ enable_thinking }} {{ reasoning }} {{ thinking_budget | default('free') }}"
+    for switch, text in (
+        ({"enable_thinking": False}, "False False False 0"),
+        ({"reasoning_effort": "none"}, "False False False 0"),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"thinking": True}}, "True False False 0"),
+        ({"reasoning_effort": "low"}, "True True True free"),
+        ({"reasoning_effort": "none", "enable_thinking": True}, "True True True free"),
+    ):
+        answer = thinking.post("/v1/chat/completions", {**own, "chat_template": names, **switch})
+        assert answer.json()["prompt_text"] == text
     broken = thinking.post("/v1/chat/completions", {**body, "chat_template": "{% for"})
     assert broken.json()["error"]["param"] == "chat_template"
     endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"

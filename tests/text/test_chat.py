@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ModelError, RequestError
+from quire.text.formats.shapes import thinking
 from quire.text.side_files import TokenizerOptions
 from quire.text.template.messages import MAX_BROKEN, parse_messages
 from quire.text.template.process import TemplateProcess
@@ -35,6 +36,7 @@ PARAMETERS = {
 }
 FUNCTION = {"name": "weather", "description": "The <weather> & more, é", "parameters": PARAMETERS}
 TOOLS = [{"type": "function", "function": FUNCTION}]
+HELLO = [{"role": "user", "content": "hi"}]
 CALL = {
     "id": "call00001",
     "type": "function",
@@ -544,3 +546,28 @@ def test_arguments_are_given_as_text_to_a_template_that_needs_it(make: Callable[
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     source = "{% for c in messages[1].tool_calls %}{{ '>' + c.function.arguments }}{% endfor %}"
     assert make(source).render(chat) == '>{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}",
+        "{% if x %}{% elif thinking %}Think.{% endif %}",
+        "{% if not thinking %}</think>{% endif %}",
+        "{% set reasoning = reasoning if reasoning is not undefined else true %}{{ reasoning }}",
+        "{% if thinking_budget is defined and thinking_budget == 0 %}no{% endif %}",
+    ],
+)
+def test_reasoning_is_switched_under_every_name(source: str) -> None:
+    template = ChatTemplate(source)
+    assert template.switches_thinking
+    assert template.render(HELLO, **thinking(True)) != template.render(HELLO, **thinking(False))
+
+
+def test_public_templates_with_a_switch_are_switched(sources: dict[str, str]) -> None:
+    """And no other one is said to have one."""
+    for name, source in sources.items():
+        template = ChatTemplate(source, SPECIAL)
+        tools = TOOLS if "Hermes" in name else None  # its template for tools needs some
+        on, off = (template.render(HELLO, tools, **thinking(switch)) for switch in (True, False))
+        assert (on != off) == template.switches_thinking, name

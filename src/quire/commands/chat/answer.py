@@ -15,7 +15,7 @@ from quire.errors import ConfigError, PromptTooLongError, QuireError
 from quire.llm import LLM
 from quire.serve.keys import key_advice
 from quire.text.formats.reasoning.qwen3 import FORMAT as TAGS
-from quire.text.formats.shapes import SWITCHES
+from quire.text.formats.shapes import thinking
 from quire.text.output.events import Parsed
 from quire.text.output.parser import OutputParser
 
@@ -196,7 +196,7 @@ def _split(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Tell sampling parameters from variables of the chat template."""
     given = dict(settings)
     think = given.pop(THINK, None)
-    return given, {} if think is None else dict.fromkeys(SWITCHES, think)
+    return given, {} if think is None else thinking(think)
 
 
 def _refusal(error: urllib.error.HTTPError) -> QuireError:

@@ -9,7 +9,7 @@ from quire.serve.anthropic.protocol import CountRequest
 from quire.serve.errors import invalid
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import text_format
-from quire.text.formats.shapes import SWITCHES
+from quire.text.formats.shapes import thinking
 
 if TYPE_CHECKING:
     from quire.serve.anthropic import input as reading
@@ -57,4 +57,4 @@ def _thinking(body: CountRequest) -> tuple[dict[str, Any], int | None]:
         raise invalid(
             "thinking.budget_tokens must be an integer above 0", "thinking.budget_tokens", "invalid_type"
         )
-    return dict.fromkeys(SWITCHES, kind != "disabled"), budget if kind == "enabled" else None
+    return thinking(kind != "disabled"), budget if kind == "enabled" else None

@@ -33,10 +33,10 @@ class ChatRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: common.TemplateWords | None = None
     documents: Annotated[list[dict[str, Any]], says("documents for templates that read them")] | None = None
     reasoning_effort: (
-        Annotated[str, says("a variable of the chat template; none turns enable_thinking off")] | None
+        Annotated[str, says("a variable of the chat template; none turns reasoning off")] | None
     ) = None
     verbosity: Annotated[str, says("a variable of the chat template")] | None = None
-    enable_thinking: Annotated[bool, says("a variable of the chat template")] | None = None
+    enable_thinking: Annotated[bool, says("turns reasoning on or off in the chat template")] | None = None
     max_completion_tokens: Annotated[Positive, says("most tokens of output")] | None = None
     max_tokens: Annotated[Count, says("the same, under its older name")] | None = None
     logprobs: Annotated[bool | None, says("return the log-probability of each token")] = False

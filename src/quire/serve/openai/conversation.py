@@ -10,7 +10,7 @@ from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import constrained_by
 from quire.serve.service import Service
 from quire.serve.tools import Offer, Reading, reading_of, with_tools
-from quire.text.formats.shapes import SWITCHES
+from quire.text.formats.shapes import thinking
 
 if TYPE_CHECKING:
     from quire.text.template.render import Rendered
@@ -26,9 +26,9 @@ def render(service: Service, body: ChatRequest, offer: Offer) -> Rendered:
         if (value := getattr(body, name)) is not None:
             variables.setdefault(name, value)
     if body.enable_thinking is not None:
-        variables = dict.fromkeys(SWITCHES, body.enable_thinking) | variables
-    if body.reasoning_effort is not None:
-        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
+        variables = thinking(body.enable_thinking) | variables
+    elif body.reasoning_effort is not None:
+        variables = thinking(body.reasoning_effort != "none") | variables
     if body.chat_template is not None and not service.config.trust_request_chat_template:
         raise unsupported("chat_template", "start the server with --trust-request-chat-template to allow it")
     if taken := _OWN_FIELDS & set(variables):

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 Place = Literal["start", "reasoning", "answer"]
 
-SWITCHES = ("enable_thinking", "thinking")
-"""Variables of chat templates that turn reasoning on or off: the usual name, and DeepSeek's and Granite's."""
+
+def thinking(on: bool) -> dict[str, Any]:
+    """Make the variables by which chat templates turn reasoning on or off, under the names that models have for it.
+
+    The usual name, DeepSeek's and Granite's, Command's, and Seed-OSS's, whose default is to think without a bound.
+    """
+    return dict.fromkeys(("enable_thinking", "thinking", "reasoning"), on) | (
+        {} if on else {"thinking_budget": 0}
+    )
 
 
 @dataclass(frozen=True, slots=True)

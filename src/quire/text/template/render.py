@@ -110,8 +110,13 @@ class ChatTemplate:
 
     @property
     def switches_thinking(self) -> bool:
-        """Whether a variable turns reasoning on or off. `thinking` alone may be a field of messages."""
-        return re.search(r"\benable_thinking\b|\b(?:if|and|or|not)\s+thinking\b", self.source) is not None
+        """Whether a variable turns reasoning on or off. `thinking` and `reasoning` may be fields of messages."""
+        code = re.sub(r"'[^']*'|\"[^\"]*\"", "", " ".join(re.findall(r"\{[{%][^{}]*[%}]\}", self.source)))
+        switch = re.search(
+            r"\b(enable_thinking|thinking_budget)\b|(if|\b(and|or|not))\s+thinking\b|(?<![.\w])reasoning\s+is\b",
+            code,
+        )
+        return switch is not None
 
     def of_request(self, source: str) -> ChatTemplate:
         """Make a template that came with a request: same special tokens, tighter limits, a process of its own.

@@ -80,7 +80,7 @@ export function parameters(settings, chat) {
   const stops = (settings.stop ?? "").split("\n").filter((line) => line !== "");
   if (stops.length) found.stop = stops;
   if (settings.logprobs) Object.assign(found, chat ? { logprobs: true, top_logprobs: 5 } : { logprobs: 5 });
-  if (chat && settings.thinking === "off") found.chat_template_kwargs = { enable_thinking: false, thinking: false };
+  if (chat && settings.thinking === "off") found.enable_thinking = false;
   if (chat && settings.effort) found.reasoning_effort = settings.effort;
   return found;
 }
