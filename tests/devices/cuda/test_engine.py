@@ -186,7 +186,6 @@ def test_operations_without_a_kernel_are_refused_by_name(tmp_path: Path, family:
         ({"quantization": "nvfp4"}, "no GPU kernel multiplies blocks weights of this form"),
         ({"block_size": 24}, "power of two from 16 on, got 24"),
         ({"block_size": 8}, "power of two from 16 on, got 8"),
-        ({"enable_lora": True}, "no GPU kernel computes adapters yet"),
     ],
 )
 def test_what_a_gpu_lacks_is_refused_in_one_line(

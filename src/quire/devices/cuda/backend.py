@@ -120,10 +120,6 @@ class CudaBackend:
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """The arena, and room for mixtures and states of attention. ConfigError for what no kernel computes."""
         check_operations(graph)
-        if limits.max_adapters:
-            raise ConfigError(
-                "no GPU kernel computes adapters yet: leave --enable-lora out, or choose --device cpu"
-            )
         if kv_spec.dtype == "fp8_e4m3" and not self._run.target.e4m3:
             raise ConfigError(
                 f"{self._run.target.name} does not convert fp8_e4m3: choose --kv-cache-dtype fp8_e5m2, int8 or auto"

@@ -16,6 +16,7 @@ import torch
 from triton import knobs
 
 from quire.devices.cuda.kernels import (
+    adapted,
     attention,
     elementwise,
     experts,
@@ -108,6 +109,17 @@ def _experts(tokens: int, run: Launcher) -> None:
     experts.run_experts(run, x, ids, weights, about, room, x)
 
 
+def _adapters(run: Launcher) -> None:
+    numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
+    x, places, total = empty(256, 4096), empty(8, dtype=torch.int64), real(256, 28672)
+    changes = adapted.Changes(places, places, numbers(8), 64, real(8, 28672), real(8, 28672))
+    rows, inner = adapted.sort_rows(run, numbers(256), 8, x.dtype, empty), empty(256, 64)
+    adapted.shrink(run, x, changes, rows, inner)
+    adapted.expand(run, inner, changes, rows, total)
+    adapted.finish(run, total, total, rows.slots, changes, empty(256, 14336), None, "silu", None, 0.0, True)
+    adapted.finish(run, total, total, rows.slots, changes, x, real(28672), None, x)
+
+
 def _routes(run: Launcher) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
     groups = Routing(256, 8, "sigmoid", num_groups=8, top_groups=4, group_sum=True, renormalize=True)
@@ -165,6 +177,7 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     "linear of float32, 4096 tokens": partial(_linear, 4096, dtype=torch.float32),
     "experts, 1 token": partial(_experts, 1),
     "experts, 8192 tokens": partial(_experts, 8192),
+    "adapters": _adapters,
     "routing": _routes,
     "rows": _rows,
     "rope and store": _store,

@@ -129,6 +129,11 @@ def _tensor(part: Array | QuantTensor) -> Any:
     return torch.from_numpy(np.array(array))
 
 
+def alternating(rows: Array) -> Array:
+    """Rows of a gate, then of an up projection, in the order of rows of gated weights."""
+    return rows.reshape(2, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+
+
 def packs(layout: AnyLayout) -> bool:
     """Tell whether kernels multiply weights of a layout: 8 bits by row, or 4 bits by group with whole zero points."""
     if not isinstance(layout, (Int4, Int8)) or layout.inputs:

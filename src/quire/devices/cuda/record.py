@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from quire.devices.cuda.kernels import (
     rows,
 )
 from quire.devices.cuda.launch import Launcher
-from quire.devices.cuda.pack import own_matrix
+from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
 from quire.devices.cuda.work import FAR
 from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
 from quire.devices.graph import Graph
@@ -126,7 +127,12 @@ def _lacking(graph: Graph, op: Any) -> Iterator[str]:
 
 def embed(r: Recorder, op: ops.Embed[Value], out: Value) -> Call:
     table = own_matrix(op.table).dense(r.act)
-    return lambda step: rows.embed(r.run, table, step.tokens, step[out], op.scale)
+
+    def call(step: CudaStep) -> None:
+        if step.adapters is None or not step.adapters.embedding(op, out):
+            rows.embed(r.run, table, step.tokens, step[out], op.scale)
+
+    return call
 
 
 def embed_positions(r: Recorder, op: ops.EmbedPositions[Value], out: Value) -> Call:
@@ -175,54 +181,69 @@ def match_rms(r: Recorder, op: stream_ops.MatchRMS[Value], out: Value) -> Call:
 def normalize(r: Recorder, op: ops.Normalize[Value], out: Value) -> Call:
     given = op.norm
     weight, bias = r.tensor(given.weight), r.tensor(given.bias)
-    return lambda step: norm.normalize(
-        r.run, step[op.x], step[out], weight, given.eps, bias, given.kind, op.groups
-    )
+
+    def call(step: CudaStep) -> None:
+        norm.normalize(r.run, step[op.x], step[out], weight, given.eps, bias, given.kind, op.groups)
+        if step.adapters is not None:
+            step.adapters.norm(op.path, out, lambda own, to: norm.normalize(
+                r.run, step[op.x], to, r.tensor(own.weight), own.eps, r.tensor(own.bias), own.kind, op.groups
+            ))  # fmt: skip
+
+    return call
 
 
 def linear(r: Recorder, op: ops.Linear[Value], out: Value) -> Call:
-    weight, bias = own_matrix(op.weight).values, r.tensor(op.bias)
-    if weight is None:
-        return packed_product(r, op, out, bias, op.residual)
+    weight, bias = own_matrix(op.weight), r.tensor(op.bias)
 
     def call(step: CudaStep) -> None:
-        x = step[op.x].to(weight.dtype)  # the same tensor, but for exact weights
-        products.linear(r.run, x, weight, step[out], bias, op.activation, step.optional(op.residual))
+        sums, ending = (
+            partial(product, r, step, step[op.x]),
+            (bias, op.activation, step.optional(op.residual)),
+        )
+        if step.adapters is None or not step.adapters.product(op, out, sums, ending):
+            sums(weight, step[out], *ending)
 
     return call
 
 
 def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
-    weight, bias = own_matrix(op.weight).values, None
+    weight, bias = own_matrix(op.weight), None
     if op.bias is not None:
         bias = r.tensor(alternating(op.bias))
-    if weight is None:
-        return packed_product(r, op, out, bias, None, op.limit)
-    return lambda step: products.gated(r.run, step[op.x], weight, step[out], op.activation, bias, op.limit)
-
-
-def packed_product(
-    r: Recorder, op: Any, out: Value, bias: Any, residual: Value | None, limit: float = 0.0
-) -> Call:
-    """A product, gated or not, with a packed weight."""
-    own = own_matrix(op.weight)
-    weight: Any = own.packed
 
     def call(step: CudaStep) -> None:
-        x, scales, floats = step[op.x], None, step[op.x]
-        if own.rounds:
-            x, scales = step.empty(*x.shape, dtype=torch.int8), step.empty(len(x), dtype=torch.float32)
-            packed.round_rows(r.run, floats, x, scales)
-        packed.linear(
-            r.run, x, weight, step[out], bias, op.activation, step.optional(residual), scales, limit, own.gated
-        )  # fmt: skip
+        sums, ending = partial(product, r, step, step[op.x]), (bias, op.activation, None, op.limit, True)
+        if step.adapters is None or not step.adapters.product(op, out, sums, ending):
+            sums(weight, step[out], *ending)
 
     return call
 
 
-def alternating(bias: Array) -> Array:
-    """A bias of a gate, then of an up projection, in the order of rows of gated weights."""
-    return bias.reshape(2, -1).T.reshape(-1)
+def product(
+    r: Recorder,
+    step: CudaStep,
+    x: Any,
+    weight: CudaMatrix,
+    out: Any,
+    bias: Any = None,
+    activation: Any = None,
+    residual: Any = None,
+    limit: float = 0.0,
+    gated: bool = False,
+) -> None:
+    """A product with floats or a packed weight, gated or not."""
+    if weight.packed is None:
+        x = x.to(weight.dtype)  # the same tensor, but for exact weights
+        if gated:
+            products.gated(r.run, x, weight.values, out, activation, bias, limit)
+        else:
+            products.linear(r.run, x, weight.values, out, bias, activation, residual)
+        return
+    codes, scales = x, None
+    if weight.rounds:
+        codes, scales = step.empty(*x.shape, dtype=torch.int8), step.empty(len(x), dtype=torch.float32)
+        packed.round_rows(r.run, x, codes, scales)
+    packed.linear(r.run, codes, weight.packed, out, bias, activation, residual, scales, limit, gated)
 
 
 def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:

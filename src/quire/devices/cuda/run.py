@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from quire.devices.adapters import Adapter
+from quire.devices.cuda.adapters import SlotAdapters, StepAdapters
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.errors import memory_errors
@@ -29,16 +30,17 @@ class CudaExecutable:
         self._arena = Arena(graph, kv.spec, limits)
         self._memory = torch.empty(self._arena.nbytes, dtype=torch.uint8, device=kv.device)
         self._calls = encode(graph, Recorder(run, kv.device, self._arena.act))
+        self._adapters = SlotAdapters(graph, kv.device, self._arena.act, limits.max_adapters)
         self._step: CudaStep | None = None
 
     @memory_errors()
     def run(self, inputs: ModelInput) -> TorchLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
-        if inputs.adapters_B is not None:
-            raise EngineError("no adapter is in a slot of this device")
         if self._kv.device.type == "cuda":
             torch.cuda.set_device(self._kv.device)  # of this thread, in which Triton launches
         self._step = step = CudaStep(inputs, self._arena, self._memory, self._kv, self._run)
+        if inputs.adapters_B is not None:
+            step.adapters = StepAdapters(self._adapters, inputs, self._run, step)
         for call in self._calls[: self._graph.body]:
             call(step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
@@ -53,6 +55,8 @@ class CudaExecutable:
         if graph.logits is None:
             raise EngineError("this stage has no head: a step cannot ask it for logits")
         step.narrow(graph.hidden, start, stop)
+        if step.adapters is not None:
+            step.adapters.narrow(start, stop)
         for call in self._calls[graph.body :]:
             call(step)
         kind = GreedyLogits if step.inputs.greedy else TorchLogits
@@ -62,10 +66,9 @@ class CudaExecutable:
         assert self._step is not None
         return _numpy(self._step.rows_of(self._graph.hidden))
 
+    @memory_errors()
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
-        if adapter is None:
-            return 0
-        raise EngineError("no GPU kernel computes adapters yet: choose --device cpu")
+        return self._adapters.put(slot, adapter)
 
     def taps(self) -> tuple[FloatArray, ...]:
         return () if self._step is None else tuple(map(_numpy, self._step.tapped))

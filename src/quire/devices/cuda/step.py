@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from quire.devices.cuda.work import WorkShape, work_list
 from quire.devices.ops import Value
 from quire.devices.protocol import Array, FloatArray, ModelInput
 
+if TYPE_CHECKING:
+    from quire.devices.cuda.adapters import StepAdapters
+
 
 class CudaStep:
     """A `ModelInput` on the device. `step[value]` is a value's tensor [rows, width], wherever its operation is.
@@ -29,6 +32,7 @@ class CudaStep:
     ) -> None:
         self.inputs, self.cache, self.tapped = inputs, cache, list[Any]()
         self._arena, self._memory, self._run = arena, memory, run
+        self.adapters: StepAdapters | None = None
         batch, size = len(inputs.kv_len_B), cache.block_size
         used = -(-int(inputs.kv_len_B.max()) // size)
         table_BM = inputs.block_table_SM[inputs.slots_B, :used]
@@ -68,6 +72,10 @@ class CudaStep:
         count = self._counts[place.kind]
         size = count * place.width * place.dtype.itemsize
         return self._memory[place.begin : place.begin + size].view(place.dtype).view(count, place.width)
+
+    def kind(self, value: Value) -> int:
+        """What the rows of a value are: TOKENS, ROWS or a PIECE."""
+        return self._arena.places[value].kind
 
     def optional(self, value: Value | None) -> Any:
         return None if value is None else self[value]

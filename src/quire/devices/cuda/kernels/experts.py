@@ -133,22 +133,54 @@ def expert_tile(run: Launcher, tokens: int, chosen: int, experts: int, dtype: An
     return tile, total // tile.tokens + min(total, experts)
 
 
+def multiply_pairs(
+    run: Launcher,
+    x: Any,
+    table: Any,
+    sizes: Any,
+    bias: Any,
+    out: Any,
+    weights: Any,
+    tile_experts: Any,
+    pairs: Any,
+    tile: ProductTile,
+    rows: int,
+    width: int,
+    *,
+    up: bool,
+    number: Any,
+    chosen: int = 1,
+    weigh: bool = False,
+    activation: str = "",
+    gated: bool = False,
+    limit: float = 0.0,
+    whole: bool = False,
+    columns: int | None = None,
+) -> None:
+    """Multiply sorted pairs by their experts' weights, of at most `rows` rows: `up` from `width`, or down to it."""
+    launch(
+        run, expert_product, (triton.cdiv(rows, tile.rows), tile_experts.shape[0], 1), x, table, sizes, bias, out,
+        weights, tile_experts, pairs, width, x.stride(0), out.stride(0), 0 if bias is None else bias.stride(0), UP=up,
+        CHOSEN=chosen, WEIGH=weigh, ACTIVATION=activation, GATED=gated, LIMIT=limit, WHOLE=whole,
+        NUMBER=NUMBERS[number], ROWS=tile.rows, TOKENS=tile.tokens,
+        COLUMNS=columns or product_tiles(run, x.dtype).columns, shape=tile.shape,
+    )  # fmt: skip
+
+
 def run_experts(
     run: Launcher, x: Any, ids: Any, weights: Any, experts: Experts, scratch: ExpertScratch, out: Any
 ) -> None:
     """Sum over a token's experts, in ascending order, of weight * down(inner(up(x))): [T, D] -> [T, D]."""
     (tokens, chosen), count = ids.shape, experts.up.shape[0]
-    tile, most = expert_tile(run, tokens, chosen, count, x.dtype)
+    tile, _ = expert_tile(run, tokens, chosen, count, x.dtype)
     sort_pairs(run, ids, experts.up, scratch.counts, scratch.tile_experts, scratch.pairs, tile.tokens)
 
     def product(up: bool, x: Any, table: Any, bias: Any, out: Any, rows: int, width: int) -> None:
-        launch(
-            run, expert_product, (triton.cdiv(rows, tile.rows), most, 1), x, table, experts.sizes, bias, out, weights,
-            scratch.tile_experts, scratch.pairs, width, x.stride(0), out.stride(0),
-            0 if bias is None else bias.stride(0), UP=up, CHOSEN=chosen, WEIGH=up and experts.weigh_inputs,
-            ACTIVATION=experts.activation if up else "", GATED=up and experts.gated, LIMIT=experts.limit,
-            WHOLE=experts.aligned, NUMBER=NUMBERS[experts.number], ROWS=tile.rows, TOKENS=tile.tokens,
-            COLUMNS=product_tiles(run, x.dtype).columns, shape=tile.shape,
+        multiply_pairs(
+            run, x, table, experts.sizes, bias, out, weights, scratch.tile_experts, scratch.pairs, tile, rows, width,
+            up=up, number=experts.number, chosen=chosen, weigh=up and experts.weigh_inputs,
+            activation=experts.activation if up else "", gated=up and experts.gated, limit=experts.limit,
+            whole=experts.aligned,
         )  # fmt: skip
 
     rows, width = experts.largest * (2 if experts.gated else 1), out.shape[1]

@@ -104,7 +104,9 @@ def count_pairs(ids, addresses, counts, total, BLOCK: tl.constexpr):
     for start in range(0, total, BLOCK):
         number = tl.load(ids + start + at, mask=start + at < total, other=-1)
         found += (number == expert).to(tl.int32)
-    own = tl.where(tl.load(addresses + expert) == 0, 0, tl.sum(found, 0))
+    own = tl.sum(found, 0)
+    if addresses is not None:
+        own = tl.where(tl.load(addresses + expert) == 0, 0, own)
     tl.store(counts + expert, own)
 
 
@@ -168,9 +170,9 @@ def sort_pairs(
     """Sort pairs (token, place) of ids [T, C] by expert: tiles of `tokens` pairs of one expert, in ascending order.
 
     counts [E], tile_experts [tiles] (-1: no tile) and pairs [tiles * tokens] (-1: no pair) are int32. There are at most
-    as many tiles as experts.expert_tile counts. An address of 0 means no weights.
+    as many tiles as experts.expert_tile counts. An address of 0 means no weights; `addresses` is None if all have some.
     """
-    experts, total = addresses.shape[0], ids.numel()
+    experts, total = counts.shape[0], ids.numel()
     grid = experts, 1, 1
     launch(run, count_pairs, grid, ids, addresses, counts, total, BLOCK=1024, shape=NARROW)
     launch(
