@@ -7,8 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +14,12 @@ import pytest
 
 from tests.gguf_files import write_gguf
 from tests.hub_server import HubServer, hub_server, quire
+from tests.pages import ADDRESS, curl, serve
 
 PAGE = (Path(__file__).parent.parent / "docs" / "first-day.md").read_text()
 MODEL = "Qwen/Qwen3-4B-GGUF"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 LINES = [line for block in BLOCKS for line in block.splitlines()]
-ADDRESS = "http://127.0.0.1:8000"
 
 
 @pytest.fixture
@@ -37,28 +35,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
             write_gguf(tmp_path / "real", folder / f"Qwen3-4B-{tag}.gguf")
         server.models[MODEL] = folder
         yield server
-
-
-def serve(line: str) -> tuple[subprocess.Popen[str], str]:
-    """Start the server of the page at a free port; return it and its address."""
-    command = [sys.executable, "-m", "quire.cli", *shlex.split(line)[1:], "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    log = ""
-    while not (found := re.search(r"serving .* at (http://\S+)", log)):
-        said = process.stderr.readline()
-        assert said, log
-        log += said
-    return process, found[1]
-
-
-def curl(line: str) -> str:
-    """Ask as curl would: the URL, and perhaps a body of JSON."""
-    words = shlex.split(line)[1:]
-    body = words[words.index("-d") + 1].encode() if "-d" in words else None
-    request = urllib.request.Request(words[0], body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return str(answer.read().decode())
 
 
 def test_every_command_of_the_page_runs(hub: HubServer) -> None:
