@@ -30,7 +30,7 @@ def test_examples_run(page: Path, index: int, code: str, tmp_path: Path) -> None
     if '"interpreter"' in code:
         pytest.importorskip("triton", reason="the kernels of GPUs need the extra quire-llm[cuda]")
     command = [sys.executable, "-W", "error", "-c", code]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)  # minutes on a busy machine
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, f"{page.name}, example {index}: {result.stderr}"
     for said in re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE):
         assert said in result.stdout, f"{page.name}, example {index} says {said}: {result.stdout}"
