@@ -213,7 +213,7 @@ class StepOutput(msgspec.Struct):
     The last `forced[slot]` tokens of a slot were not sampled but follow from its grammar, so their KV is not computed
     yet. Slots in `ended` are complete: their grammar allows nothing more. Slots in `deferred` sampled nothing because
     their grammar was not ready; they compute their last token again. Slots in `refused` failed because their requests
-    contradict themselves.
+    contradict themselves. Slots in `moved` were freed by steps that began before this one's results were collected.
     """
 
     step: int
@@ -227,6 +227,7 @@ class StepOutput(msgspec.Struct):
     ended: set[int] = set()
     deferred: set[int] = set()
     refused: set[int] = set()
+    moved: set[int] = set()
 
 
 class FinishReason(str, enum.Enum):

@@ -118,13 +118,15 @@ def test_a_device_decides_what_options_leave_open() -> None:
         assert config.cache.block_size == own.block_size == block_size
         assert config.cache.gpu_memory_utilization == own.gpu_memory_utilization
         assert config.scheduler.max_num_seqs == own.max_num_seqs
+        assert config.scheduler.async_scheduling == own.async_scheduling
         assert config.scheduler.max_num_batched_tokens == own.max_num_batched_tokens
     given = EngineConfig.from_options(device="cuda", block_size=16, max_num_seqs=256)
     assert (given.cache.block_size, given.scheduler.max_num_seqs) == (16, 256)
     sections = EngineConfig(cache=CacheConfig(), scheduler=SchedulerConfig())
     plain = sections.scheduler.max_num_batched_tokens, sections.scheduler.max_num_seqs
     plain += sections.cache.gpu_memory_utilization, sections.cache.block_size
-    assert plain == tuple(getattr(CPU, name) for name in DECIDED) == (1024, 256, 0.5, 16)
+    plain += (sections.scheduler.async_scheduling,)
+    assert plain == tuple(getattr(CPU, name) for name in DECIDED) == (1024, 256, 0.5, 16, False)
     threads = make_backend(threads=3).choices
     assert (threads.logit_rows, threads.read_gbs, threads.gflops) == (64, 10.0, 150.0)
 

@@ -162,7 +162,7 @@ def replaced(
         delattr(place, name) if not isinstance(place, type) else setattr(place, name, whole)
 
 
-PARTS = sorted(classes("set", "clear", "rows", "take", "active", "greedy"), key=lambda kind: kind.__name__)
+PARTS = sorted(classes("set", "clear", "rows", "launch", "active", "greedy"), key=lambda kind: kind.__name__)
 GATES = sorted(classes("hold", "remove"), key=lambda kind: kind.__name__)
 
 
@@ -176,7 +176,7 @@ def test_something_is_found() -> None:
     assert {kind.__name__ for kind in GATES} >= {"GrammarGate", "AdapterArena", "Texts"}
 
 
-@pytest.mark.parametrize("method", ["set", "rows", "take", "clear"])
+@pytest.mark.parametrize("method", ["set", "rows", "launch", "collect", "clear"])
 @pytest.mark.parametrize("part", PARTS, ids=lambda kind: kind.__name__)
 def test_a_slot_part_that_fails_ends_the_request_it_fails_for(world: World, part: type, method: str) -> None:
     runner: Any = world.core._executor
@@ -208,7 +208,15 @@ def test_a_slot_part_that_fails_ends_the_request_it_fails_for(world: World, part
 
         return fail
 
-    with replaced(runner, "_execute", note), replaced(one, method, broken):
+    def broken_later(whole: Callable[..., Any]) -> Callable[..., Any]:
+        def launch(*args: Any) -> Any:
+            found = whole(*args)
+            return found and broken(found)
+
+        return launch
+
+    where, wrap = ("launch", broken_later) if method == "collect" else (method, broken)
+    with replaced(runner, "_launch", note), replaced(one, where, wrap):
         for kind in KINDS:
             hit.clear()
             (found,) = world.run([world.request(kind, "victim")]).values()

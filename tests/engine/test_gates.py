@@ -44,6 +44,9 @@ class Echo:
     def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
         raise NotImplementedError
 
+    def settle(self) -> None:
+        raise NotImplementedError
+
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         return StepOutput(batch.step, {seq.slot: [7] for seq in batch.seqs if seq.wants_logits})
 

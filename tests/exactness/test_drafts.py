@@ -12,6 +12,7 @@ import pytest
 from quire import LLM
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.runtime.slots.protocol import Collect
 from quire.types import NewSeq, StepOutput
 from tests.exactness.requests import PARAMS, make_prompts
 from tests.exactness.test_schedule import load, make_chaotic, remembered, results
@@ -60,7 +61,10 @@ class Drafter:
         self._drafts = {seq.slot: seq.draft for seq in step.seqs}
         return []
 
-    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
+    def launch(self, rows: StepRows, first: int) -> Collect:
+        return self._collect
+
+    def _collect(self, output: StepOutput) -> None:
         for slot, tokens in output.tokens.items():
             seed, count = self._outputs[slot]
             accepted = len(tokens) - output.forced.get(slot, 0) - 1

@@ -20,7 +20,7 @@ from quire.sched.pace import Pace
 from quire.sched.sequence import Sequence
 from quire.sched.step_plan import StepPlan
 from quire.sched.times import StepRates, StepWork
-from quire.types import NewSeq, StepOutput, TokenLogprobs
+from quire.types import NewSeq, TokenLogprobs
 from tests.exactness.requests import PARAMS, make_prompts
 from tests.tiny import OTHERS
 
@@ -133,7 +133,7 @@ class Recorder:
         self.inner.extend(slot, tokens)
 
     def sample(self, logits: Logits, slots: list[int], positions: list[int], *more: Any) -> Samples:
-        samples = self.inner.sample(logits, slots, positions, *more)
+        samples = self.inner.sample(logits, slots, positions, *more).result()
         for row, slot, position, token in zip(logits.numpy(), slots, positions, samples.tokens, strict=True):
             if token != NOT_DRAWN:  # rows after a rejected draft are of another text
                 data = row.tobytes()
@@ -154,7 +154,7 @@ class WholeLogits:
     def rows(self, step: StepLayout) -> list[int]:
         return []
 
-    def take(self, rows: StepRows, first: int, output: StepOutput) -> None: ...
+    def launch(self, rows: StepRows, first: int) -> None: ...
 
 
 def load(make: Callable[..., str], model: str, **options: Any) -> LLM:

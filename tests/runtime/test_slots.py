@@ -104,6 +104,13 @@ def test_the_largest_logit_is_enough_until_a_slot_needs_more(
     assert largest_is_enough()
 
 
+def collect(part: SlotPart, rows: StepRows, first: int, output: StepOutput) -> None:
+    """Launch and collect at once."""
+    found = part.launch(rows, first)
+    assert found is not None
+    found(output)
+
+
 def test_each_part_reads_its_own_rows() -> None:
     parts = make_parts()
     for seq in (
@@ -138,7 +145,7 @@ def test_drafts_are_accepted_while_they_equal_what_is_drawn(max_rows: int) -> No
         output = StepOutput(1, {})
         seqs = [ScheduledSeq(slot, 1, [6], draft, [], True) for slot, draft in enumerate(drafts)]
         part.rows(lay_out(*seqs))
-        part.take(rows, first, output)
+        collect(part, rows, first, output)
         return output
 
     def fresh() -> SamplingPart:
@@ -154,7 +161,7 @@ def test_drafts_are_accepted_while_they_equal_what_is_drawn(max_rows: int) -> No
         for row in range(4):
             output = StepOutput(1, {})
             one_by_one.rows(lay_out(ScheduledSeq(slot, 1 + row, [6], [], [], True)))
-            one_by_one.take(done.rows(), first + row, output)
+            collect(one_by_one, done.rows(), first + row, output)
             tokens += output.tokens[slot]
             scores += output.logprobs[slot]
         wanted.append(tokens)
@@ -178,12 +185,12 @@ def test_a_row_that_fails_behind_a_draft_fails_in_its_own_step() -> None:
     best = int(done.all[0].argmax())
     output = StepOutput(1, {})
     part.rows(lay_out(ScheduledSeq(0, 1, [6], [best], [], True)))
-    part.take(done.rows(), 0, output)
+    collect(part, done.rows(), 0, output)
     assert output == StepOutput(1, {0: [best]})
     output = StepOutput(2, {})
     part.rows(lay_out(ScheduledSeq(0, 2, [best], [3], [], True)))
     done.all[0] = np.nan
-    part.take(done.rows(), 0, output)
+    collect(part, done.rows(), 0, output)
     assert output.tokens == {}
     assert "NaN" in output.errors[0]
 

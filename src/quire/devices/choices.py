@@ -14,7 +14,8 @@ class Choices(msgspec.Struct, frozen=True):
 
     `logit_rows` are the rows of logits held at a time: 64 x 150k float32 are 38 MB. A device is assumed to read
     `read_gbs` gigabytes and to compute `gflops` billion operations per second, a CPU with each thread, until steps
-    are measured. Ranks of a machine have `shared_memory`, or a device each.
+    are measured. Ranks of a machine have `shared_memory`, or a device each. If it `launches`, its executables and
+    samplers return before it has computed, and steps overlap (`async_scheduling`).
     """
 
     max_num_batched_tokens: int = 1024
@@ -25,6 +26,8 @@ class Choices(msgspec.Struct, frozen=True):
     read_gbs: float = 10.0
     gflops: float = 50.0
     shared_memory: bool = True
+    launches: bool = False
+    async_scheduling: bool = False
 
     def with_threads(self, count: int) -> Choices:
         """Return the choices of a CPU that computes with `count` threads."""
@@ -32,7 +35,13 @@ class Choices(msgspec.Struct, frozen=True):
 
 
 CPU = Choices()
-DECIDED = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "block_size")
+DECIDED = (
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "gpu_memory_utilization",
+    "block_size",
+    "async_scheduling",
+)
 """DECIDED are the names of the engine options among them."""
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from quire.types import TokenLogprobs
 
 IntArray = NDArray[np.int32]
 TokenMask = NDArray[np.uint32]
+T_co = TypeVar("T_co", covariant=True)
 
 NOT_DRAWN = -1
 BAD_LOGITS = "the model's logits hold NaN or +inf"
@@ -58,8 +59,15 @@ class SlotSampling:
         return len(self.prompt_tokens) + len(self.output_tokens)
 
 
+class Pending(Protocol[T_co]):
+    """A result that a device may still compute."""
+
+    def result(self) -> T_co:
+        """Wait for the result. Steps that were launched later do not change it."""
+
+
 class Samples(msgspec.Struct):
-    """The tokens sampled by one call, on the host.
+    """The tokens sampled by one call, on the host: a result that is complete at once.
 
     `tokens` has one per row: NOT_DRAWN if the row failed, or follows a rejected draft or a failed row. `logprobs` has
     an entry for each sampled row whose slot asks for them. `errors` maps a failed row to the reason.
@@ -68,6 +76,9 @@ class Samples(msgspec.Struct):
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs] = {}
     errors: dict[int, str] = {}
+
+    def result(self) -> Samples:
+        return self
 
 
 class Logits(Protocol):
@@ -113,7 +124,7 @@ class Sampler(Protocol):
         positions: list[int],
         drafts: list[int] | None = None,
         masks_LW: TokenMask | None = None,
-    ) -> Samples:
+    ) -> Pending[Samples]:
         """Sample one token per row of `logits` and append it to its slot's output. Does not change the logits.
 
         `positions` is the index in the sequence of each sampled token. Rows of one slot are adjacent, at consecutive

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +18,7 @@ from quire.sched.scheduler import Scheduler
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends, failures
 
 if TYPE_CHECKING:
+    from quire.devices.sampling import Pending
     from quire.engine.api import Host
 
 log = logging.getLogger("quire.engine")
@@ -30,8 +32,20 @@ class Executor(Protocol):
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Compute a batch now."""
 
-    def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
+    def submit(self, batch: ScheduledBatch) -> Pending[StepOutput]:
         """Compute a batch after earlier submitted ones, without blocking the caller."""
+
+    def settle(self) -> None:
+        """Let no submitted batch be unfinished; results that nobody has asked for are lost."""
+
+
+@dataclass(slots=True)
+class Flying:
+    """A step in flight: when it began, and its result if it is computed ahead."""
+
+    batch: ScheduledBatch
+    started: float
+    result: Pending[StepOutput] | None = None
 
 
 class EngineCore:
@@ -61,8 +75,7 @@ class EngineCore:
         self._executor = executor
         self._depth = depth
         self._watch = Watch()
-        # With its start, and its result if it is computed ahead.
-        self._flight: deque[tuple[ScheduledBatch, float, Future[StepOutput] | None]] = deque()
+        self._flight: deque[Flying] = deque()
         self._ended = 0.0  # when the last step ended
         self._ready: list[Delta] = []  # the next step returns them
         self._waiting = Gates(self.gates)
@@ -196,7 +209,9 @@ class EngineCore:
         while len(flight) < self._depth and (batch := self.scheduler.schedule()) is not None:
             if batch.new and self.on_batch is not None:
                 self.on_batch(batch)
-            flight.append((batch, perf_counter(), self._executor.submit(batch) if self._depth > 1 else None))
+            flight.append(flying := Flying(batch, perf_counter()))
+            if self._depth > 1:
+                flying.result = self._executor.submit(batch)
         if flight:
             deltas += self._finish_oldest()
         if self._keepers:
@@ -237,7 +252,8 @@ class EngineCore:
 
     def _finish_oldest(self) -> list[Delta]:
         """Take in the result of the oldest step in flight."""
-        batch, started, result = self._flight[0]
+        flying = self._flight[0]
+        batch, result = flying.batch, flying.result
         if result is not None:  # else the executor says what it does
             self._watch.enter(FORWARD_PASS)
         # An interrupt leaves the step in flight.
@@ -245,13 +261,13 @@ class EngineCore:
             output = self._executor.execute(batch) if result is None else result.result()
         except FailedStepError as error:
             log.exception("a step failed: its sequences compute again, one by one")
-            wait([later for _, _, later in self._flight if later is not None])
+            self._executor.settle()
             self._flight.clear()
             return self.scheduler.undo(str(error))
         if result is not None:
             self._watch.enter(RESULTS)
         self._flight.popleft()
-        began, self._ended = max(started, self._ended), perf_counter()
+        began, self._ended = max(flying.started, self._ended), perf_counter()
         if self.on_computed is not None:
             self.on_computed(began, self._ended, batch)
         deltas = self.scheduler.update(batch, output, self._ended - began)

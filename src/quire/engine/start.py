@@ -110,7 +110,8 @@ def begin_start(
         sampling = SamplingPart(sampler)
         slot_parts: list[SlotPart] = [sampling, ScoringPart(sampler)]
         earlier = None if division is None else division.earlier
-        runner = Runner(executable, [kv], inputs, slot_parts, limits.max_logit_rows, earlier)
+        launches = division is None and plan.backend.choices.launches
+        runner = Runner(executable, [kv], inputs, slot_parts, limits.max_logit_rows, earlier, launches)
         release = MemoryRelease if division is None else division.memory_release
         load = partial(_load_checked, plan, shard)
         released = release(runner, model, load, parts.kv_cache, parts.executable)

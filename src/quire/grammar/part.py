@@ -17,6 +17,7 @@ from quire.grammar.masks import MAX_SECONDS, NUM_THREADS, Constraint, MaskWork
 from quire.grammar.matcher import Matcher, TokenMask
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.runtime.slots.protocol import Collect
 from quire.runtime.slots.sampling import Draws, SamplingPart, draws_of
 from quire.types import NewSeq, StepOutput, ThinkingBudget
 
@@ -103,24 +104,30 @@ class GrammarPart:
                 constraint.work = work
         return self._draws.rows
 
-    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
-        """Sample the rows whose masks are ready, and append the tokens that the grammars force next."""
+    def launch(self, rows: StepRows, first: int) -> Collect | None:
+        """Sample the rows whose masks are ready."""
         if not self._draws:
-            return
+            return None
         self._wait()
-        places, masks_LW = self._ready(output)
+        places, masks_LW, left = self._ready()
         if not places:
-            return
+            return left
         draws = self._draws.only(places)
-        self._sampling.draw(draws, rows, [first + i for i in places], output, masks_LW)
-        for slot in dict.fromkeys(draws.slots):
-            if slot not in output.errors:
+        collect = self._sampling.draw(draws, rows, [first + i for i in places], masks_LW)
+        return partial(self._collect, left, collect, list(dict.fromkeys(draws.slots)))
+
+    def _collect(self, left: Collect, collect: Collect, slots: list[int], output: StepOutput) -> None:
+        """Add the sampled tokens, and those that the grammars force next."""
+        left(output)
+        collect(output)
+        for slot in slots:
+            if slot not in output.errors and slot not in output.moved:
                 self._advance(slot, output)
 
     def count_allowed(self, slot: int, draft: list[int]) -> int:
         """Count how many tokens of `draft` a slot's grammar allows next; all without a grammar.
 
-        Only between the `take` of this part and its next `rows`, when no thread has the matcher.
+        Only when the results of this part are collected, before its next `rows`: no thread has the matcher then.
         """
         constraint = self._constraints.get(slot)
         if constraint is None or constraint.work is not None or constraint.matcher is None:
@@ -137,8 +144,10 @@ class GrammarPart:
             for work in works:
                 work.wait_on()
 
-    def _ready(self, output: StepOutput) -> tuple[list[int], TokenMask]:
-        """Find the places of rows with a mask, and the masks [rows, W]. Other slots are deferred or fail."""
+    def _ready(self) -> tuple[list[int], TokenMask, Collect]:
+        """Find the places of rows with a mask, and the masks [rows, W]. Last: other slots are deferred, or fail."""
+        errors: dict[int, str] = {}
+        deferred: set[int] = set()
         places: list[int] = []
         masks: list[TokenMask] = []
         slots = self._draws.slots
@@ -147,16 +156,17 @@ class GrammarPart:
             assert constraint.work is not None
             if not constraint.is_ready:
                 if time.monotonic() - constraint.work.since > MAX_SECONDS:
-                    output.errors[slot] = f"the grammar needs more than {MAX_SECONDS:g} s for a token"
+                    errors[slot] = f"the grammar needs more than {MAX_SECONDS:g} s for a token"
                 else:
-                    output.deferred.add(slot)
+                    deferred.add(slot)
             elif constraint.error is not None:
-                output.errors[slot] = constraint.error
+                errors[slot] = constraint.error
             else:
                 count = constraint.num_rows(self._drafts.get(slot, []))
                 places += own[:count]
                 masks.append(constraint.masks_RW[:count])
-        return places, np.concatenate(masks) if masks else np.zeros((0, self._words), np.uint32)
+        masks_LW = np.concatenate(masks) if masks else np.zeros((0, self._words), np.uint32)
+        return places, masks_LW, partial(_leave, errors, deferred)
 
     def _advance(self, slot: int, output: StepOutput) -> None:
         tokens = output.tokens[slot]
@@ -169,3 +179,9 @@ class GrammarPart:
             self._sampling.sampler.extend(slot, follow.forced)
         if follow.ended:
             output.ended.add(slot)
+
+
+def _leave(errors: dict[int, str], deferred: set[int], output: StepOutput) -> None:
+    """Report the slots that were not sampled."""
+    output.errors |= errors
+    output.deferred |= deferred

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from quire.model.pooling_head import PoolingHead
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.runtime.slots.protocol import Collect
 from quire.types import NewSeq, Pooling, StepOutput
 
 
@@ -98,7 +100,8 @@ class PoolingPart:
             self._parts.append(PooledRows(seq.slot, stop - begin, seq.wants_logits))
         return rows
 
-    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
+    def launch(self, rows: StepRows, first: int) -> Collect | None:
+        found: dict[int, list[float]] = {}
         for part in self._parts:
             pool = self._pools[part.slot]
             for row_D in rows.hidden(first, first + part.count).astype(np.float64):
@@ -106,7 +109,8 @@ class PoolingPart:
             first += part.count
             if part.ends:
                 every = pool.kind == "all"
-                output.embeddings[part.slot] = pool.vectors if every else self._vector(pool, pool.mean())
+                found[part.slot] = pool.vectors if every else self._vector(pool, pool.mean())
+        return partial(_add, found) if found else None
 
     def _add(self, pool: Pool, row_D: NDArray[np.float64]) -> None:
         own = row_D if pool.head is None else pool.head.each(row_D)
@@ -122,3 +126,7 @@ class PoolingPart:
             return unit_vector(x_D)
         vector: list[float] = x_D.tolist()
         return vector
+
+
+def _add(found: dict[int, list[float]], output: StepOutput) -> None:
+    output.embeddings |= found

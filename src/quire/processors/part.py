@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from quire.logits_processor import AdapterLogitsProcessor, BatchUpdate, Processo
 from quire.params import SamplingParams
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.runtime.slots.protocol import Collect
 from quire.runtime.slots.scoring import with_asked
 from quire.runtime.slots.state import slot_sampling
 from quire.types import NewSeq, StepOutput, TokenLogprobs
@@ -126,10 +128,8 @@ class ProcessorPart:
     def rows(self, step: StepLayout) -> list[int]:
         return []
 
-    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
-        """Follow the tokens that the other parts sampled."""
-        for slot, tracked in self._slots.items():
-            tracked.state.output_tokens += output.tokens.get(slot, ())
+    def launch(self, rows: StepRows, first: int) -> Collect | None:
+        return partial(_follow, list(self._slots.items()))  # `RowWork.finish` has followed the sampled tokens
 
     def begin(self, slots: list[int], logits: Logits, masks_LW: TokenMask | None) -> RowWork | None:
         """Change the rows of `slots` that have processors; None if no row needs anything."""
@@ -204,13 +204,17 @@ class RowWork:
     errors: dict[int, str]
 
     def finish(self, samples: Samples) -> None:
-        """Complete the log-probabilities and errors of the samples."""
+        """Complete the log-probabilities and errors of the samples, and follow their tokens."""
         samples.errors.update(self.errors)
+        tokens = [samples.tokens[row] for row in self.rows]
         for number, (row, one) in enumerate(zip(self.rows, self.tracked, strict=True)):
-            token = samples.tokens[row]
+            token = tokens[number]
             if token != NOT_DRAWN and one.state.params.wants_logprobs:
                 mask = None if self.masks_LW is None else self.masks_LW[row]
                 samples.logprobs[row] = self._scores(number, one, token, mask)
+        for one, token in zip(self.tracked, tokens, strict=True):
+            if token != NOT_DRAWN:
+                one.state.output_tokens.append(token)
 
     def _scores(self, number: int, one: Tracked, token: int, mask: TokenMask | None) -> TokenLogprobs:
         params = one.state.params
@@ -232,6 +236,13 @@ class RowWork:
             scores_V[best].tolist(),
             [(t, float(scores_V[t]), ranks[t]) for t in asked],
         )
+
+
+def _follow(slots: list[tuple[int, Tracked]], output: StepOutput) -> None:
+    """Follow the tokens that grammars have forced."""
+    for slot, tracked in slots:
+        if forced := output.forced.get(slot):
+            tracked.state.output_tokens += output.tokens[slot][-forced:]
 
 
 def _of_function(function: Callable[..., Any], state: SlotSampling) -> Change:

@@ -23,7 +23,7 @@ class StepLayout(msgspec.Struct):
     """The places of a step's sequences among its T tokens.
 
     Sequence i has tokens cu_q[i]..cu_q[i + 1] - 1; the last len(seqs[i].draft) of them are its draft. ends[i] is the
-    position after its last token.
+    position after its last token. `unseen` are places of tokens that the device has, with the slots that drew them.
     """
 
     seqs: list[ScheduledSeq]
@@ -32,6 +32,7 @@ class StepLayout(msgspec.Struct):
     cu_q: list[int]
     ends: list[int]
     slots: list[int]
+    unseen: list[tuple[int, int]] = []
 
 
 class InputBuilder:
@@ -70,14 +71,18 @@ class InputBuilder:
             self.adapters_S[slot] = -1
 
     def lay_out(
-        self, batch: ScheduledBatch, sampled: Mapping[int, Sequence[int]], failed: Container[int]
+        self,
+        batch: ScheduledBatch,
+        sampled: Mapping[int, Sequence[int]] | None,
+        failed: Container[int],
     ) -> StepLayout:
         """Lay out the batch's tokens, and extend the block tables.
 
-        `sampled` holds the last sample of each slot, which replaces UNSEEN; for `failed` slots token 0 does.
-        EngineError: the number of unseen tokens differs from the sample's.
+        `sampled` holds the last sample of each slot, which replaces UNSEEN; for `failed` slots token 0 does. None: the
+        device has them, and fills them in. EngineError: the number of unseen tokens differs from the sample's.
         """
         tokens: list[int] = []
+        unseen: list[tuple[int, int]] = []
         positions: list[int] = []
         cu_q, ends, slots = [0], [], []
         seqs = batch.seqs if self.adapters_S is None else self._by_adapter(batch.seqs)
@@ -85,7 +90,13 @@ class InputBuilder:
             if seq.new_blocks:
                 self._extend(seq)
             slot, start = seq.slot, seq.start
-            tokens += seq.tokens if seq.tokens[-1] != UNSEEN else _seen(seq, sampled, failed)
+            if seq.tokens[-1] != UNSEEN:
+                tokens += seq.tokens
+            elif sampled is not None:
+                tokens += _seen(seq, sampled, failed)
+            else:
+                unseen.append((len(tokens) + len(seq.tokens) - 1, slot))
+                tokens += [*seq.tokens[:-1], 0]
             if seq.draft:
                 tokens += seq.draft
             count = len(tokens)
@@ -94,7 +105,7 @@ class InputBuilder:
             slots.append(slot)
             ends.append(end)
             cu_q.append(count)
-        return StepLayout(seqs, tokens, positions, cu_q, ends, slots)
+        return StepLayout(seqs, tokens, positions, cu_q, ends, slots, unseen)
 
     def build(self, layout: StepLayout, rows: list[int], greedy: bool) -> ModelInput:
         """Make the arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
@@ -116,6 +127,7 @@ class InputBuilder:
             None,
             adapters_B if adapters_B is not None and adapters_B.max() >= 0 else None,
             None if layout.seqs[0].state is None else states.lay_out(layout.seqs),
+            np.array(layout.unseen, np.int32) if layout.unseen else None,
         )
 
     def snapshot(self, layout: StepLayout) -> ModelInput:

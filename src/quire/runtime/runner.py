@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
 
 from quire.devices.protocol import Executable, KVCache, ModelInput
+from quire.devices.sampling import Pending
 from quire.errors import EngineError, FailedStepError, message_of
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
@@ -19,7 +21,7 @@ from quire.types import NewSeq, ScheduledBatch, StepOutput
 
 if TYPE_CHECKING:
     from quire.devices.adapters import Adapter
-    from quire.runtime.slots.protocol import SlotPart
+    from quire.runtime.slots.protocol import Collect, SlotPart
 
 log = logging.getLogger("quire.engine")
 
@@ -36,6 +38,19 @@ class Earlier(Protocol):
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None: ...
 
 
+class Launched(msgspec.Struct, eq=False):
+    """A step that the device computes, with what collects its results; or the error of its launch."""
+
+    collect: Callable[[Launched], StepOutput]
+    output: StepOutput
+    step: StepLayout | None = None  # None: it computes nothing
+    parts: list[Collect] = []
+    error: Exception | None = None
+
+    def result(self) -> StepOutput:
+        return self.collect(self)
+
+
 class Runner:
     """Holds the state between steps: the KV cache, the block tables, and each part's state by slot.
 
@@ -43,6 +58,9 @@ class Runner:
     raised, and all its sequences must be set anew. The executable holds `max_logit_rows` rows of logits; more are
     computed and read in pieces. With `earlier` it is the last pipeline stage: a step begins in the earlier stages as
     soon as it is submitted.
+
+    A step is launched, and its results are collected. If the device `launches` alone, submitted steps are launched at
+    once, and collected when somebody asks for the result; else a thread does both.
     """
 
     def __init__(
@@ -53,6 +71,7 @@ class Runner:
         parts: Sequence[SlotPart],
         max_logit_rows: int,
         earlier: Earlier | None = None,
+        launches: bool = False,
     ) -> None:
         self.parts = list(parts)
         self._active: list[SlotPart] = []  # those that act in a step
@@ -61,8 +80,11 @@ class Runner:
         self.caches = list(caches)  # the model's, and caches of features that share its block ids
         self._inputs = inputs
         self._max_logit_rows = max_logit_rows
-        self._earlier = earlier
-        self._sampled: dict[int, tuple[int, ...]] = {}  # each slot's last sample, of submitted batches
+        self._earlier, self._launches = earlier, launches
+        self._flying: deque[Launched] = deque()  # submitted to a device that launches alone
+        self._sampled: dict[
+            int, tuple[int, ...]
+        ] = {}  # each slot's last sample, of batches that the thread computed
         self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
         self._unclear: set[int] = set()  # slots that a part could not forget
         self._thread = ThreadPoolExecutor(1, "quire-step")
@@ -95,11 +117,25 @@ class Runner:
             raise EngineError("the engine sleeps: wake it up before it loads an adapter")
         return executable.adapt(slot, adapter)
 
-    def submit(self, batch: ScheduledBatch) -> Future[StepOutput]:
-        """Compute `batch` on the runner's own thread, after earlier ones. The future may hold an exception."""
-        if self._earlier is None:
-            return self._thread.submit(self._execute_ahead, batch)
-        return self._thread.submit(self._execute, batch, self._begin(batch, self._earlier))
+    def submit(self, batch: ScheduledBatch) -> Pending[StepOutput]:
+        """Compute `batch` after earlier ones. Its result may be an exception."""
+        if not self._launches:
+            begun = None if self._earlier is None else self._begin(batch, self._earlier)
+            return self._thread.submit(self._execute_ahead, batch, begun)
+        for launched in self._flying:
+            launched.output.moved.update(batch.freed)
+        try:
+            launched = self._launch(batch, None)
+        except Exception as error:
+            launched = Launched(self._collect, StepOutput(batch.step, {}), error=error)
+        self._flying.append(launched)
+        return launched
+
+    def settle(self) -> None:
+        """Let no submitted batch be unfinished; results that nobody has asked for are lost."""
+        self._flying.clear()
+        if not self._launches:
+            self._thread.submit(_nothing).result()
 
     def shutdown(self) -> None:
         """End the thread once all submitted batches are computed. May be called more than once."""
@@ -110,11 +146,12 @@ class Runner:
 
         Must not run while submitted batches are unfinished.
         """
-        return self._execute(batch, None if self._earlier is None else self._begin(batch, self._earlier))
+        begun = None if self._earlier is None else self._begin(batch, self._earlier)
+        return self._launch(batch, begun).result()
 
-    def _execute_ahead(self, batch: ScheduledBatch) -> StepOutput:
+    def _execute_ahead(self, batch: ScheduledBatch, begun: Begun | None) -> StepOutput:
         """Compute a batch whose tokens the next one may not know yet."""
-        output = self._execute(batch, None)
+        output = self._launch(batch, begun).result()
         # Tuples, because the output's own lists belong to its reader.
         self._sampled.update(zip(output.tokens, map(tuple, output.tokens.values()), strict=True))
         return output
@@ -136,7 +173,8 @@ class Runner:
         earlier.begin(inputs)
         return step, inputs
 
-    def _execute(self, batch: ScheduledBatch, begun: Begun | None) -> StepOutput:
+    def _launch(self, batch: ScheduledBatch, begun: Begun | None) -> Launched:
+        """Apply the batch's delta and launch it."""
         self.watch.enter(SLOTS)
         for slot in batch.freed:
             self._clear(slot)
@@ -157,10 +195,10 @@ class Runner:
         if batch.state_copies:
             for cache in self.caches:
                 cache.copy_states(batch.state_copies)
-        output = StepOutput(batch.step, {})
+        launched = Launched(self._collect, StepOutput(batch.step, {}))
         if batch.seqs:
-            self._compute(batch, output, begun)
-        return output
+            self._compute(batch, launched, begun)
+        return launched
 
     def _set(self, new: NewSeq) -> None:
         """Give a sequence its slot. If that fails, the slot has failed."""
@@ -189,14 +227,15 @@ class Runner:
                 log.exception("%s cannot forget a slot", type(part).__name__)
                 self._unclear.add(slot)
 
-    def _compute(self, batch: ScheduledBatch, output: StepOutput, begun: Begun | None) -> None:
+    def _compute(self, batch: ScheduledBatch, launched: Launched, begun: Begun | None) -> None:
         executable = self._executable
         if executable is None:
             raise EngineError("the engine sleeps: wake it up before it computes")
         rows: list[int] = []
         firsts = []
         try:
-            step = begun[0] if begun else self._inputs.lay_out(batch, self._sampled, self._failed)
+            sampled = None if self._launches else self._sampled
+            step = begun[0] if begun else self._inputs.lay_out(batch, sampled, self._failed)
             for part in self._active:
                 firsts.append(len(rows))
                 rows += part.rows(step)
@@ -213,18 +252,43 @@ class Runner:
         logits = executable.run(inputs)
         self.watch.enter(RESULTS)
         result = StepRows(executable, logits, len(rows), self._max_logit_rows)
+        launched.step = step
         try:
             for part, first in zip(self._active, firsts, strict=True):
-                part.take(result, first, output)
+                collect = part.launch(result, first)
+                if collect is not None:
+                    launched.parts.append(collect)
+        except Exception as error:
+            raise FailedStepError(message_of(error)) from error
+
+    def _collect(self, launched: Launched) -> StepOutput:
+        """Add the results of each part to the step's output, once the device is done."""
+        if self._flying and self._flying[0] is launched:
+            self._flying.popleft()
+        if launched.error is not None:
+            raise launched.error
+        step, output = launched.step, launched.output
+        if step is None:
+            return output
+        try:
+            for collect in launched.parts:
+                collect(output)
         except Exception as error:
             raise FailedStepError(message_of(error)) from error
         if output.errors or self._failed:
             self._fail(step, output)
+        return output
 
     def _fail(self, step: StepLayout, output: StepOutput) -> None:
         """Clear failed slots. Their scheduled steps end with the same error."""
         for slot in output.errors:
             output.tokens.pop(slot, None)
-            self._clear(slot)
-        output.errors |= {slot: self._failed[slot] for slot in step.slots if slot in self._failed}
-        self._failed |= output.errors
+            if slot not in output.moved:
+                self._clear(slot)
+        staying = [slot for slot in step.slots if slot not in output.moved]
+        output.errors |= {slot: self._failed[slot] for slot in staying if slot in self._failed}
+        self._failed |= {slot: output.errors[slot] for slot in staying if slot in output.errors}
+
+
+def _nothing() -> None:
+    """Come after all submitted batches."""

@@ -110,7 +110,7 @@ class Picker:
             return ids if self._target_ids is None else self._target_ids[ids].tolist()
         slots = [seq.slot for seq in seqs]
         positions = [len(seq.tokens) + n for seq, n in zip(seqs, ahead, strict=True)]
-        tokens = self._sampler.sample(self._widened(logits), slots, positions).tokens
+        tokens = self._sampler.sample(self._widened(logits), slots, positions).result().tokens
         for seq, token in zip(seqs, tokens, strict=True):
             if token != NOT_DRAWN:
                 self._drawn[seq.slot] = self._drawn.get(seq.slot, 0) + 1

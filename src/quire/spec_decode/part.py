@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from quire.devices.shared import Shared
 from quire.runtime.inputs import InputBuilder, StepLayout
@@ -12,7 +13,7 @@ from quire.runtime.rows import StepRows
 from quire.spec_decode.acceptance import Odds, Tally
 from quire.spec_decode.controller import PROBE_SHARE, Controller
 from quire.spec_decode.lookup import PredictionProposer
-from quire.spec_decode.proposer import Computed, Draft, Proposer, SpecSequence, StepView
+from quire.spec_decode.proposer import Computed, Draft, Proposer, SpecSequence, StepView, Taps
 from quire.types import NewSeq, StepOutput
 
 MOST_PREDICTED = 64
@@ -58,11 +59,10 @@ class SpeculationPart:
         self._looks_only = proposer is None or proposer.drafts_freely
         self._late: list[dict[int, list[int]]] = []  # tokens of steps without planning, by slot
         self._slept: dict[int, int] = {}  # by slot, the first position computed in them
-        self._asleep = False
         self._turn = 0
         self._quiet = 0  # steps since the last drafts
         self._step: StepLayout | None = None
-        self._began = 0.0
+        self._began: float | None = None  # when the step began; None: it plans no drafts
 
     @property
     def active(self) -> bool:
@@ -99,33 +99,33 @@ class SpeculationPart:
 
     def rows(self, step: StepLayout) -> list[int]:
         self._step = step
-        self._asleep = self.controller.asleep(len(step.seqs))
+        self._began = None if self.controller.asleep(len(step.seqs)) else time.perf_counter()
         self._quiet += 1
-        if not self._asleep:
-            self._began = time.perf_counter()
         return []
 
-    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
+    def launch(self, rows: StepRows, first: int) -> partial[None]:
+        assert self._step is not None
+        return partial(self._collect, self._step, self._began, () if self._looks_only else rows.taps())
+
+    def _collect(self, step: StepLayout, began: float | None, taps: Taps, output: StepOutput) -> None:
         """Record the drawn tokens, and add drafts to `output`."""
-        step = self._step
-        if step is None:
-            return
-        asleep = self._asleep
-        if asleep and self._quiet > IN_FLIGHT and (self._proposer is None or self._proposer.may_sleep):
-            self._late.append(output.tokens)
+        if began is None and self._quiet > IN_FLIGHT and (self._proposer is None or self._proposer.may_sleep):
+            tokens, moved = output.tokens, output.moved
+            self._late.append({slot: tokens[slot] for slot in tokens.keys() - moved} if moved else tokens)
             if not self._looks_only:
                 for item in step.seqs:
-                    self._slept.setdefault(item.slot, item.start)
+                    if item.slot not in moved:
+                        self._slept.setdefault(item.slot, item.start)
             return
         num_seqs, taken = len(output.tokens), time.perf_counter()
-        if not asleep:
-            self._measure(step, taken - self._began)
+        if began is not None:
+            self._measure(step, taken - began)
         self._wake()
         computed, drawing = self._take_tokens(step, output)
-        view = self._view(step, rows)
+        view = self._view(step, taps, output)
         if self._proposer is not None:
             self._proposer.observe(computed, view)
-        if drawing and not asleep:
+        if drawing and began is not None:
             drafting = self._draft(drawing, num_seqs, view, output)
             self._quiet = 0 if output.drafts else self._quiet
             self.controller.record_overhead(time.perf_counter() - taken - drafting)
@@ -143,13 +143,13 @@ class SpeculationPart:
             self._slept = {}
             self._proposer.observe([], StepView(inputs.block_table_SM, inputs.num_blocks, starts))
 
-    def _view(self, step: StepLayout, rows: StepRows) -> StepView:
+    def _view(self, step: StepLayout, taps: Taps, output: StepOutput) -> StepView:
         inputs = self._inputs
         pays = not self.controller.rests
         if self._looks_only:
             return StepView(inputs.block_table_SM, drafting_pays=pays)
-        starts = [(seq.slot, seq.start) for seq in step.seqs]
-        return StepView(inputs.block_table_SM, inputs.num_blocks, starts, rows.taps(), pays)
+        starts = [(seq.slot, seq.start) for seq in step.seqs if seq.slot not in output.moved]
+        return StepView(inputs.block_table_SM, inputs.num_blocks, starts, taps, pays)
 
     def _measure(self, step: StepLayout, seconds: float) -> None:
         if all(seq.wants_logits and len(seq.tokens) <= DECODE_TOKENS for seq in step.seqs):
@@ -160,7 +160,7 @@ class SpeculationPart:
         computed, drawing = [], []
         for item, row in zip(step.seqs, step.cu_q, strict=False):
             seq = self._seqs.get(item.slot)
-            if seq is None or item.slot in output.errors:
+            if seq is None or item.slot in output.errors or item.slot in output.moved:
                 continue
             new = output.tokens.get(item.slot, [])
             accepted = max(0, len(new) - output.forced.get(item.slot, 0) - 1)

@@ -10,6 +10,8 @@ from quire.devices.protocol import FloatArray, IntArray
 from quire.spec_decode.acceptance import Odds
 from quire.types import Request
 
+Taps = tuple[FloatArray, ...]
+
 
 @dataclass(slots=True, eq=False)
 class SpecSequence:
@@ -68,7 +70,7 @@ class StepView:
     block_table_SM: IntArray
     num_blocks: Sequence[int] = ()
     starts: Sequence[tuple[int, int]] = ()
-    taps: tuple[FloatArray, ...] = ()
+    taps: Taps = ()
     drafting_pays: bool = True
 
     def blocks(self, slot: int) -> IntArray:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, StepOutput
 
+Collect = Callable[[StepOutput], None]
+"""Collect adds what a part launched in a step to the step's output."""
+
 
 class SlotPart(Protocol):
     """State per slot, the rows that it reads in a step, and the results it takes from them.
 
     In each step the runner calls `clear` for freed slots, `set` for new ones, then `rows` of every active part; it
-    computes the step and calls `take` of the same parts, always in the order of the parts. One thread makes all calls.
-    `active` and `greedy` change only in `set` and `clear`.
+    launches the step and calls `launch` of the same parts, always in the order of the parts; once the device is done it
+    calls what they returned, in this order too. By then a later step may have been launched, in which slots were freed
+    and taken anew. One call is made at a time. `active` and `greedy` change only in `set` and `clear`.
     """
 
     def set(self, new: NewSeq) -> None:
@@ -34,5 +39,5 @@ class SlotPart(Protocol):
     def greedy(self) -> bool:
         """Whether all slots of this part need only the largest logit of each row."""
 
-    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
-        """Read the step's result and add to `output`. The part's own rows start at `first`."""
+    def launch(self, rows: StepRows, first: int) -> Collect | None:
+        """Have the device work on the step's result; returns what collects it. The part's own rows start at `first`."""

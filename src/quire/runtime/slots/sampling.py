@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -11,6 +12,7 @@ from quire.devices.sampling import (
     NOT_DRAWN,
     NOTHING_ALLOWED,
     Logits,
+    Pending,
     Sampler,
     Samples,
     TokenMask,
@@ -18,8 +20,12 @@ from quire.devices.sampling import (
 )
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.runtime.slots.protocol import Collect
 from quire.runtime.slots.state import slot_sampling
 from quire.types import NewSeq, StepOutput
+
+Drawn = list[tuple[list[int], Pending[Samples]]]
+"""Drawn are calls of the sampler: the slot of each row, and the samples."""
 
 
 class Draws(msgspec.Struct):
@@ -133,31 +139,29 @@ class SamplingPart:
         self._draws = draws_of(step, self._free)
         return self._draws.rows
 
-    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
-        count = len(self._draws.rows)
-        if count:
-            self.draw(self._draws, rows, range(first, first + count), output)
+    def launch(self, rows: StepRows, first: int) -> Collect | None:
+        draws = self._draws
+        return self.draw(draws, rows, range(first, first + len(draws.rows))) if draws.rows else None
 
     def draw(
         self,
         draws: Draws,
         rows: StepRows,
         numbers: range | list[int],
-        output: StepOutput,
         masks_LW: TokenMask | None = None,
-    ) -> None:
+    ) -> Collect:
         """Sample `draws`, which are rows `numbers` of the result; accept drafts while they equal the samples.
 
         A failing row fails its slot, unless earlier rows of the slot were sampled: then a later step tries again.
         """
         if draws.drafts:
-            self._draw_drafts(draws, rows, numbers, output, masks_LW)
-            return
+            return partial(_add_accepted, self._draw_drafts(draws, rows, numbers, masks_LW))
+        drawn: Drawn = []
         for part, logits in rows.logits(numbers):
             masks = None if masks_LW is None else masks_LW[part]
             slots = draws.slots[part]
-            samples = self._sample(slots, logits, draws.positions[part], None, masks)
-            _add(samples, slots, output)
+            drawn.append((slots, self._sample(slots, logits, draws.positions[part], None, masks)))
+        return partial(_add, drawn)
 
     def _sample(
         self,
@@ -166,12 +170,12 @@ class SamplingPart:
         positions: list[int],
         drafts: list[int] | None,
         masks_LW: TokenMask | None,
-    ) -> Samples:
+    ) -> Pending[Samples]:
         """Sample rows, after the processors of their sequences, if any."""
         work = None if self.processors is None else self.processors.begin(slots, logits, masks_LW)
         if work is None:
             return self.sampler.sample(logits, slots, positions, drafts, masks_LW)
-        samples = self.sampler.sample(work.logits, slots, positions, drafts, masks_LW)
+        samples = self.sampler.sample(work.logits, slots, positions, drafts, masks_LW).result()
         work.finish(samples)
         return samples
 
@@ -180,15 +184,18 @@ class SamplingPart:
         draws: Draws,
         rows: StepRows,
         numbers: range | list[int],
-        output: StepOutput,
         masks_LW: TokenMask | None,
-    ) -> None:
-        # The last slot of the piece before, and whether to sample its next row.
-        slot, goes_on = NOT_DRAWN, False
+    ) -> Drawn:
+        drawn: Drawn = []
+        # The last slot of the piece before, and its last draft.
+        slot, draft = NOT_DRAWN, NOT_DRAWN
         for part, logits in rows.logits(numbers):
             start, stop = part.start, part.stop
-            while not goes_on and start < stop and draws.slots[start] == slot:
-                start += 1
+            if drawn and draws.slots[start] == slot:
+                # The next row of that slot is sampled if its draft was right.
+                last = drawn[-1][1].result().tokens[-1]
+                while (last == NOT_DRAWN or last != draft) and start < stop and draws.slots[start] == slot:
+                    start += 1
             if start == stop:
                 continue
             rest, drafts = slice(start, stop), draws.drafts_of(start, stop)
@@ -196,33 +203,36 @@ class SamplingPart:
             if start > part.start:
                 logits = logits[start - part.start :]
             slots = draws.slots[rest]
-            samples = self._sample(slots, logits, draws.positions[rest], drafts, masks)
-            _add_accepted(samples, slots, output)
-            last = samples.tokens[-1]
-            slot, goes_on = draws.slots[stop - 1], last != NOT_DRAWN and last == drafts[-1]
+            drawn.append((slots, self._sample(slots, logits, draws.positions[rest], drafts, masks)))
+            slot, draft = slots[-1], drafts[-1]
+        return drawn
 
 
-def _add(samples: Samples, slots: list[int], output: StepOutput) -> None:
+def _add(drawn: Drawn, output: StepOutput) -> None:
     """Add one sampled token per slot."""
-    for slot, token in zip(slots, samples.tokens, strict=True):
-        output.tokens[slot] = [token]
-    for row, error in samples.errors.items():
-        del output.tokens[slots[row]]
-        _fail(slots[row], error, output)
-    for row, scores in samples.logprobs.items():
-        output.logprobs[slots[row]] = [scores]
-
-
-def _add_accepted(samples: Samples, slots: list[int], output: StepOutput) -> None:
-    """Add the sampled tokens of each slot: the accepted part of its draft, and the one after it."""
-    for slot, token in zip(slots, samples.tokens, strict=True):
-        if token != NOT_DRAWN:
-            output.tokens.setdefault(slot, []).append(token)
-    for row, error in samples.errors.items():
-        if slots[row] not in output.tokens:
+    for slots, pending in drawn:
+        samples = pending.result()
+        for slot, token in zip(slots, samples.tokens, strict=True):
+            output.tokens[slot] = [token]
+        for row, error in samples.errors.items():
+            del output.tokens[slots[row]]
             _fail(slots[row], error, output)
-    for row, scores in samples.logprobs.items():
-        output.logprobs.setdefault(slots[row], []).append(scores)
+        for row, scores in samples.logprobs.items():
+            output.logprobs[slots[row]] = [scores]
+
+
+def _add_accepted(drawn: Drawn, output: StepOutput) -> None:
+    """Add the sampled tokens of each slot: the accepted part of its draft, and the one after it."""
+    for slots, pending in drawn:
+        samples = pending.result()
+        for slot, token in zip(slots, samples.tokens, strict=True):
+            if token != NOT_DRAWN:
+                output.tokens.setdefault(slot, []).append(token)
+        for row, error in samples.errors.items():
+            if slots[row] not in output.tokens:
+                _fail(slots[row], error, output)
+        for row, scores in samples.logprobs.items():
+            output.logprobs.setdefault(slots[row], []).append(scores)
 
 
 def _fail(slot: int, error: str, output: StepOutput) -> None:

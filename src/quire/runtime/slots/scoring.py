@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from quire.devices.sampling import Logits, Sampler
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
+from quire.runtime.slots.protocol import Collect
 from quire.types import NewSeq, Request, StepOutput, TokenLogprobs
 
 
@@ -51,15 +53,22 @@ class ScoringPart:
                 rows += range(begin, begin + stop - seq.start)
         return rows
 
-    def take(self, rows: StepRows, first: int, output: StepOutput) -> None:
+    def launch(self, rows: StepRows, first: int) -> Collect | None:
+        found: list[tuple[int, list[TokenLogprobs]]] = []
         for slot, targets in self._targets:
             params = self._requests[slot].sampling
             num_top, asked = params.prompt_logprobs or 0, params.prompt_logprob_token_ids or ()
-            scores = output.prompt_logprobs.setdefault(slot, [])
+            scores: list[TokenLogprobs] = []
             for part, logits in rows.logits(range(first, first + len(targets))):
-                found = self.sampler.logprobs(logits, np.array(targets[part], np.int32), num_top)
-                scores += (with_asked(self.sampler, one, logits, i, asked) for i, one in enumerate(found))
+                own = self.sampler.logprobs(logits, np.array(targets[part], np.int32), num_top)
+                scores += (with_asked(self.sampler, one, logits, i, asked) for i, one in enumerate(own))
+            found.append((slot, scores))
             first += len(targets)
+        return partial(_add, found) if found else None
+
+
+def _add(found: list[tuple[int, list[TokenLogprobs]]], output: StepOutput) -> None:
+    output.prompt_logprobs.update(found)
 
 
 def with_asked(
