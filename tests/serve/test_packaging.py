@@ -28,16 +28,30 @@ def server(shipped: Server) -> Server:
     return shipped
 
 
-def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
+def known_metrics(http: httpx.Client) -> set[str]:
+    """Names of the samples of a server that has answered."""
     answer = http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})
     assert answer.status_code == 200
-    known = set(re.findall(r"^(quire:\w+)", http.get("/metrics").text, re.MULTILINE))
+    text = http.get("/metrics").text
+    counted = re.findall(r"^# TYPE (quire:\w+) counter", text, re.MULTILINE)  # some have no samples yet
+    return {*re.findall(r"^(quire:\w+)", text, re.MULTILINE), *counted}
+
+
+def test_alerts_watch_metrics_that_exist(http: httpx.Client) -> None:
+    (group,) = yaml.safe_load((PACKAGING / "alerts.yaml").read_text())["groups"]
+    asked = {name for rule in group["rules"] for name in re.findall(r"quire:\w+", rule["expr"])}
+    assert len(asked) >= 8
+    assert asked <= known_metrics(http)
+    assert "alerts.yaml" in yaml.safe_load((PACKAGING / "prometheus.yaml").read_text())["rule_files"]
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
     panels = json.loads((PACKAGING / "grafana" / "quire.json").read_text())["panels"]
     asked = {
         name for panel in panels for t in panel["targets"] for name in re.findall(r"quire:\w+", t["expr"])
     }
     assert len(asked) >= 10
-    assert asked <= known
+    assert asked <= known_metrics(http)
 
 
 def test_the_services_find_each_other() -> None:
