@@ -108,7 +108,7 @@ class CudaBackend:
     def kv_cache(
         self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
     ) -> CudaKVCache:
-        return CudaKVCache(spec, num_blocks, block_size, self._device)
+        return CudaKVCache(spec, num_blocks, block_size, self._device, num_states, num_open)
 
     @memory_errors()
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> CudaExecutable:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from quire.devices.cuda.kernels.attention import LayerCache
+from quire.devices.cuda.kernels.recurrent import State
 from quire.devices.protocol import KVCache, KVDtype, KVSpec
 from quire.errors import ConfigError, EngineError
 
@@ -22,15 +24,29 @@ DTYPES: dict[KVDtype, Any] = {
 
 
 class CudaKVCache:
-    """Keys and values of each layer [num_blocks, G, block_size, H]. Latent attention has no values."""
+    """Keys and values of each layer [num_blocks, G, block_size, H], and its states. Latent attention has no values."""
 
-    def __init__(self, spec: KVSpec, num_blocks: int, block_size: int, device: Any) -> None:
+    def __init__(
+        self,
+        spec: KVSpec,
+        num_blocks: int,
+        block_size: int,
+        device: Any,
+        num_states: int = 0,
+        num_open: int = 0,
+    ) -> None:
         if block_size < 16 or block_size & (block_size - 1):
             raise ConfigError(
                 f"a GPU needs a --block-size that is a power of two from 16 on, got {block_size}"
             )
         self.spec, self.num_blocks, self.block_size, self.device = spec, num_blocks, block_size, device
+        self.num_states, self.num_open = num_states, num_open
         self.layers = [self._layer(index) for index in range(spec.num_layers)]
+        real = partial(self._room, num_states, dtype=torch.float32)
+        self.states = [
+            [State(real(*state.shape), real(num_open, state.row)) for state in spec.layer(index).states]
+            for index in range(spec.num_layers)
+        ]
 
     def _layer(self, index: int) -> LayerCache:
         layer, spec = self.spec.layer(index), self.spec
@@ -64,8 +80,13 @@ class CudaKVCache:
                         raw[destinations] = raw[sources]
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
-        if copies:
-            raise EngineError("this backend keeps no recurrent states")
+        for batch in _independent(copies):
+            sources, destinations = torch.tensor(batch, device=self.device).T
+            for state in (state for layer in self.states for state in layer):
+                state.rows[destinations], state.waiting[destinations] = (
+                    state.rows[sources],
+                    state.waiting[sources],
+                )
 
 
 def own_cache(kv: KVCache) -> CudaKVCache:

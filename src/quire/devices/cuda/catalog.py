@@ -23,6 +23,7 @@ from quire.devices.cuda.kernels import (
     norm,
     packed,
     products,
+    recurrent,
     reduce,
     rope_store,
     routing,
@@ -120,6 +121,38 @@ def _adapters(run: Launcher) -> None:
     adapted.finish(run, total, total, rows.slots, changes, x, real(28672), None, x)
 
 
+def _scan(kind: recurrent.Kind, run: Launcher) -> None:
+    numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
+    sizes = {
+        "delta": (32, 128, 128),
+        "space": (128, 128, 64),
+        "selective": (1, 16, 8192),
+        "gated": (1, 1, 4096),
+    }
+    heads, rows, columns = sizes[kind]
+    by_head, by_row, wide = empty(9, heads), empty(9, 16 * rows), empty(9, heads * columns)
+    parts = {
+        "delta": [by_row, wide, by_head, by_head], "space": [wide, by_row, by_head], "selective": [wide, wide, by_row],
+        "gated": [wide, wide, wide],
+    }[kind]  # fmt: skip
+    state = recurrent.State(real(8, heads * rows * columns), real(8, 4, sum(part.shape[1] for part in parts)))
+    step = recurrent.StateStep(True, *(numbers(size) for size in (9, 9, 9, 9, 10, 10, 36, 9)))
+    about = recurrent.Scan(kind, heads, rows, columns, 1 if heads == 1 else 2)
+    recurrent.scan(run, about, parts, by_row, real(columns * rows), wide, state, step, real(columns))
+
+
+def _convolution(run: Launcher) -> None:
+    numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
+    step = recurrent.StateStep(True, *(numbers(size) for size in (9, 9, 9, 9, 10, 10, 36, 9)))
+    state, ids = (
+        recurrent.State(real(8, 3, 8192), real(8, 4, 8192)),
+        recurrent.State(real(8, 3, 1), real(8, 4, 1)),
+    )
+    recurrent.convolve(run, empty(9, 8192), real(8192, 4), empty(9, 8192), state, step, real(8192), "silu")
+    places = empty(6, dtype=torch.int64), numbers(6), empty(4, dtype=torch.int64)
+    recurrent.embed_ngrams(run, real(9, 1), *places, 2, torch.bfloat16, empty(9, 6 * 64), ids, step)
+
+
 def _routes(run: Launcher) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
     groups = Routing(256, 8, "sigmoid", num_groups=8, top_groups=4, group_sum=True, renormalize=True)
@@ -178,6 +211,11 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     "experts, 1 token": partial(_experts, 1),
     "experts, 8192 tokens": partial(_experts, 8192),
     "adapters": _adapters,
+    "convolution": _convolution,
+    "delta rule": partial(_scan, "delta"),
+    "scan of Mamba-2": partial(_scan, "space"),
+    "scan of Mamba-1": partial(_scan, "selective"),
+    "gated recurrence": partial(_scan, "gated"),
     "routing": _routes,
     "rows": _rows,
     "rope and store": _store,

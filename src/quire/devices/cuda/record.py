@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from quire.devices import ops, stream_ops
+from quire.devices.cuda import states
 from quire.devices.cuda.arena import matrices
 from quire.devices.cuda.kernels import (
     attention,
@@ -31,6 +32,7 @@ from quire.devices.inputs import all_gathered, all_reduced, received
 from quire.devices.operands import Norm
 from quire.devices.ops import Op, Value
 from quire.devices.protocol import Array
+from quire.devices.recurrent_ops import EmbedNgrams
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -114,8 +116,8 @@ def _lacking(graph: Graph, op: Any) -> Iterator[str]:
         yield "Attend of chosen positions"
     if isinstance(op, (ops.RunExperts, ops.HeadLinear)) and any(own_matrix(m).packed for m in matrices(op)):
         yield f"{name} of quantized weights"
-    if isinstance(op, ops.HeadLinear) and (op.bias is not None or op.activation is not None):
-        yield "HeadLinear with a bias or an activation"
+    if isinstance(op, EmbedNgrams) and len({table.shape[1] for table in op.tables}) > 1:
+        yield "EmbedNgrams of tables of several widths"
     if isinstance(op, ops.StoreLatent):
         angles: Any = graph.ops[op.angles]
         rotated = 2 * len(angles.rope.inv_freq)
@@ -247,8 +249,8 @@ def product(
 
 
 def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:
-    weights = torch.stack([own_matrix(weight).values for weight in op.weights])
-    return lambda step: products.heads(r.run, step[op.x], weights, step[out])
+    weights, bias = torch.stack([own_matrix(weight).values for weight in op.weights]), r.tensor(op.bias)
+    return lambda step: products.heads(r.run, step[op.x], weights, step[out], bias, op.activation)
 
 
 def rope_angles(r: Recorder, op: ops.RopeAngles[Value], out: Value) -> Call:
@@ -358,4 +360,5 @@ ENCODERS: dict[type[Op[Any]], Callable[[Recorder, Any, Value], Call]] = {
     ops.AllGather: all_gather,
     ops.SelectRows: select_rows,
     ops.Tap: tap,
+    **states.ENCODERS,
 }

@@ -15,8 +15,9 @@ from quire.devices.cuda.errors import memory_errors
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.record import Recorder, encode
 from quire.devices.cuda.sampler import GreedyLogits
+from quire.devices.cuda.states import state_step
 from quire.devices.cuda.step import CudaStep
-from quire.devices.inputs import check_input, check_logit_rows
+from quire.devices.inputs import check_input, check_logit_rows, check_states
 from quire.devices.protocol import FloatArray, Graph, Limits, ModelInput
 from quire.devices.torch.run import TorchLogits
 from quire.errors import EngineError
@@ -36,11 +37,14 @@ class CudaExecutable:
     @memory_errors()
     def run(self, inputs: ModelInput) -> TorchLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
+        check_states(inputs, self._kv.num_states, self._kv.num_open)
         if self._kv.device.type == "cuda":
             torch.cuda.set_device(self._kv.device)  # of this thread, in which Triton launches
         self._step = step = CudaStep(inputs, self._arena, self._memory, self._kv, self._run)
         if inputs.adapters_B is not None:
             step.adapters = StepAdapters(self._adapters, inputs, self._run, step)
+        if inputs.states is not None:
+            step.states = state_step(inputs, self._kv.device)
         for call in self._calls[: self._graph.body]:
             call(step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))

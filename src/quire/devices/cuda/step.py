@@ -11,6 +11,7 @@ from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors
 from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_tile
+from quire.devices.cuda.kernels.recurrent import StateStep
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape, work_list
@@ -33,6 +34,7 @@ class CudaStep:
         self.inputs, self.cache, self.tapped = inputs, cache, list[Any]()
         self._arena, self._memory, self._run = arena, memory, run
         self.adapters: StepAdapters | None = None
+        self.states: StateStep | None = None
         batch, size = len(inputs.kv_len_B), cache.block_size
         used = -(-int(inputs.kv_len_B.max()) // size)
         table_BM = inputs.block_table_SM[inputs.slots_B, :used]

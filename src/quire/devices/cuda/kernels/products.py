@@ -65,6 +65,8 @@ def product(
             w = tl.load(of_weight + start, mask=start + k[None, :] < columns, other=0.0)
             seen = tl.load(of_x + start, mask=start + k[:, None] < columns, other=0.0)
         total = tl.dot(w, seen, total, input_precision="ieee")
+    if bias is not None:
+        bias += head * out_head
     closed(total, bias, residual, out, head * out_head, t, tokens, rows, out_stride, ACTIVATION, GATED, LIMIT)
 
 
@@ -88,9 +90,11 @@ def gated(
     _launch(run, x, weight[None], out, bias, activation, limit=limit, is_gated=True)
 
 
-def heads(run: Launcher, x: Any, weights: Any, out: Any) -> None:
-    """Head n of x times weights[n].T: [T, N K], [N, O, K] -> [T, N O]."""
-    _launch(run, x, weights, out)
+def heads(
+    run: Launcher, x: Any, weights: Any, out: Any, bias: Any = None, activation: str | None = None
+) -> None:
+    """activation(head n of x times weights[n].T + bias [N O]): [T, N K], [N, O, K] -> [T, N O]."""
+    _launch(run, x, weights, out, bias, activation)
 
 
 def product_tiles(run: Launcher, dtype: Any) -> ProductTiles:
