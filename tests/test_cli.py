@@ -174,3 +174,92 @@ def test_a_plan_that_does_not_fit_shows_its_table_first(tiny_model: Callable[...
     assert "workspace" in result.stdout
     assert result.stderr.count("\n") == 1
     assert "--quantization int8 or int4" in result.stderr
+
+
+LLAMA_3_70B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def plan_70b(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """Plan a 70B model of floats, or one with a quantization_config, on a machine with limits that are given."""
+
+    def plan(*options: str, about: dict[str, Any] | None = None) -> dict[str, Any]:
+        config = LLAMA_3_70B if about is None else {**LLAMA_3_70B, "quantization_config": about}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        path, given = str(tmp_path / "config.json"), ("--machine-limits", "2000,300000")
+        main(["plan", "--config", path, "--json", *given, *options])
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("name", "about", "gigabytes"),
+    [
+        ("awq", {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, 40),
+        ("awq_marlin", {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, 40),
+        ("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}, 40),
+        ("squeezellm", {"quant_method": "squeezellm", "wbits": 4}, 39),
+        ("modelopt", {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}, 72),
+        (
+            "modelopt_fp4",
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]},
+            42,
+        ),
+    ],
+)
+def test_floats_are_planned_as_a_method_would_quantize_them(
+    name: str, about: dict[str, Any], gigabytes: int, plan_70b: Callable[..., dict[str, Any]]
+) -> None:
+    planned, own = plan_70b("--quantization", name), plan_70b(about=about)
+    for key in ("weights", "weight_bytes", "workspace_bytes", "decode_tok_s_bound"):
+        assert planned[key] == own[key]
+    assert planned["weight_bytes"] / 1e9 == pytest.approx(gigabytes, rel=0.08)
+    # A config that says how it is quantized stays as it is, and another method is refused.
+    assert plan_70b("--quantization", name, about=about)["weight_bytes"] == own["weight_bytes"]
+
+
+def test_a_plan_of_another_machine(plan_70b: Callable[..., dict[str, Any]]) -> None:
+    """Memory, limits, batch, price and ranks of a machine that is not here."""
+    given = ("--quantization", "awq", "--memory-gb", "80", "--gpu-memory-utilization", "0.9")
+    one = plan_70b(*given, "--batch-size", "1", "--price-per-hour", "2")
+    many = plan_70b(*given, "--batch-size", "32", "--price-per-hour", "2")
+    assert one["read_gb_s"] == 2000
+    assert one["total_bytes"] <= 0.9 * 80e9
+    assert one["kv_tokens"] > 32 * 1024
+    assert many["batch_tok_s_bound"] > 20 * one["batch_tok_s_bound"]
+    assert one["batch_tok_s_bound"] == one["decode_tok_s_bound"]
+    assert 0.9 < one["decode_tok_s_bound"] * one["weight_bytes"] / 2000e9 < 1.1  # but for a table
+    spent = 2 / 3600 / many["batch_tok_s_bound"] * 1e6
+    assert many["cost_per_million_tokens_bound"] == pytest.approx(spent)
+    divided = plan_70b(*given, "--batch-size", "32", "-tp", "2", "--link-gbit", "4000")
+    assert divided["weight_bytes"] < 0.6 * many["weight_bytes"]
+    assert divided["batch_tok_s_bound"] > many["batch_tok_s_bound"]
+
+
+@pytest.mark.parametrize("name", ["torchao", "gguf", "quark"])
+def test_methods_without_a_usual_form_are_refused_for_floats(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    refused = quire("plan", "--config", str(tmp_path / "config.json"), "--quantization", name)
+    assert refused.returncode == 2
+    assert f"--quantization {name}" in refused.stderr
+
+
+def test_a_config_that_does_not_fit_the_memory_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    refused = quire("plan", "--config", str(tmp_path / "config.json"), "--memory-gb", "80")
+    assert refused.returncode == 1
+    assert "parameters" in refused.stdout
+    assert refused.stderr.count("\n") == 1

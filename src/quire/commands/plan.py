@@ -10,6 +10,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rich.table import Table
 from quire.bench.price import cost_per_million, cost_per_month
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
+from quire.devices.choices import read_limits
 from quire.devices.protocol import MachineLimits
 from quire.engine import garbage
 from quire.engine.plan import EnginePlan, make_backend, plan_engine, plan_files
@@ -34,13 +36,17 @@ from quire.runtime.states import count_sequences
 from quire.sched.times import StepTimes, StepWork
 from quire.serve.options import TARGET_STEP_TIME
 from quire.weights.gguf.choice import all_parts
-from quire.weights.schemes import weights_name
+from quire.weights.readers import Quantization
+from quire.weights.readers.planned import USUAL
+from quire.weights.schemes import FLOAT_KINDS, METHODS, weights_name
+from quire.weights.source import quantization_method
 
 BOUNDLESS = 1 << 60  # bytes
 ROOM = (
     "kv_cache_bytes", "total_bytes", "available_bytes", "kv_tokens", "max_sequences", "running_sequences", "snapshots"
 )  # fmt: skip
 """ROOM names the figures that depend on the free memory."""
+ROOMS = {"gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override"}
 WITHOUT_FILES = frozenset(
     {
         "download_dir", "gpu_memory_utilization", "hf_overrides", "hf_token", "kv_cache_memory_bytes", "load_format",
@@ -56,7 +62,10 @@ class PlanOptions:
     input_len: int = option(1024, "Prompt length to plan for, in tokens.", low=1)
     output_len: int = option(256, "Output length to plan for, in tokens.", low=1)
     batch_size: int = option(8, "Sequences decoded together, for the second decode bound.", low=1)
-    price_per_hour: float | None = option(None, "Price of this machine: adds bounds of the cost.", low=0)
+    price_per_hour: float | None = option(None, "Price of a machine: adds bounds of the cost.", low=0)
+    memory_gb: float | None = option(
+        None, "Memory of the machine to plan for, in GB; default is what is free here.", low=0.001
+    )
     link_gbit: float = option(
         100.0, "Speed of the link between ranks in Gbit/s: that of memory, or of a network.", low=0.001
     )
@@ -78,21 +87,25 @@ def run(config: EngineConfig, options: PlanOptions) -> None:
     shortage: ResourceError | None = None
     disk: dict[str, int] = {}
     garbage.collect_rarely()  # an outline has hundreds of thousands of objects, and no cycles
-    if options.config:
-        plan = plan_config(config, Path(options.config))
-    else:
-        with unfetched(config.model) as seen:
-            looked_at = replace(config, model=seen)
-            try:
-                plan = plan_engine(looked_at)
-            except ResourceError as error:
-                plan, shortage = plan_engine(looked_at, free=BOUNDLESS), error
+    free = None if options.memory_gb is None else int(options.memory_gb * 1e9)
+    with unfetched(config.model) as seen:
+        looked_at = replace(config, model=seen)
+        plan_for = plan_engine if not options.config else partial(plan_config, Path(options.config))
+        try:
+            plan = plan_for(looked_at, free)
+        except ResourceError as error:
+            plan, shortage = plan_for(looked_at, BOUNDLESS), error
+        if not options.config:
             disk = disk_bytes(plan.model.directory, seen is config.model)
-        plan = replace(
-            plan, name=config.model.model or plan.name, config=replace(plan.config, model=config.model)
-        )
-    figures = describe(plan, plan.backend.measure_limits(plan.arithmetic), options) | disk
-    bounded = not options.config and shortage is None
+            plan = replace(plan, name=config.model.model or plan.name)
+        plan = replace(plan, config=replace(plan.config, model=config.model))
+    given = read_limits(config.device.machine_limits)
+    if given is None:
+        limits = plan.backend.measure_limits(plan.arithmetic)
+    else:
+        limits = MachineLimits(given[0] / 1e9, given[1] / 1e9, plan.arithmetic, plan.backend.threads)
+    figures = describe(plan, limits, options) | disk
+    bounded = shortage is None and (not options.config or free is not None)
     if not bounded:
         figures = _without_room(figures)
     _show(figures, _tables(figures, plan, bounded), options.json)
@@ -123,13 +136,22 @@ def disk_bytes(place: Path, here: bool) -> dict[str, int]:
     return {"disk_bytes": sum(sizes.values()), "disk_bytes_here": present}
 
 
-def plan_config(config: EngineConfig, path: Path) -> EnginePlan:
-    """Plan a config.json as if memory had no bound. ModelError names a field that is not understood."""
+def plan_config(path: Path, config: EngineConfig, free: int | None = None) -> EnginePlan:
+    """Plan a config.json, as if memory had no bound unless `free` bytes are.
+
+    A method of --quantization that floats are not rounded by is planned with its usual settings. ModelError names a
+    field that is not understood.
+    """
     if config.model.model:
         raise ConfigError(f"--config takes the place of a model; leave out {config.model.model}")
-    model, outline = config.model, make_backend(config.device).outline()
-    files = ConfigFiles(path, outline, model.dtype, quantized_weights(model, path), model.architecture)
-    return replace(plan_files(config, files, BOUNDLESS), name=str(path))
+    model, assumed = config.model, None
+    usual = USUAL.get(model.quantization, USUAL.get(METHODS.get(model.quantization, "")))
+    if usual is not None and model.quantization not in FLOAT_KINDS and quantization_method(path) is None:
+        assumed = Quantization(METHODS[model.quantization], usual, str(path))
+        model = replace(model, quantization="auto")
+    outline, asked = make_backend(config.device).outline(), quantized_weights(model, path)
+    files = ConfigFiles(path, outline, model.dtype, asked, model.architecture, assumed)
+    return replace(plan_files(replace(config, model=model), files, free or BOUNDLESS), name=str(path))
 
 
 def _without_room(figures: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +203,7 @@ def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> d
         "target_step_ms": target,
         "chunk_tokens_bound": chunk,
         "chunk_tok_s_bound": rate,
-        **_costs(options.price_per_hour, batch_rate),
+        **_costs(options.price_per_hour, plan.config.parallel.nnodes, batch_rate),
     }
 
 
@@ -213,13 +235,13 @@ def _state_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     return shown
 
 
-def _costs(price: float | None, rate: float) -> dict[str, float]:
-    """Bound the cost of a million tokens at this rate from below, and add the machine's per month, if priced."""
+def _costs(price: float | None, machines: int, rate: float) -> dict[str, float]:
+    """Bound the cost of a million tokens at this rate from below, and add the machines' per month, if priced."""
     if price is None:
         return {}
     return {
-        "cost_per_million_tokens_bound": cost_per_million(price, rate),
-        "cost_per_month": cost_per_month(price),
+        "cost_per_million_tokens_bound": cost_per_million(price * machines, rate),
+        "cost_per_month": cost_per_month(price * machines),
     }
 
 
@@ -382,7 +404,7 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
             *room,
         ],
         **({"sequences that fit at once": _fitting(figures)} if bounded else {}),
-        "upper bounds, by limits measured now": [
+        f"upper bounds, by limits {'given' if plan.config.device.machine_limits else 'measured now'}": [
             ("memory read", f"{figures['read_gb_s']:.1f} GB/s"),
             ("arithmetic", f"{figures['peak_gflop_s']:.0f} GFLOP/s"),
             ("decode, one sequence", f"{figures['decode_tok_s_bound']:.1f} tok/s"),
@@ -416,13 +438,15 @@ def _cost_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
             f"a million tokens, {figures['batch_size']} sequences, at least",
             f"{figures['cost_per_million_tokens_bound']:.4g}",
         ),
-        ("this machine, a month", f"{figures['cost_per_month']:.4g}"),
+        ("the machine, or all of --nnodes, a month", f"{figures['cost_per_month']:.4g}"),
     ]
 
 
 def _idle(options: PlanOptions) -> Collection[str]:
     """Name what means nothing beside --config: where files are, and how much of the free memory to take."""
-    return WITHOUT_FILES if options.config else ()
+    if not options.config:
+        return ()
+    return WITHOUT_FILES if options.memory_gb is None else WITHOUT_FILES - ROOMS
 
 
 COMMAND = Command(run, PlanOptions, arguments=("model",), uses=PLANNING, idle=_idle)

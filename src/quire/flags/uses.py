@@ -35,8 +35,8 @@ BUILDING = CONVERTING | COMPUTE | {"max_model_len"}
 PLANNING = (
     CONVERTING | COMPUTE | names(CacheConfig, LoraConfig, SpeculationConfig) |
     {
-        "disable_sliding_window", "distributed_executor_backend", "max_model_len", "max_num_batched_tokens",
-        "max_num_seqs", "model_impl", "nnodes", "pipeline_parallel_size", "target_step_time",
+        "disable_sliding_window", "distributed_executor_backend", "machine_limits", "max_model_len",
+        "max_num_batched_tokens", "max_num_seqs", "model_impl", "nnodes", "pipeline_parallel_size", "target_step_time",
     }
 ) - {"enable_prefix_caching", "fully_sharded_loras"}  # fmt: skip
 

@@ -24,6 +24,7 @@ from quire.model.shard import WHOLE, Shard
 from quire.model.tensors import Tensors
 from quire.progress import Told, untold
 from quire.weights.parts import Part
+from quire.weights.readers import Quantization as FoundQuantization
 from quire.weights.readers import find_quantization
 from quire.weights.readers.planned import PlannedCheckpoint
 from quire.weights.schemes import Quantization
@@ -84,8 +85,9 @@ def outline_config(
     quantized: Quantization | None = None,
     architecture: str | None = None,
     shard: Shard = WHOLE,
+    assumed: FoundQuantization | None = None,
 ) -> LoadedModel:
-    """Outline a model from its config.json.
+    """Outline a model from its config.json, one of floats as if it had the `assumed` quantization.
 
     `dtype` "auto" is the one that the config names; if it names none, bfloat16 for weights that a quantization
     packs, else float32.
@@ -94,12 +96,12 @@ def outline_config(
     spec, names = read_model(whole, str(path), architecture)
     config = text_config(whole, str(path)) or whole
     named = dtype if dtype != "auto" else _dtype(config)
-    if named is None and config.get("quantization_config") is not None:
+    if named is None and (assumed is not None or config.get("quantization_config") is not None):
         named = "bfloat16"
     if dtype not in ("auto", *get_args(FloatDtype)):
         raise ModelError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype!r}")
     kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float16" if named == "float16" else "float32"
-    found = find_quantization(whole, str(path), path.parent)
+    found = find_quantization(whole, str(path), path.parent) or assumed
     if found is not None:
         names = msgspec.structs.replace(names, transposed=False)
         if names.expert_stack and found.method != "mxfp4":
@@ -133,14 +135,15 @@ class ConfigFiles:
         dtype: str,
         quantized: Quantization | None,
         architecture: str | None,
+        assumed: FoundQuantization | None = None,
     ) -> None:
         self._asked = dtype, quantized, architecture
-        self._path = path
-        self._whole = outline_config(path, backend, *self._asked)
+        self._path, self._assumed = path, assumed
+        self._whole = self.outline(backend)
         self.info = self._whole.info
 
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
-        return self._whole if shard.alone else outline_config(self._path, backend, *self._asked, shard)
+        return outline_config(self._path, backend, *self._asked, shard, self._assumed)
 
     def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
         raise ModelError(f"{self._path} alone has no weights: give the model")

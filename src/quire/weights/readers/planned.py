@@ -24,6 +24,26 @@ from quire.weights.readers.rules import Dynamic, Rules, Targets, short_name, tex
 from quire.weights.readers.scaled import block_size, inner_settings
 from quire.weights.tensor import Array
 
+GROUPS_OF_4 = {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 128, "strategy": "group"}
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "auto-round": {"bits": 4, "group_size": 128, "sym": True},
+    "awq": {"bits": 4, "group_size": 128, "zero_point": True},
+    "bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "compressed-tensors": {
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": GROUPS_OF_4}},
+        "ignore": ["lm_head"],
+    },
+    "fbgemm_fp8": {},
+    "gptq": {"bits": 4, "group_size": 128, "sym": True, "desc_act": False},
+    "hqq": {"quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}},
+    "modelopt": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+    "modelopt_fp4": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]},
+    "mxfp8": {},
+    "squeezellm": {"wbits": 4},
+}
+"""USUAL are the settings of most published checkpoints, by the names that --quantization takes."""
+
 Layouts = Callable[[str, int], AnyLayout | None]  # of a module, by its name and number of columns
 
 
