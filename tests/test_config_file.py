@@ -120,9 +120,9 @@ def test_a_file_that_config_names_is_for_this_command(mine: Path, tmp_path: Path
     other = tmp_path / "other.yaml"
     other.write_text("port: 5\n")
     assert "generate does not use port: leave it out" in refusal("generate", "Once", "--config", str(other))
-    assert "cannot be read: [Errno 2]" in refusal("models", "--config", str(tmp_path / "none.yaml"))
+    assert "cannot be read: No such file" in refusal("models", "--config", str(tmp_path / "none.yaml"))
     mine.mkdir()
-    assert "cannot be read: [Errno 21]" in refusal("models")
+    assert "cannot be read: Is a directory" in refusal("models")
 
 
 def test_what_replaces_an_option_replaces_it_in_files(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,3 +99,14 @@ def test_a_transfer_that_breaks_goes_on(hub: HubServer) -> None:
     assert ran.returncode == 0, ran.stderr
     source = hub.models[MODEL] / "Qwen3-4B-Q4_K_M.gguf"
     assert Path(ran.stdout.strip()).read_bytes() == source.read_bytes()
+
+
+def test_a_name_that_is_misspelt_is_found_in_the_cache(hub: HubServer) -> None:
+    assert quire("pull", MODEL).returncode == 0
+    misspelt = MODEL.replace("Qwen3", "Qven3")
+    for network in (True, False):
+        hub.refused[MODEL.replace("Qwen3", "Qven3")] = (404, "RepoNotFound") if network else (503, "")
+        for command in (("plan",), ("generate", "--model")):
+            ran = quire(*command, misspelt)
+            assert ran.returncode == 1
+            assert ran.stderr.endswith(f"did you mean {MODEL}?\n"), ran.stderr

@@ -271,6 +271,58 @@ def test_python_prompts_of_wrong_types(tiny_model: Callable[..., str]) -> None:
             assert llm.generate(same, params)[0].outputs[0].token_ids == plain  # type: ignore[arg-type]
 
 
+NO_PROMPT: list[Any] = [
+    5,
+    None,
+    1.5,
+    b"x",
+    {},
+    {"x": 1},
+    [5.5],
+    [None],
+    [{}],
+    [[None]],
+    [{"role": 5}],
+    object(),
+]
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["generate", "generate_ids", "stream", "submit", "enqueue"]
+    + ["chat", "stream_chat", "enqueue_chat", "chat_token_ids"]
+    + ["embed", "encode", "classify", "reward", "score", "beam_search", "run_program"],
+)
+def test_python_methods_refuse_what_is_no_prompt(
+    method: str, tiny_model: Callable[..., str], tmp_path: Path
+) -> None:
+    """Whatever the method, and whatever stands in place of texts, messages or parameters: a RequestError."""
+    with LLM(Path(tiny_model()), max_model_len=64) as llm:
+        call = getattr(llm, method)
+        for wrong in NO_PROMPT:
+            given = [wrong, wrong] if method in ("score", "beam_search") else [wrong]
+            with pytest.raises(RequestError):
+                list(call(*given))
+
+
+@pytest.mark.parametrize("name", ["use_tqdm", "priority", "lora_request", "sampling_params"])
+def test_python_arguments_of_wrong_types(name: str, tiny_model: Callable[..., str]) -> None:
+    with LLM(Path(tiny_model()), max_model_len=64) as llm:
+        for wrong in (5, "x", [5, 5], ["x"], {"a": 1}, object()):
+            with pytest.raises(RequestError, match=f"{name}|priorities|adapters"):
+                llm.generate("Once", **{name: wrong})
+
+
+@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
+def test_sampling_parameters_of_wrong_types(name: str) -> None:
+    """Each is refused by name, or means something."""
+    for wrong in (object(), "x", [5], [None], {"a": 1}, -7, 1.5, float("nan"), b"x"):
+        try:
+            SamplingParams(**{name: wrong})
+        except RequestError as error:
+            assert name in str(error)  # noqa: PT017
+
+
 def test_dir_lists_the_public_names() -> None:
     assert set(quire.__all__) == set(dir(quire))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -27,7 +28,7 @@ def report(error: QuireError | OSError | MemoryError, prog: str, args: Sequence[
         _discard_output()
         return CLOSED_PIPE
     if isinstance(error, QuireError):
-        _print(str(error), prog, args)
+        _print(re.sub(r"\[Errno -?\d+\] ", "", str(error)), prog, args)
         return 2 if isinstance(error, ConfigError) and not isinstance(error, ResourceError) else 1
     message = _system_message(error)
     if message is None:

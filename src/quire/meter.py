@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any, Literal, TextIO
 
+from quire.errors import RequestError
 from quire.progress import Told, untold
 from quire.progress import log as log
 
@@ -82,6 +83,10 @@ def shown(total: int, use_tqdm: Literal[True] | Callable[..., Any]) -> Iterator[
         with telling(Work("generating", total, "requests")) as told:
             yield told
         return
+    if not callable(use_tqdm):
+        raise RequestError(
+            f"use_tqdm must be True, False or a class like tqdm, got {use_tqdm!r:.80}", "use_tqdm"
+        )
     bar = use_tqdm(total=total, desc="Processed prompts")
     try:
         yield bar.update

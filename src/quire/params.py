@@ -301,6 +301,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
     def from_optional(cls, **given: Any) -> SamplingParams:
         """Make parameters where None means the default. Token ids in `logit_bias` may be text, biases are clamped."""
         if given.get("logit_bias"):
+            _check_map("logit_bias", given["logit_bias"])
             given["logit_bias"] = {
                 int(token): min(100.0, max(-100.0, float(bias)))
                 for token, bias in given["logit_bias"].items()
@@ -337,8 +338,15 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         if self.prediction is not None and not isinstance(self.prediction, str):
             put(self, "prediction", _token_ids("prediction", self.prediction))
         if isinstance(self.repetition_detection, dict):
+            known = RepetitionDetectionParams.__struct_fields__
+            if not self.repetition_detection.keys() <= set(known):
+                raise refusal(
+                    "repetition_detection", self.repetition_detection, f"a map of {', '.join(known)}"
+                )
             put(self, "repetition_detection", RepetitionDetectionParams(**self.repetition_detection))
         if self.guided_decoding is not None:
+            if not isinstance(self.guided_decoding, GuidedDecodingParams):
+                raise refusal("guided_decoding", self.guided_decoding, "GuidedDecodingParams")
             if self.structured_outputs is not None:
                 raise RequestError("give structured_outputs or guided_decoding, not both", "guided_decoding")
             put(self, "structured_outputs", self.guided_decoding.current())
@@ -354,6 +362,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         self._check_others()
 
     def _check_beam(self, beam: BeamRules) -> None:
+        if not isinstance(beam, BeamRules):
+            raise refusal("beam", beam, "BeamRules")
         if self.n > beam.beam_width:
             raise refusal("n", self.n, f"at most beam_width ({beam.beam_width})")
         for name in ("stop", "prompt_logprobs", "logit_bias"):
@@ -374,9 +384,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):
         for name, why in ABSENT.items():
             if getattr(self, name) not in (None, False):
                 raise RequestError(f"{name} is not supported: {why}", name)
-        if self.extra_args is not None and not isinstance(self.extra_args, dict):
-            raise refusal("extra_args", self.extra_args, "a map from name to value")
+        if self.extra_args is not None:
+            _check_map("extra_args", self.extra_args)
         if self.logit_bias:
+            _check_map("logit_bias", self.logit_bias)
             ids = integers(list(self.logit_bias))
             if ids is not None:
                 biases = dict(zip(ids, self.logit_bias.values(), strict=True))
@@ -406,6 +417,11 @@ def _output_kind(given: object) -> OutputKind:
     if given not in kinds:
         raise refusal("output_kind", given, f"one of {', '.join(kinds)}")
     return OutputKind(given)
+
+
+def _check_map(name: str, given: object) -> None:
+    if not isinstance(given, dict):
+        raise refusal(name, given, "a map")
 
 
 def _check_bias(biases: dict[int, float]) -> None:

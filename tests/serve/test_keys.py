@@ -65,7 +65,7 @@ def test_a_key_that_is_refused_names_the_option(client: list[str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "cannot be read: [Errno 2]"),
+        (None, "cannot be read: No such file"),
         ("\n", "holds no key"),
         ("sécret", "characters other than ASCII's"),
         ("a\x00b", "characters other than ASCII's"),

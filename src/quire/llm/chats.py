@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.errors import RequestError
-from quire.llm.prompts import Message, no_media
+from quire.llm.prompts import Message, as_conversations, no_media
 from quire.llm.running import Kwargs, RunningEngine, Sampling, Tqdm
 from quire.text.output.parser import OutputParser
 from quire.text.template import render
@@ -125,7 +125,7 @@ class ChatMethods(RunningEngine):
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
-        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        conversations = as_conversations(messages)
         template = None
         if chat_template is not None:
             if self._front.tokenizer is None:
@@ -134,7 +134,7 @@ class ChatMethods(RunningEngine):
         prompts = []
         for conversation in conversations:
             rendered = self._front.render(
-                list(conversation), template=template, content_format=chat_template_content_format, **options
+                conversation, template=template, content_format=chat_template_content_format, **options
             )
             tokens = self._front.encode(rendered.text, add_special_tokens=False)
             prompts.append({"prompt": rendered.text, "prompt_token_ids": tokens, "rendered": rendered})

@@ -10,7 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from quire.client.outputs import OutputStream, RequestOutput
+from quire.client.request_checks import prompt_ids
 from quire.config import EngineConfig
+from quire.fields import refusal
 from quire.lazy import Lazy, lazy_methods
 from quire.llm.options import EngineOptions, as_arguments, engine_config
 from quire.llm.prompts import Message, Prompt, as_list, no_media
@@ -169,6 +171,8 @@ class LLM(ChatMethods, PoolingMethods, ProgramMethods, OperatorMethods, RunningE
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """Return the best sequences per prompt. `concurrency_limit` has no effect: all beams share batches."""
+        if not isinstance(params, beams.BeamSearchParams):
+            raise refusal("params", params, "BeamSearchParams")
         sampling = params.sampling_params()
         assert sampling.beam is not None
         outputs = self.generate(prompts, sampling, use_tqdm=use_tqdm, lora_request=lora_request)
@@ -230,8 +234,9 @@ class LLM(ChatMethods, PoolingMethods, ProgramMethods, OperatorMethods, RunningE
         lora_request: Any = None,
     ) -> TokenArrays:
         """Continue prompts of token ids. Rows of the result have room for the longest prompt and `max_tokens`."""
+        prompts = [prompt_ids(prompt) for prompt in as_list(prompts)]
         each = self._params_for(sampling_params, len(prompts))
-        outputs = self.generate([list(p) for p in prompts], each, False, lora_request)
+        outputs = self.generate(prompts, each, False, lora_request)
         longest = max((len(p) for p in prompts), default=0)
         room = max((params.max_tokens or self.max_model_len for params in each), default=0)
         return arrays.token_arrays(outputs, min(longest + room, self.max_model_len), pad_id)

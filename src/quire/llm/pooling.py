@@ -16,7 +16,8 @@ from quire.client.vectors import (
     VectorRequestOutput,
 )
 from quire.errors import RequestError
-from quire.llm.prompts import Prompt, as_list, tokens_of
+from quire.fields import refusal
+from quire.llm.prompts import Prompt, as_list, as_texts, tokens_of
 from quire.llm.running import Kwargs, RunningEngine
 from quire.params import PoolingParams
 from quire.types import Pooling, Request
@@ -140,8 +141,7 @@ class PoolingMethods(RunningEngine):
         options = dict(tokenization_kwargs or {})
         limit = options.pop("truncate_prompt_tokens", None)
         tokens_of(self._front, [0], options)  # refuses other options
-        seconds = [data_2] if isinstance(data_2, str) else list(data_2)
-        firsts = [data_1] if isinstance(data_1, str) else list(data_1)
+        firsts, seconds = as_texts("data_1", data_1), as_texts("data_2", data_2)
         wanted = pooling_params.use_activation if isinstance(pooling_params, PoolingParams) else None
         activate = self._front.activates if wanted is None else wanted
         rules = scoring.ScoringRules(limit=limit, activate=activate)
@@ -208,11 +208,13 @@ def pooled_request(
 def _each(params: Params | None, count: int, pooling: Pooling | None) -> list[PoolingParams]:
     """Choose the parameters of each text; `pooling` prevails."""
     single = PoolingParams() if params is None else params
-    each = [single] * count if isinstance(single, PoolingParams) else list(single)
+    each = [single] * count if isinstance(single, PoolingParams) else single
+    if not isinstance(each, list | tuple) or not all(isinstance(one, PoolingParams) for one in each):
+        raise refusal("pooling_params", params, "PoolingParams, or a list of them")
     if len(each) != count:
         raise RequestError(f"{count} prompts need as many PoolingParams, got {len(each)}", "pooling_params")
     if pooling is not None:
         each = [one.clone() for one in each]
         for one in each:
             one.pooling = pooling
-    return each
+    return list(each)

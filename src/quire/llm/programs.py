@@ -24,7 +24,7 @@ class ProgramMethods(RunningEngine):
         EngineError for one that fails.
         """
         try:
-            call = msgspec.convert(dict(program), programs.ProgramCall)
+            call = msgspec.convert(program, programs.ProgramCall)
         except msgspec.ValidationError as error:
             raise RequestError(f"the program is malformed: {error}", "steps") from error
         request = programs.program_request(self._front, self._new_id(), call)

@@ -44,6 +44,28 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     return [listed] if integers(listed[:1]) is not None else listed
 
 
+def as_conversations(messages: Any) -> list[list[Message]]:
+    """List one conversation or many. RequestError for what is none."""
+    many = (
+        [messages] if not _is_list(messages) or not messages or isinstance(messages[0], Mapping) else messages
+    )
+    if not all(map(_is_list, many)):
+        raise refusal("messages", messages, "a list of messages, or a list of such lists")
+    return [list(conversation) for conversation in many]
+
+
+def as_texts(name: str, texts: Any) -> list[str]:
+    """List one text or many. RequestError for what is none."""
+    listed = list(texts) if _is_list(texts) else [texts]
+    if not all(isinstance(text, str) for text in listed):
+        raise refusal(name, texts, "a text, or a list of texts")
+    return listed
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
 def read_prompt(prompt: Prompt) -> tuple[str | None, list[int] | None]:
     """Read (text, token ids) of a prompt in any of its forms."""
     if isinstance(prompt, str):

@@ -28,7 +28,7 @@ from quire.fields import refusal
 from quire.lazy import Lazy
 from quire.llm.observer import PREFIX, LocalObserver
 from quire.llm.prompts import Prompt, rendered_of, salt_of, tokens_of
-from quire.params import OutputKind, SamplingParams, StructuredOutputsParams
+from quire.params import OutputKind, SamplingParams, StructuredOutputsParams, integers
 from quire.progress import untold
 from quire.text.tokenizer import Tokenizer
 from quire.types import UNKNOWN_MODEL, Delta, FinishReason, Request
@@ -177,6 +177,8 @@ class RunningEngine:
         lora_request: Any = None,
     ) -> Iterator[OutputStream]:
         each_adapter = self._adapters_of(lora_request, len(prompts))
+        if priority is not None and integers(priority) is None:
+            raise refusal("priority", priority, "a list of integers")
         if priority is not None and len(priority) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts need as many priorities, got {len(priority)}", "priority"

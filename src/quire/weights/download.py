@@ -18,6 +18,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils.tqdm import tqdm
 
 from quire.errors import ModelError
+from quire.spelling import nearest
 from quire.weights.gguf.choice import choose_gguf, model_at
 from quire.weights.hub import ASSETS, existing
 from quire.weights.repository import (
@@ -25,6 +26,7 @@ from quire.weights.repository import (
     SAFETENSORS,
     TORCH,
     Repository,
+    cached_names,
     find_repository,
 )
 
@@ -139,7 +141,7 @@ def sketch_model(
     except ModelError:
         raise
     except Exception as error:  # see `find`
-        raise explained(error, named.name, revision) from error
+        raise explained(error, named.name, revision, download_dir) from error
     return folder / repository.weights[0] if repository.gguf else folder
 
 
@@ -177,7 +179,7 @@ def _check_size(adapter: str, token: str | None) -> bool:
     try:
         found = huggingface_hub.HfApi().model_info(adapter, files_metadata=True, token=token)
     except errors.HfHubHTTPError as error:
-        raise explained(error, adapter) from error
+        raise explained(error, adapter, None, None) from error
     except Exception:  # each version has other errors of connections
         return False
     size = sum(file.size or 0 for file in found.siblings or [] if file.rfilename in ADAPTER)
@@ -218,10 +220,10 @@ def _fetch(
             )
         )
     except Exception as error:  # each version of the client has other errors of connections
-        raise explained(error, model, revision) from error
+        raise explained(error, model, revision, download_dir) from error
 
 
-def explained(error: Exception, model: str, revision: str | None = None) -> ModelError:
+def explained(error: Exception, model: str, revision: str | None, cache: str | None) -> ModelError:
     """Say in one line why the hub gives no files of a model, and what to do."""
     at = f" at revision {revision}" if revision else ""
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -232,11 +234,12 @@ def explained(error: Exception, model: str, revision: str | None = None) -> Mode
     if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
         return ModelError(
             f"{model} is not a directory here and not a model on the hub (or private: `hf auth login`)"
+            + nearest(model, cached_names(cache))
         )
     if isinstance(error, errors.LocalEntryNotFoundError):
         return ModelError(
             f"{model}{at} is not a path here, not in the cache, and the hub cannot be reached: check the name and the "
-            "network"
+            f"network{nearest(model, cached_names(cache))}"
         )
     if isinstance(error, errors.HFValidationError):
         return ModelError(

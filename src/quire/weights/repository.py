@@ -40,6 +40,11 @@ def cache_folder(name: str, cache: str | None) -> Path:
     return place_of(cache) / repo_folder_name(repo_id=name, repo_type="model")
 
 
+def cached_names(cache: str | None) -> list[str]:
+    """List the ids of the models in the hub's cache."""
+    return [repo.name[8:].replace("--", "/") for repo in place_of(cache).glob("models--*--*")]
+
+
 @dataclass(frozen=True, slots=True)
 class Repository:
     """A commit of a repository, with the sizes of its files. `cache` is the place of the hub's cache, None for its own.

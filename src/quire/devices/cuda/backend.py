@@ -62,7 +62,9 @@ class CudaBackend:
     def caveat(self) -> str:
         if self._gpu is None:
             return "is computed by an interpreter, thousands of times as slow as by --device cpu: for tests"
-        return "runs on kernels that no GPU has been seen to run yet (docs/gpu.md says how to check yours)"
+        return (
+            "runs on kernels that no GPU has been seen to run yet (`quire docs gpu` says how to check yours)"
+        )
 
     @property
     def threads(self) -> int:

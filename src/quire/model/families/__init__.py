@@ -229,6 +229,6 @@ def _architecture(values: Mapping[str, Any], where: str) -> str:
     if name not in SUPPORTED:
         why = _UNREAD.get(name, "Quire has no family for it")
         raise UnknownArchitectureError(
-            f"{where}: architecture {name} is not supported: {why} (docs/models.md lists all)"
+            f"{where}: architecture {name} is not supported: {why} (`quire docs models` lists all)"
         )
     return name
