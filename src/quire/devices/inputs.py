@@ -42,9 +42,11 @@ def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int
     if len(wrong := np.flatnonzero(bad_BM.any(1) | (needed_B > table_BM.shape[1]))):
         b = wrong[0]
         raise EngineError(f"the block table of sequence {b} does not cover its {inputs.kv_len_B[b]} tokens")
+    unseen_U2 = np.zeros((0, 2), np.int32) if inputs.unseen_U2 is None else inputs.unseen_U2
     for name, values, bound in (
         ("token id", inputs.tokens_T, vocab_size),
         ("logit row", inputs.logit_rows_L, total),
+        ("unseen token", unseen_U2[:, 0], total),
     ):
         if np.any((values < 0) | (values >= bound)):
             raise EngineError(f"a {name} is outside 0..{bound - 1}")

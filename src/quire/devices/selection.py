@@ -35,8 +35,10 @@ GPU = Choices(
     read_gbs=1500.0,
     gflops=200_000.0,
     shared_memory=False,
+    launches=True,
+    async_scheduling=True,
 )
-INTERPRETER = Choices(block_size=64)
+INTERPRETER = Choices(block_size=64, launches=True, async_scheduling=True)
 LEAST_CAPABILITY = (8, 0)
 
 

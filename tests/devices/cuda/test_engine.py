@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,8 +15,9 @@ from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.protocol import Limits, ModelInput
 from quire.devices.registry import make_backend
-from quire.devices.sampling import SlotSampling
-from quire.errors import ConfigError, ModelError, ResourceError
+from quire.devices.sampling import BAD_LOGITS, NOT_DRAWN, SlotSampling
+from quire.devices.torch.run import TorchLogits
+from quire.errors import ConfigError, EngineError, ModelError, ResourceError
 from tests.models import inspect_model, load_model
 from tests.tiny import write_checkpoint
 
@@ -213,7 +215,46 @@ def test_greedy_rows_read_no_value_but_the_largest(monkeypatch: pytest.MonkeyPat
         sampler.set(slot, SlotSampling(1, SamplingParams(temperature=0.0), [1, 2]))
     logits = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(np, "empty", lambda shape, dtype=float: np.full(shape, np.nan, dtype))
-    assert sampler.sample(GreedyLogits(logits), [0, 1], [2, 2]).tokens == logits.argmax(1).tolist()
+    assert sampler.sample(GreedyLogits(logits), [0, 1], [2, 2]).result().tokens == logits.argmax(1).tolist()
+
+
+def test_a_choice_made_on_the_device_is_appended_unless_its_slot_was_taken_anew() -> None:
+    backend = make_backend(threads=1, device="interpreter")
+    sampler: Any = backend.sampler(40)
+    for slot in (0, 5):
+        sampler.set(slot, SlotSampling(1, SamplingParams(temperature=0.0), [1, 2]))
+    logits = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
+    logits[1, 3] = np.inf
+    early, later = (sampler.sample(GreedyLogits(logits), [5, 0], [2 + i, 2 + i]) for i in range(2))
+    assert backend._last_tokens[5] == logits[0].argmax()  # type: ignore[attr-defined]
+    sampler.set(5, SlotSampling(1, SamplingParams(seed=1), [1]))
+    assert sampler.sample(TorchLogits(logits[:1]), [5], [1]).result().tokens[0] >= 0
+    assert early.result() == later.result()
+    assert early.result().tokens == [logits[0].argmax(), NOT_DRAWN]
+    assert early.result().errors == {1: BAD_LOGITS}
+    sampler.retract(5, 1)
+    with pytest.raises(EngineError, match="does not have 1 tokens"):
+        sampler.retract(5, 1)
+
+
+def test_unseen_tokens_come_from_the_device(checkpoint: Path) -> None:
+    backend, info = make_backend(threads=1, device="interpreter"), inspect_model(checkpoint)
+    loaded = load_model(checkpoint, backend)
+    executable = backend.compile(
+        loaded.graph, backend.kv_cache(info.kv_spec("float32"), 8, 16), Limits(8, 2, 2)
+    )
+    backend._last_tokens[7] = 65  # type: ignore[attr-defined]
+
+    def row(*values: int) -> Any:
+        return np.array(values, np.int32)
+
+    table = np.array([[1], [2]], np.int32)
+    known = ModelInput(row(3, 4, 65), row(0, 1, 0), row(0, 2, 3), row(2, 1), row(0, 1), table, row(1, 2))
+    wanted = executable.run(known).numpy().copy()
+    unseen = msgspec.structs.replace(known, tokens_T=row(3, 4, 0), unseen_U2=row(2, 7).reshape(1, 2))
+    np.testing.assert_array_equal(executable.run(unseen).numpy(), wanted)
+    with pytest.raises(EngineError, match="unseen"):
+        executable.run(msgspec.structs.replace(unseen, unseen_U2=row(3, 7).reshape(1, 2)))
 
 
 def test_a_gpu_without_memory_says_which_option(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

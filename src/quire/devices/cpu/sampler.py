@@ -16,6 +16,7 @@ from quire.devices.sampling import (
     BAD_LOGITS,
     NOTHING_ALLOWED,
     Logits,
+    Pending,
     Samples,
     SlotSampling,
     TokenMask,
@@ -101,7 +102,7 @@ class NativeSampler:
         positions: list[int],
         drafts: list[int] | None = None,
         masks_LW: TokenMask | None = None,
-    ) -> Samples:
+    ) -> Pending[Samples]:
         own = on_host(self._copied(logits, masks_LW is None))
         try:  # the native side checks types, shapes, slots and positions
             drawn = self._native.sample(own.values, slots, positions, drafts, masks_LW, own.best)

@@ -12,6 +12,7 @@ import torch
 from quire.devices import ops
 from quire.devices.adapters import Adapter, Change, check_slots, place_adapter
 from quire.devices.cuda.arena import PIECE, ROWS, TOKENS
+from quire.devices.cuda.copies import sent
 from quire.devices.cuda.kernels import adapted, experts, rows
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
@@ -136,7 +137,7 @@ class StepAdapters:
         given = np.repeat(inputs.adapters_B, np.diff(inputs.cu_q_B1))
         self._adapters, self._run, self._step = adapters, run, step
         self._present = set(given[given >= 0].tolist())
-        tokens = torch.from_numpy(given).to(adapters.device)
+        tokens = sent(given, adapters.device)
         self._slots = {TOKENS: tokens, ROWS: tokens[step.logit_rows]}
         self._sorted: dict[int, adapted.SortedRows] = {}
 

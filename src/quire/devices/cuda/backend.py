@@ -38,6 +38,7 @@ from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import QuantTensor
 
 LAYOUT = 1  # of packed weights; older engine directories are refused
+MOST_SLOTS = 1 << 16
 PARTIAL_STATES = 256 << 20  # bytes for closed states of attention, at most in usual steps
 
 
@@ -48,6 +49,8 @@ class CudaBackend:
         self.choices = choices
         self._threads = usable_threads() if threads is None else threads
         self._device, self._gpu = torch.device(device or "cpu"), device
+        # Of each slot, which the sampler writes and the next step reads.
+        self._last_tokens = torch.zeros(MOST_SLOTS, dtype=torch.int32, device=self._device)
         self._run: Launcher = InterpretedLauncher()
         if device is not None:
             self._run = JitLauncher(target_of(*torch.cuda.get_device_capability(device)))
@@ -76,7 +79,8 @@ class CudaBackend:
 
     def outline(self) -> CudaBackend:
         made = object.__new__(CudaBackend)
-        made.__dict__ |= {**self.__dict__, "_device": torch.device("meta")}
+        meta = torch.device("meta")
+        made.__dict__ |= {**self.__dict__, "_device": meta, "_last_tokens": self._last_tokens.to(meta)}
         return made
 
     @memory_errors()
@@ -114,10 +118,10 @@ class CudaBackend:
 
     @memory_errors()
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> CudaExecutable:
-        return CudaExecutable(graph, own_cache(kv), limits, self._run)
+        return CudaExecutable(graph, own_cache(kv), limits, self._run, self._last_tokens)
 
     def sampler(self, vocab_size: int) -> CudaSampler:
-        return CudaSampler(vocab_size, _native.ThreadPool(self._threads), self._run)
+        return CudaSampler(vocab_size, _native.ThreadPool(self._threads), self._run, self._last_tokens)
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """The arena, and room for mixtures and states of attention. ConfigError for what no kernel computes."""

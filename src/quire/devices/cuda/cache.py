@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
+from quire.devices.cuda.copies import sent
 from quire.devices.cuda.kernels.attention import LayerCache
 from quire.devices.cuda.kernels.recurrent import State
 from quire.devices.protocol import KVCache, KVDtype, KVSpec
@@ -71,7 +73,7 @@ class CudaKVCache:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for batch in _independent(copies):
-            sources, destinations = torch.tensor(batch, device=self.device).T
+            sources, destinations = sent(np.array(batch), self.device).T
             for layer in self.layers:
                 by_token = (layer.key_scales, layer.value_scales) if self.spec.dtype == "int8" else ()
                 for side in (layer.keys, layer.values, *by_token):

@@ -26,7 +26,10 @@ from quire.errors import EngineError
 class CudaExecutable:
     """The launches of a graph, bound to a cache. Values live until the next run."""
 
-    def __init__(self, graph: Graph, kv: CudaKVCache, limits: Limits, run: Launcher) -> None:
+    def __init__(
+        self, graph: Graph, kv: CudaKVCache, limits: Limits, run: Launcher, last_tokens: Any
+    ) -> None:
+        self._last_tokens = last_tokens
         self._graph, self._kv, self._limits, self._run = graph, kv, limits, run
         self._arena = Arena(graph, kv.spec, limits)
         self._memory = torch.empty(self._arena.nbytes, dtype=torch.uint8, device=kv.device)
@@ -41,6 +44,7 @@ class CudaExecutable:
         if self._kv.device.type == "cuda":
             torch.cuda.set_device(self._kv.device)  # of this thread, in which Triton launches
         self._step = step = CudaStep(inputs, self._arena, self._memory, self._kv, self._run)
+        step.fill_in(self._last_tokens)
         if inputs.adapters_B is not None:
             step.adapters = StepAdapters(self._adapters, inputs, self._run, step)
         if inputs.states is not None:

@@ -9,6 +9,7 @@ import torch
 
 from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena
 from quire.devices.cuda.cache import CudaKVCache
+from quire.devices.cuda.copies import sent
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors
 from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_tile
 from quire.devices.cuda.kernels.recurrent import StateStep
@@ -43,11 +44,13 @@ class CudaStep:
         places_T = table_BM[sequence_T, block_T].astype(np.int64) * size + offset_T
         parts = [inputs.tokens_T, inputs.positions_T, inputs.logit_rows_L, inputs.cu_q_B1, inputs.kv_len_B]
         parts += [np.arange(batch, dtype=np.int32), table_BM.reshape(-1)]
+        if inputs.unseen_U2 is not None:
+            parts.append(inputs.unseen_U2)
         every = [places_T.view(np.int32), *(_aligned(part) for part in parts)]
         sizes = [len(part) for part in every]
-        packed = torch.from_numpy(np.concatenate(every)).to(cache.device)
+        packed = sent(np.concatenate(every), cache.device)
         places, *found = torch.split(packed, sizes)
-        self.tokens, self.positions, self.logit_rows, cu_q, kv_len, rows, table = (
+        self.tokens, self.positions, self.logit_rows, cu_q, kv_len, rows, table, *self._unseen = (
             tensor[: part.size] for tensor, part in zip(found, parts, strict=True)
         )
         self.places = places.view(torch.int64)
@@ -56,6 +59,12 @@ class CudaStep:
         self._views: dict[Value, Any] = {}
         self._works: dict[WorkShape, WorkTensors] = {}
         self._rooms: dict[tuple[int, ...], ExpertScratch] = {}
+
+    def fill_in(self, last_tokens: Any) -> None:
+        """Take the tokens that the host has not seen from those drawn last [slots]."""
+        for pairs in self._unseen:
+            places, slots = pairs.view(-1, 2).T.long()
+            self.tokens[places] = last_tokens[slots]
 
     def narrow(self, hidden: Value, start: int, stop: int) -> None:
         """Compute the logits of these logit rows next: the hidden states are theirs from now on."""
@@ -133,7 +142,7 @@ class CudaStep:
         work = work_list(inputs.cu_q_B1, inputs.kv_len_B, shape, self._run.target.processors)
 
         def items(rows: Array) -> Any:
-            return torch.from_numpy(rows).to(device) if len(rows) else None
+            return sent(rows, device) if len(rows) else None
 
         states = work.partials, shape.head_tiles, shape.tile.rows
         values = torch.empty((*states, 1 << (width - 1).bit_length()), device=device)

@@ -1,0 +1,33 @@
+"""Copies between the host and a device, for which nobody waits before their values are needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quire.devices.protocol import Array
+
+
+def sent(numbers: Array, device: Any) -> Any:
+    """Copy numbers to the device. They lie in pinned memory, which torch keeps until the copy is done."""
+    host = torch.from_numpy(numbers)
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+
+
+class Fetched:
+    """A tensor's values as they are now, on the host once the device has computed them."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._host = tensor.to("cpu", copy=True, non_blocking=True)  # pinned memory if it is a GPU's
+        gpu: Any = torch.cuda
+        self._event = gpu.Event() if tensor.is_cuda else None
+        if self._event is not None:
+            self._event.record()
+
+    def result(self) -> Array:
+        """Wait for the values."""
+        if self._event is not None:
+            self._event.synchronize()
+        found: Array = self._host.numpy()
+        return found
