@@ -21,20 +21,13 @@ Policy = Literal["prefix", "load", "session", "round_robin"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 OTHERS = 8
 MOST_HOLDERS = 16
+LOST_AFTER = 600.0
 FOUND_WEIGHT = 3
 """Tokens to compute count three times: those found also spare the wait of others."""
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A request, as far as a choice looks at it.
-
-    Args:
-        tokens: The length of its prompt.
-        digests: Its prompt's prefixes.
-        pool: A label that the replica must have; "" is all replicas.
-        session: What the policy `session` keeps together.
-        block: Tokens between one digest and the next.
-    """
+    """A request: tokens of its prompt, its prefixes, each `block` tokens longer, the pool of replicas ("": all)."""
 
     tokens: int
     digests: Sequence[int] = ()
@@ -52,23 +45,18 @@ class _Pool(msgspec.Struct):
 
 
 class Choice:
-    """Chooses replicas, and books requests there.
+    """Chooses replicas, and books requests there until their end, or for `LOST_AFTER` seconds.
 
-    Args:
-        policy: One of `POLICIES`.
-        first: Where turns begin. Routers that work side by side begin at different places.
-        lost_after: Seconds after which a request counts as ended even if nobody said so.
+    Routers that work side by side begin their turns at different places (`first`).
     """
 
-    def __init__(self, policy: Policy = "prefix", *, first: int = 0, lost_after: float = 600.0) -> None:
-        choices = {
+    def __init__(self, policy: Policy = "prefix", *, first: int = 0) -> None:
+        self._policy = {
             "prefix": self._by_prefix,
             "load": self._by_load,
             "session": self._by_session,
             "round_robin": self._in_turn,
-        }
-        self._policy = choices[policy]
-        self._lost_after = lost_after
+        }[policy]
         self._step = first
         self.replicas: list[Replica | None] = []
         self.prefixes = Prefixes()
@@ -113,7 +101,9 @@ class Choice:
     def choose(self, ask: Ask, now: float, excluded: Collection[int] = ()) -> Booking | None:
         """Choose a replica and book the request there; None if none of its pool is up and not excluded."""
         if now >= self._next_check:
-            self._end_lost(now)
+            self._next_check = now + 1.0
+            for lost in [one for one in self.booked if one.at < now - LOST_AFTER]:
+                self.end(lost, now)
         pool = self._pools.get(ask.pool) or self._make_pool(ask.pool)
         bits = pool.bits
         for index in excluded:
@@ -137,11 +127,6 @@ class Choice:
             del self.booked[booking]
             self.at(booking.index).end(booking, now, computed)
 
-    def _end_lost(self, now: float) -> None:
-        for booking in [one for one in self.booked if one.at < now - self._lost_after]:
-            self.end(booking, now)
-        self._next_check = now + 1.0
-
     def _by_prefix(self, ask: Ask, pool: _Pool, bits: int, now: float) -> int:
         candidates = self._others(pool, bits)
         depth = self.prefixes.depth(ask.digests, bits, len(ask.digests))
@@ -161,11 +146,10 @@ class Choice:
         for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
             scores *= np.uint64(factor)
             scores ^= scores >> np.uint64(31)
-        order: list[int] = np.argsort(scores)[::-1].tolist()
-        allowed = [index for place in order if bits >> (index := pool.indexes[place]) & 1]
         others = self._others(pool, bits)
         most = 1.0 + 2 * sum(self.at(index).wait(now) for index in others) / len(others)
-        return next((index for index in allowed if self.at(index).wait(now) <= most), allowed[0])
+        order: Iterator[int] = (pool.indexes[place] for place in reversed(scores.argsort().tolist()))
+        return next(index for index in order if bits >> index & 1 and self.at(index).wait(now) <= most)
 
     def _in_turn(self, ask: Ask, pool: _Pool, bits: int, now: float) -> int:
         return next(_some(bits, pool.indexes[self._step % len(pool.indexes)], 1))

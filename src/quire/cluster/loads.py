@@ -10,9 +10,11 @@ from typing import Literal
 import msgspec
 
 State = Literal["up", "draining", "ejected", "down"]
+SLOW_START = 15.0
+"""Seconds in which a replica's share of the load grows from `LEAST_SHARE` after it came up."""
 LEAST_SHARE = 0.05
 OWN_SENDS = 5.0
-"""Seconds for which a send is remembered, to be added to a replica's word from before it."""
+"""Seconds for which a send is remembered, to be added to a word from before it."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -37,31 +39,14 @@ class Booking(msgspec.Struct, eq=False):
 
 
 class Replica:
-    """What is known of a replica.
-
-    Args:
-        name: Names it to sessions.
-        labels: The pools that it belongs to.
-        rate: Tokens of prompts that it computes in a second.
-        decode_rate: Tokens of answers that it computes in a second.
-        state: Only those that are up get requests.
-        slow_start: Seconds in which its share of the load grows after it came up.
-    """
+    """What is known of a replica: the pools it is in, tokens of prompts and of answers that it computes in a second."""
 
     def __init__(
-        self,
-        name: str,
-        labels: Iterable[str] = (),
-        *,
-        rate: float = 1000.0,
-        decode_rate: float = math.inf,
-        state: State = "up",
-        slow_start: float = 15.0,
+        self, name: str, labels: Iterable[str] = (), *, rate: float = 1000.0, state: State = "up"
     ) -> None:
         self.name, self.labels, self.state = name, frozenset(labels), state
-        self.rate, self.decode_rate, self.slow_start = rate, decode_rate, slow_start
-        self.since = self.clear = -math.inf
-        """When it came up; when its queue will be empty."""
+        self.rate, self.decode_rate = rate, math.inf
+        self.since = self.clear = -math.inf  # when it came up; when its queue will be empty
         self.running = 0
         self.free: float = math.inf
         self._sends: deque[Booking] = deque()
@@ -98,16 +83,12 @@ class Replica:
     def cost(self, tokens: float, now: float) -> float:
         """Estimate the seconds to a first token: the queue, tokens to compute or make room for, a step of others."""
         work = tokens if tokens <= self.free else 2 * tokens - self.free
-        wait = self.clear - now
-        seconds = work / self.speed(now) + self.running / self.decode_rate
-        return wait + seconds if wait > 0 else seconds
+        return self.wait(now) + work / self.speed(now) + self.running / self.decode_rate
 
     def speed(self, now: float) -> float:
         """Tell the tokens a second that it is given: soon after it came up less than it can."""
-        up = now - self.since
-        if up >= self.slow_start:
-            return self.rate
-        return self.rate * max(LEAST_SHARE, up / self.slow_start)
+        share = (now - self.since) / SLOW_START
+        return self.rate * max(share, LEAST_SHARE) if share < 1 else self.rate
 
     def _count(self, booking: Booking, now: float) -> None:
         self.clear = max(self.clear, booking.at) + booking.left / self.speed(now)

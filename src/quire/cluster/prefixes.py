@@ -53,18 +53,14 @@ def written(names: Iterable[int]) -> list[str]:
 
 def read(names: Iterable[str]) -> list[int]:
     """Read digests from the wire."""
-    return [int(name, 16) & _BITS for name in names]
+    return [int(name, 16) for name in names]
 
 
 class Held:
-    """The prefixes in a cache: least recently used out first, of one request the deepest first.
+    """The prefixes in a cache of `capacity` tokens: least recently used out first, of one request the deepest first.
 
-    A replica has one and publishes its changes, which have numbers. A router believes in one for each replica.
-
-    Args:
-        capacity: Tokens of the cache.
-        kept: Changes that are remembered.
-        number: The first change's number, above all those of an earlier life of the replica: a clock's, say.
+    A router believes in one for each replica. A replica has one and publishes its changes, the last `kept` of them.
+    They have numbers from `number` on: a clock's, say, so that they are above those of an earlier life.
     """
 
     def __init__(self, capacity: int, kept: int = 0, number: int = 0) -> None:
@@ -76,27 +72,26 @@ class Held:
 
     def touch(self, names: Sequence[int], each: int) -> tuple[list[int], list[int]]:
         """Put a request's prefixes in front, blocks of `each` tokens. Returns what came and what went."""
-        came = []
+        order, came, gone = self.order, [], []
         for name in reversed(names):
-            had = self.order.pop(name, 0)
-            if not had:
-                came.append(name)
-            self._tokens += each - had
-            self.order[name] = each
-        gone = []
+            had = order.pop(name, 0)
+            if had != each:
+                self._tokens += each - had
+                if not had:
+                    came.append(name)
+            order[name] = each
         surplus = self._tokens - self.capacity
         if surplus > 0:
-            for name, tokens in self.order.items():
+            for name, tokens in order.items():
                 gone.append(name)
                 surplus -= tokens
                 if surplus <= 0:
                     break
             self.drop(gone)
         came.reverse()
-        for sign, changed in (("+", came), ("-", gone)):
-            if changed:
-                self._changes.append((sign, changed))
-                self.number += 1
+        changes = [(sign, changed) for sign, changed in (("+", came), ("-", gone)) if changed]
+        self._changes += changes
+        self.number += len(changes)
         return came, gone
 
     def drop(self, names: Iterable[int]) -> None:
@@ -129,17 +124,15 @@ class Prefixes:
     def __init__(self) -> None:
         self.holders: dict[int, int] = {}
         self._held: dict[int, Held] = {}
-        self._bits: dict[int, int] = {}  # one object for each replica, since most prefixes have one holder
 
     def add(self, index: int, capacity: int) -> None:
         """Begin with a replica, whose cache is empty and has room for `capacity` tokens."""
         self._held[index] = Held(capacity)
-        self._bits[index] = 1 << index
 
     def touch(self, index: int, names: Sequence[int], each: int) -> None:
         """Note that a replica computes a prompt."""
         came, gone = self._held[index].touch(names, each)
-        holders, bit = self.holders, self._bits[index]
+        holders, bit = self.holders, 1 << index
         for name in came:
             holders[name] = holders[name] | bit if name in holders else bit
         self._remove(index, gone)
@@ -149,9 +142,7 @@ class Prefixes:
         self._remove(index, self._held[index].order)
         self._held[index].clear()
 
-    def events(
-        self, index: int, changes: Iterable[Sequence[str]], *, reset: bool = False, each: int = 256
-    ) -> None:
+    def events(self, index: int, changes: Iterable[Sequence[str]], *, reset: bool, each: int = 256) -> None:
         """Take a replica's word on its cache, as `Held.since` tells it."""
         if reset:
             self.clear(index)
@@ -176,7 +167,7 @@ class Prefixes:
         return low
 
     def _remove(self, index: int, names: Iterable[int]) -> None:
-        holders, others = self.holders, ~self._bits[index]
+        holders, others = self.holders, ~(1 << index)
         for name in names:
             if left := holders.get(name, 0) & others:
                 holders[name] = left
