@@ -52,6 +52,10 @@ class EngineError(QuireError, RuntimeError):
     """The engine itself failed; running requests end with this error."""
 
 
+class EngineDiedError(EngineError):
+    """The engine ended while a request ran in it."""
+
+
 class FailedStepError(EngineError):
     """A step failed by what one of its requests holds; device and engine are sound."""
 

@@ -48,7 +48,7 @@ class Backend:
         name = call.session or f"session-{self.num_requests}"
         made = Program(lanes=lanes, session=f"/{name}", keep=call.keep, stream=bool(call.stream))
         request = Request(id="x", tokens=[], sampling=SamplingParams(), seed=0, max_tokens=1, program=made)
-        reader, events, tasks = ProgramReader(request), [], Tasks()
+        reader, events, tasks = ProgramReader(request, request.id), [], Tasks()
         interpreter = Interpreter(1 << 20, self._sessions.pop(name, None))
         caller = Caller(self, msgspec.convert({**call.sampling, "type": "gen"}, Gen))
         tasks.start(interpreter.run(made, tasks, caller, events.append))

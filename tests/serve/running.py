@@ -58,10 +58,10 @@ class Server:
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=30)
 
-    def post(self, path: str, body: object) -> httpx.Response:
+    def post(self, path: str, body: object = None, **options: Any) -> httpx.Response:
         """One request with its own connection."""
         with self.client as client:
-            return client.post(path, json=body)
+            return client.post(path, **{"json": body, **options})
 
     @property
     def engine_pid(self) -> int:

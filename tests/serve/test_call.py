@@ -41,7 +41,7 @@ def make_call() -> Call:
     tokenizer = make_tokenizer()
     front = Front(CARD, tokenizer, None, 0)
     request = front.request("a", "hello", SamplingParams(n=N, max_tokens=4, stop=["xy"]))
-    return Call(Nothing(), front, "a", [Prompt(request, "hello")], ServerConfig())  # type: ignore[arg-type]
+    return Call(Nothing(), front, "a", 0, [Prompt(request, "hello")], ServerConfig())  # type: ignore[arg-type]
 
 
 def deltas() -> list[Delta]:
@@ -96,7 +96,7 @@ def scored(monkeypatch: pytest.MonkeyPatch, few: int, **fields: Any) -> tuple[Ca
     front = Front(replace(CARD, max_logprobs=VOCAB), make_tokenizer(), None, 0)
     params = SamplingParams(max_tokens=4, prompt_logprobs=-1, logprobs=0, **fields)
     request = front.request("a", "hello", params)
-    call = Call(Nothing(), front, "a", [Prompt(request, "hello")], ServerConfig())  # type: ignore[arg-type]
+    call = Call(Nothing(), front, "a", 0, [Prompt(request, "hello")], ServerConfig())  # type: ignore[arg-type]
     scores = [
         TokenLogprobs(t, -1.0, 1, list(range(VOCAB)), [-1.0 - i for i in range(VOCAB)]) for t in b"ello"
     ]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from quire.client.engine_process import EngineProcess, Startup, startup_of
-from quire.client.generation import Generation
+from quire.client.engine_process import EngineProcess, Startup, died, startup_of
+from quire.client.generation import Generation, Live
 from quire.client.metrics import Metrics, RequestTimes
 from quire.config import EngineConfig
 from quire.engine.ipc import (
@@ -70,16 +70,6 @@ class ClientOptions:
     log_level: LogLevel = "info"
 
 
-@dataclass(slots=True, eq=False)
-class _Live:
-    """One request in the engine: its generation, its times, and the samples that still run."""
-
-    generation: Generation
-    times: RequestTimes
-    samples: set[int]
-    queued: bool = True
-
-
 State = Literal["starting", "ready", "restarting", "stopped"]
 
 
@@ -100,7 +90,7 @@ class AsyncEngine:
         self.on_dead: Callable[[], None] | None = None
         self._engine: EngineProcess | None = None
         self._failure: str | None = None  # of the last engine, until another one runs
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._call_ids = itertools.count(1)
         self._queued = Pool(options.max_num_queued_reqs)
@@ -151,6 +141,11 @@ class AsyncEngine:
     @property
     def _doing(self) -> str:
         return "start" if self._signs is None else self._signs.doing.cause
+
+    @property
+    def sign_of_life(self) -> object:
+        """Something that differs from before if the engine has gone on; None: there is no engine."""
+        return None if self._signs is None or self.state != "ready" else self._signs.seen()
 
     @property
     def num_live(self) -> int:
@@ -250,7 +245,7 @@ class AsyncEngine:
             log.error("the engine process ended (%s): starting another", why)
             self.state, self._engine, self._failure = "restarting", None, why
             engine.close()
-            self.end_all(EngineError(f"the engine failed while this request ran ({why}): send it again"))
+            self.end_all(died(why))
             self.metrics.killed(engine.killed_by)
             self.metrics.restarted()
             if not await self._restart():
@@ -309,7 +304,7 @@ class AsyncEngine:
         now = time.monotonic()
         generation = Generation(self, requests, [RequestTimes(request, now) for request in requests])
         for request, times in zip(requests, generation.times, strict=True):
-            self._live[request.id] = _Live(generation, times, set(range(request.sampling.n)))
+            self._live[request.id] = Live(generation, times, set(range(request.sampling.n)))
             self._queued.add(request.owner, 1)
             self._queued_tokens.add(request.owner, request.weight)
         self._send(Submit.of(requests))
@@ -433,7 +428,7 @@ class AsyncEngine:
                 self._dequeue(live)
         known: list[tuple[RequestTimes, Delta]] = []
         owners: list[Generation] = []
-        ended: list[tuple[_Live, Delta]] = []
+        ended: list[tuple[Live, Delta]] = []
         for delta in step.deltas:
             live = self._live.get(delta.request_id)
             if live is None or delta.index not in live.samples:
@@ -450,7 +445,7 @@ class AsyncEngine:
             live.generation.sample_ended(delta.request_id, delta.index, discard=False)
             self._sample_over(live, delta.index, delta.finish_reason)
 
-    def _sample_over(self, live: _Live, index: int, reason: FinishReason) -> None:
+    def _sample_over(self, live: Live, index: int, reason: FinishReason) -> None:
         live.samples.discard(index)
         if live.samples:
             return
@@ -458,7 +453,7 @@ class AsyncEngine:
         del self._live[live.times.request.id]
         self.metrics.end(live.times, reason, time.monotonic())
 
-    def _dequeue(self, live: _Live) -> None:
+    def _dequeue(self, live: Live) -> None:
         if live.queued:
             live.queued = False
             request = live.times.request

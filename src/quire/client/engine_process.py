@@ -13,6 +13,7 @@ from typing import cast
 from quire.cgroups import memory_groups
 from quire.engine.ipc import Command, EngineFailed, Event, decode_event, encode
 from quire.engine.wire import FrameReader, framed
+from quire.errors import EngineDiedError
 
 log = logging.getLogger("quire.client")
 
@@ -113,3 +114,8 @@ def _kills() -> int:
     """Count the processes of this one's control group that memory has killed."""
     groups = memory_groups()
     return groups[0].kills if groups else 0
+
+
+def died(why: str) -> EngineDiedError:
+    """Make the error of requests that were in an engine when it ended."""
+    return EngineDiedError(f"the engine failed while this request ran ({why}): send it again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
@@ -123,3 +124,13 @@ class Generation:
         if waiter is None or waiter.done() or (self._incomplete and self._error is None):
             return
         waiter.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """One request in the engine: its generation, its times, and the samples that still run."""
+
+    generation: Generation
+    times: RequestTimes
+    samples: set[int]
+    queued: bool = True

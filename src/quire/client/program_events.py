@@ -12,13 +12,13 @@ Object = dict[str, Any]
 
 
 class ProgramReader:
-    """Turns deltas into objects, and ends what has begun if the program fails."""
+    """Turns deltas into objects, and ends what has begun if the program fails. `name` begins the ids of its calls."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, name: str) -> None:
         assert request.program is not None
         self.usage = Usage(0, 0, 0)
         self.finished = False
-        self._program = request.program
+        self._program, self._name = request.program, name
         self._open: dict[tuple[str, int], Object] = {}  # steps that have begun
         self._done: Event | None = None
 
@@ -81,6 +81,8 @@ class ProgramReader:
             self._open.pop((event.lane, event.step), None)
             found |= {"value": event.value, "finish_reason": event.finish_reason}
             found |= {"usage": _usage(event.usage), "meta_info": event.meta_info}
+            if event.meta_info is not None and "id" in event.meta_info:
+                found["meta_info"] = {**event.meta_info, "id": f"{self._name}/{event.lane}/{event.step}"}
             if event.reasoning is not None:
                 found["reasoning"] = event.reasoning
         return found

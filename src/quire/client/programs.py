@@ -57,12 +57,18 @@ class ProgramCall(msgspec.Struct, kw_only=True):
 
 
 def program_request(
-    front: Front, request_id: str, call: ProgramCall, owner: str = "", priority: int = 0, salt: str = ""
+    front: Front,
+    request_id: str,
+    call: ProgramCall,
+    owner: str = "",
+    priority: int = 0,
+    salt: str = "",
+    session: str = "",
 ) -> Request:
     """Check a program against the model and the bounds.
 
-    A session belongs to its `owner`. Raises RequestError naming the step at fault. Unless the front compiles grammars,
-    the caller does, for each of `Request.gens`.
+    A session belongs to its `owner`; a new one is named `session`, or a name is drawn. Raises RequestError naming the
+    step at fault. Unless the front compiles grammars, the caller does, for each of `Request.gens`.
     """
     resume, stream = call.session is not None, bool(call.stream)
     if not call.steps and not resume:
@@ -71,7 +77,7 @@ def program_request(
         raise RequestError(
             "lanes are for a session: a new program has steps, and forks make its lanes", "lanes"
         )
-    session = call.session or secrets.token_hex(16)
+    session = call.session or session or secrets.token_hex(16)
     lanes = {"": call.steps, **call.lanes} if call.steps or not call.lanes else call.lanes
     if front.tokenizer is None:
         raise RequestError("this engine has no tokenizer, which programs need", "steps")

@@ -35,11 +35,15 @@ class SignsOfLife:
 
     def silence(self) -> float:
         """Look again; return the seconds since the last sign of life."""
-        now, seen = time.monotonic(), (self._page.count, self._progress())
+        now, seen = time.monotonic(), self.seen()
         waited, self._looked = min(now - self._looked, LONGEST_LOOK), now
         self._silence = self._silence + waited if seen == self._seen else 0.0
         self._seen = seen
         return self._silence
+
+    def seen(self) -> tuple[int, float]:
+        """Look; what is seen differs from before if the engine has gone on."""
+        return self._page.count, self._progress()
 
     def _progress(self) -> float:
         """Read the CPU time of something long; where it is not known, or says nothing, time itself."""

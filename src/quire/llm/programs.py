@@ -31,7 +31,7 @@ class ProgramMethods(RunningEngine):
         return self._program_events(request)
 
     def _program_events(self, request: Request) -> Iterator[dict[str, Any]]:
-        reader = program_events.ProgramReader(request)
+        reader = program_events.ProgramReader(request, request.id)
         with self._submit([request]) as call:
             for deltas in call:
                 for delta in deltas:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.serve.callers import Caller, Keys
 from quire.serve.dashboard.router import open_paths
-from quire.serve.errors import ErrorInfo, HttpError, forbidden, unauthorized
+from quire.serve.errors import ErrorInfo, HttpError, forbidden, not_found, unauthorized
+from quire.serve.routed import REQUEST_ID, ROUTE, read_route
 
 # Open without a key: probes, scrapers, and pages without data (the dashboard asks its user for the key).
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/docs", "/openapi.json"}) | open_paths()
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 MAX_SHOWN = 32  # names in a header, and twice as many characters of each
 VERSION = "anthropic-version"
-_REQUEST_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
 
 CountAnswer = Callable[[str, str, int], None]
 
@@ -78,9 +79,10 @@ class HeadLimits:
 
 
 class Admission:
-    """Sets `state.request_id`, `state.owner` and `state.operator`, refuses strangers, counts answers, adds headers.
+    """Sets the caller's `state`, refuses strangers, counts answers, adds headers.
 
-    Only operators reach the paths in `for_operators`.
+    Only operators reach the paths in `for_operators`, and only routers those in /internal. `state` gets `request_id`,
+    `created`, `owner`, `operator`, and `route` if a router asks. Answers to routers tell the `load`.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Admission:
         count: CountAnswer,
         show_id: bool,
         limits: HeadLimits,
+        load: Callable[[], bytes] | None,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -100,6 +103,7 @@ class Admission:
         self._count = count
         self._show_id = show_id
         self._limits = limits
+        self._load = load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -107,10 +111,17 @@ class Admission:
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.match(given) else uuid.uuid4().hex
+        request_id = given if REQUEST_ID.match(given) else uuid.uuid4().hex
         caller = self._keys.caller(headers, scope.get("client"))
+        owner, created, route, malformed = caller.owner or "", int(time.time()), None, None
+        if caller.router and ROUTE in headers:
+            try:
+                route = read_route(headers[ROUTE])
+                request_id, owner, created = route.id, route.owner, route.created
+            except HttpError as error:
+                malformed = error
         scope.setdefault("state", {}).update(
-            request_id=request_id, owner=caller.owner or "", operator=caller.operator
+            request_id=request_id, created=created, owner=owner, operator=caller.operator, route=route
         )
         path, method = route_path(scope), scope["method"]
         if method == "HEAD":  # the same answer as to GET, without its body
@@ -123,19 +134,23 @@ class Admission:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 if is_anthropic(path, headers):
                     message["headers"] = [*message["headers"], (b"request-id", request_id.encode())]
+                if caller.router and self._load is not None:
+                    message["headers"] = [*message["headers"], (b"x-quire-load", self._load())]
                 if ignored := scope["state"].get("ignored"):
                     message["headers"] = [*message["headers"], (b"x-ignored-fields", _listed(ignored))]
             await send(message)
 
-        refusal = self._limits.check(headers) or self._refusal(path, method, headers, caller)
+        refusal = self._limits.check(headers) or malformed or self._refusal(path, method, headers, caller)
         app = self._app if refusal is None else self._error_response(scope, refusal)
         await app(scope, receive, answer)
 
     def _refusal(self, path: str, method: str, headers: Headers, caller: Caller) -> HttpError | None:
         """Make the error for a caller who may not ask for this."""
+        if path.startswith("/internal/") and not caller.router:
+            return unauthorized() if self._keys.routers else not_found("Not Found", None, "not_found")
         if path in OPEN_PATHS or method == "OPTIONS":
             return None
-        if why := self._keys.foreign(headers):
+        if not caller.router and (why := self._keys.foreign(headers)):
             return forbidden(why, "foreign_origin")
         if caller.owner is None:
             return unauthorized()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import FastAPI
@@ -18,6 +19,7 @@ from quire import __version__
 from quire.errors import QuireError
 from quire.hooks import ENDPOINTS as ENTRY_POINTS
 from quire.hooks import load_hooks
+from quire.lazy import Lazy
 from quire.serve import elsewhere
 from quire.serve.admission import VERSION, Admission, CountAnswer, HeadLimits, is_anthropic, route_path
 from quire.serve.anthropic import count_tokens, messages
@@ -48,6 +50,11 @@ from quire.serve.openapi import EVENT, add_get, document, json_response, referen
 from quire.serve.service import Service
 from quire.serve.stream import Disconnected, reply
 from quire.serve.web_options import WebConfig
+
+if TYPE_CHECKING:
+    from quire.serve import internal
+else:
+    internal = Lazy("quire.serve.internal")
 
 log = logging.getLogger("quire.serve")
 
@@ -149,6 +156,9 @@ def make_app(service: Service) -> FastAPI:
         if dialect.add_routes is not None:
             dialect.add_routes(app, service)
     add_operations(app, service)
+    if config.router_api_key:
+        service.load = internal.Load(service.engine)
+        internal.add_internal(app, service)
     add_middleware(app, config)
     known = {getattr(route, "path", "") for route in app.routes}
     guard(
@@ -157,6 +167,7 @@ def make_app(service: Service) -> FastAPI:
         lambda method, path, status: service.metrics.answered(
             method, path if path in known else "other", status
         ),
+        service.load,
     )
     bodies = tuple({endpoint.body: None for endpoint in endpoints})
     answers = (
@@ -173,8 +184,13 @@ def with_dialects(dialects: list[Dialect]) -> list[Endpoint]:
     return [*{endpoint.path: endpoint for endpoint in (*ENDPOINTS, *added)}.values()]
 
 
-def guard(app: FastAPI, config: WebConfig, count: CountAnswer) -> None:
-    """Put keys, limits on heads and CORS before the application, and errors in the shape of each API."""
+def guard(
+    app: FastAPI, config: WebConfig, count: CountAnswer, load: Callable[[], bytes] | None = None
+) -> None:
+    """Put keys, limits on heads and CORS before the application, and errors in the shape of each API.
+
+    Answers to routers tell the `load`.
+    """
     for kind in (
         HttpError,
         QuireError,
@@ -193,6 +209,7 @@ def guard(app: FastAPI, config: WebConfig, count: CountAnswer) -> None:
         error_response=_error_response,
         count=count,
         show_id=config.enable_request_id_headers,
+        load=load,
         limits=HeadLimits(config.h11_max_header_count, config.h11_max_incomplete_event_size),
     )
     app.add_middleware(
@@ -234,7 +251,7 @@ def _add_endpoint(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
     async def generate(http: HttpRequest) -> Response:
         answer = await endpoint.make(service, http)
         assert not isinstance(answer, bytes | Response)
-        return await reply(http, answer, service.config.sse_keep_alive_interval, service.threads)
+        return await reply(http, answer, service)
 
     async def plain(http: HttpRequest) -> Response:
         answer = await endpoint.make(service, http)

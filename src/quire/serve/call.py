@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -55,10 +55,10 @@ class EngineCall:
     """The requests of one HTTP call in the engine. Leaving its `with` block aborts what still runs."""
 
     def __init__(
-        self, engine: AsyncEngine, call_id: str, requests: list[Request], config: ServerConfig
+        self, engine: AsyncEngine, call_id: str, created: int, requests: list[Request], config: ServerConfig
     ) -> None:
         self.id = call_id
-        self.began = time.time()
+        self.created = created
         self.generation = engine.submit(requests)
         self._config = config
         self._timer: asyncio.TimerHandle | None = None
@@ -121,17 +121,21 @@ class Call(EngineCall):
         engine: AsyncEngine,
         front: Front,
         call_id: str,
+        created: int,
         prompts: list[Prompt],
         config: ServerConfig,
     ) -> None:
-        self.reading = prompts[0].reading
+        # The turns of a conversation may all have one id.
+        self.source = f"{call_id}/{len(prompts[0].request.tokens)}"
+        reading = prompts[0].reading
+        self.reading = None if reading is None else replace(reading, source=self.source)
         self.streams: list[OutputStream] = [
             front.stream(p.request, p.text, None if p.reading is None else p.reading.stops) for p in prompts
         ]
         self._vocab_size = front.info.vocab_size
         self._check_scores()
         self._position = {p.request.id: i for i, p in enumerate(prompts)}
-        super().__init__(engine, call_id, [p.request for p in prompts], config)
+        super().__init__(engine, call_id, created, [p.request for p in prompts], config)
 
     @property
     def usage(self) -> Usage:

@@ -14,10 +14,14 @@ from quire.sockets import is_local
 
 
 class Caller(NamedTuple):
-    """`owner` names the key, "" where none is needed; None is a stranger. An `operator` may act on all users."""
+    """`owner` names the key, "" where none is needed; None is a stranger. An `operator` may act on all users.
+
+    A `router` asks for its own clients.
+    """
 
     owner: str | None
     operator: bool
+    router: bool = False
 
 
 class Keys:
@@ -25,7 +29,8 @@ class Keys:
 
     Without a user's key everybody is the user "". Without any key, operators are those who call from this machine;
     with users' keys alone, there is none. A server without a key is `private` unless options open it: it answers only
-    web pages of its own, and on a `loopback` address only to a local name (against DNS rebinding).
+    web pages of its own, and on a `loopback` address only to a local name (against DNS rebinding). `routers` have keys
+    of their own.
     """
 
     def __init__(
@@ -34,9 +39,11 @@ class Keys:
         operators: Iterable[str] = (),
         private: bool = False,
         loopback: bool = False,
+        routers: Iterable[str] = (),
     ) -> None:
         self._operators = [_digest(key.encode()) for key in operators]
         self._users = [_digest(key.encode()) for key in users]
+        self.routers = [_digest(key.encode()) for key in routers]
         self.private, self._loopback = private and not self._users, loopback
 
     @property
@@ -53,11 +60,15 @@ class Keys:
 
         Compares with each key in constant time.
         """
-        if not self._users and not self._operators:
+        if not self._users and not self._operators and not self.routers:
             return Caller("", client is None or is_local(client[0]))
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         digest = _digest(given.encode("latin-1", "replace"))
+        if _among(digest, self.routers):
+            return Caller("", False, True)
+        if not self._users and not self._operators:
+            return Caller("", client is None or is_local(client[0]))
         operator, user = _among(digest, self._operators), _among(digest, self._users)
         if operator or user:
             return Caller(digest.hex()[:16], operator)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import (
+    EngineDiedError,
     OverloadedError,
     ProgramError,
     PromptTooLongError,
@@ -157,7 +158,8 @@ def as_http(error: Exception) -> HttpError:
     if isinstance(error, RecursionError):
         return invalid("the body is nested too deeply", None, "invalid_json")
     if isinstance(error, QuireError):
-        return HttpError(500, ErrorInfo(str(error), "engine_error", None, "engine_error"))
+        moved = {"X-Quire-Moved": "engine"} if isinstance(error, EngineDiedError) else None
+        return HttpError(500, ErrorInfo(str(error), "engine_error", None, "engine_error"), moved)
     log.error("unexpected error in a request", exc_info=error)
     message = f"the server failed on this request ({type(error).__name__}); see its log"
     return HttpError(500, ErrorInfo(message, "internal_error", None, "internal_error"))

@@ -26,6 +26,10 @@ TARGET_STEP_TIME = 100.0
 class ServerConfig(WebConfig):
     """How a model is served, beside what every server of HTTP has."""
 
+    router_api_key: tuple[str, ...] = option(
+        (), "Key of a router, which asks for clients of its own and may use /internal; repeat for several."
+    )
+    router_api_key_file: str | None = option(None, "File with more routers' keys, one per line.")
     served_model_name: tuple[str, ...] = option(
         (), "Name of the model in the API; repeat for aliases.", common=True
     )
@@ -114,6 +118,7 @@ class ServerConfig(WebConfig):
 
     def __post_init__(self) -> None:
         WebConfig.__post_init__(self)
+        self._read_keys("router_api_key")
         tool_format(self.tool_call_parser, more=self.tool_plugins)
         reasoning_format(self.reasoning_parser, more=self.reasoning_plugins)
         _ = self.template_defaults
@@ -123,6 +128,9 @@ class ServerConfig(WebConfig):
             )
         if not all(self.served_model_name):
             raise ConfigError("--served-model-name must not be empty")
+
+    def router_keys(self) -> tuple[str, ...]:
+        return self.router_api_key
 
     @property
     def tool_plugins(self) -> tuple[ToolFormat, ...]:

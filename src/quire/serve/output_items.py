@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from quire.serve.routed import derived
 from quire.serve.tools import OutputReader, Reading
 from quire.text.output.events import CallArguments, CallStart, Content, Event, Reasoning
 
@@ -22,7 +22,7 @@ class Item:
     name: str = ""
     call_id: str = ""
     text: str = ""
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    id: str = ""
 
 
 class Change(NamedTuple):
@@ -36,10 +36,11 @@ class Change(NamedTuple):
 class Items:
     """Splits output text into items. Without a reading, all of it is one text item that exists from the start.
 
-    `located`: the `reader` knows where texts stood in the output.
+    Their ids are made of `source`. `located`: the `reader` knows where texts stood in the output.
     """
 
-    def __init__(self, reading: Reading | None, located: bool = False) -> None:
+    def __init__(self, reading: Reading | None, source: str, located: bool = False) -> None:
+        self._source = source
         self._reading = reading
         self.reader: OutputReader | None = None if reading is None else reading.parser(located)
         self._open: Item | None = None
@@ -87,7 +88,8 @@ class Items:
 
     def _switch(self, kind: Kind, name: str = "", call_id: str = "") -> list[Change]:
         changes = self._close()
-        self._open = Item(kind, len(self.all), name, call_id)
+        index = len(self.all)
+        self._open = Item(kind, index, name, call_id, id=derived(self._source, index))
         self.all.append(self._open)
         return [*changes, Change("open", self._open)]
 

@@ -222,7 +222,7 @@ class _Server(WebServer):
         return self._service.engine.num_live
 
     def drain(self) -> None:
-        self._service.draining = True
+        self._service.drain()
 
     def abort(self) -> None:
         self._service.engine.end_all(

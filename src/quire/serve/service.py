@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -29,6 +30,8 @@ from quire.serve.json_size import check_values
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig
+from quire.serve.routed import Route, seeded
+from quire.serve.stream import HandedBackError, Running
 from quire.serve.threads import Threads
 from quire.serve.tools import Formats, Offer, offer_of
 from quire.types import Request
@@ -54,6 +57,8 @@ class Service:
         self.formats = Formats.of(front, config)
         front.reasoning_parser, front.reasoning_plugins = config.reasoning_parser, config.reasoning_plugins
         self.draining = False
+        self.load: Callable[[], bytes] = bytes  # as routers are told
+        self._resumable: set[Running] = set()
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run for the life of the server
         self._numbers = itertools.count()
         self.threads = Threads()
@@ -164,16 +169,24 @@ class Service:
             if grammars[key] is not None:
                 request = msgspec.structs.replace(request, grammar=grammars[key])
                 prompts[place] = replace(prompt, request=request)
-        prompts = [replace(p, request=self.assigned(http, p.request, call_id, model)) for p in prompts]
+        prompts = [
+            replace(p, request=self.assigned(http, p.request, call_id, model, place))
+            for place, p in enumerate(prompts)
+        ]
         self.check_draining()
-        return Call(self.engine, self.front, call_id, prompts, self.config)
+        return Call(self.engine, self.front, call_id, http.state.created, prompts, self.config)
 
-    def assigned(self, http: HttpRequest, request: Request, call_id: str, model: str) -> Request:
-        """Give the request its owner, and the adapter that is the call's model.
+    def assigned(
+        self, http: HttpRequest, request: Request, call_id: str, model: str, place: int = 0
+    ) -> Request:
+        """Give prompt number `place` of a call its owner, the adapter that is the call's model, and a router's seed.
 
         404 if that adapter was unloaded meanwhile.
         """
         self.check_model(model)
+        route: Route | None = http.state.route
+        if route is not None and route.seed is not None:
+            request = seeded(request, route.seed, place)
         owned = self.owned(http, request, call_id)
         return with_adapter(owned, self.adapters.loaded.find(model), self.front.info)
 
@@ -199,6 +212,21 @@ class Service:
         except RequestError as error:
             raise at_field(error, constrained_by or "structured_outputs") from error
         return msgspec.structs.replace(request, grammar=grammar)
+
+    def drain(self) -> None:
+        """Take no more requests, and hand the streams back that other servers can go on with."""
+        self.draining = True
+        for call in self._resumable:
+            call.fail(HandedBackError("the server is shutting down: go on at another"))
+
+    @contextmanager
+    def handed_back(self, call: Running) -> Iterator[None]:
+        """Hand `call` back if the server drains while inside."""
+        self._resumable.add(call)
+        try:
+            yield
+        finally:
+            self._resumable.discard(call)
 
     def check_draining(self) -> None:
         """Raise 503 once the server is shutting down."""

@@ -6,17 +6,25 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.errors import QuireError
+from quire.client.generation import Generation
+from quire.errors import OverloadedError, QuireError
+from quire.lazy import Lazy
 from quire.serve.errors import HttpError, as_http
-from quire.serve.threads import FEW_SCORES, Threads, within
+from quire.serve.threads import FEW_SCORES, within
 from quire.types import Delta
+
+if TYPE_CHECKING:
+    from quire.serve import marked
+    from quire.serve.service import Service
+else:
+    marked = Lazy("quire.serve.marked")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -27,6 +35,10 @@ _encode = msgspec.json.Encoder().encode
 
 class Disconnected(QuireError):
     """The client disconnected before the answer was complete."""
+
+
+class HandedBackError(OverloadedError):
+    """This server gives a stream up that another one can go on with."""
 
 
 def event(data: Any, name: str | None = None) -> bytes:
@@ -44,6 +56,8 @@ class Running(Protocol):
 
 class RunningCall(Running, Protocol):
     """The requests of an answer; see `Call`."""
+
+    generation: Generation
 
     async def take(self) -> list[Delta]: ...
     async def finish(self) -> None: ...
@@ -123,14 +137,17 @@ async def watched(receive: Receive, running: Running) -> AsyncIterator[None]:
         watcher.cancel()
 
 
-async def reply(http: HttpRequest, answer: Answer, keep_alive: float, work: Threads) -> Response:
-    """Make the answer, streamed or as one JSON body, which `work` makes. A client that disconnects ends the call."""
+async def reply(http: HttpRequest, answer: Answer, service: Service) -> Response:
+    """Make the answer, streamed or as one JSON body. A client that disconnects ends the call."""
     if answer.streaming:
+        keep_alive, route = service.config.sse_keep_alive_interval, http.state.route
+        if route is not None and route.resumable:
+            return marked.MarkedStream(answer, keep_alive, service)
         return EventStream(answer, keep_alive)
     with answer.call:
         async with watched(http.receive, answer.call):
             await answer.call.finish()
-    body = await work.run(answer.call.size, answer.whole)
+    body = await service.threads.run(answer.call.size, answer.whole)
     return Response(body, media_type="application/json")
 
 
@@ -155,9 +172,7 @@ class EventStream(Response):
         try:
             with call:
                 async with watched(receive, call):
-                    data = b""
-                    if not self._keep_alive:
-                        data = b"".join([part async for part in self._events(await call.take())])
+                    data = await self._begin()
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     if data:
                         await direct({"type": "http.response.body", "body": data, "more_body": True})
@@ -166,18 +181,30 @@ class EventStream(Response):
         except Disconnected:
             return
 
+    async def _begin(self) -> bytes:
+        """The first events, before which an error is raised."""
+        if self._keep_alive:
+            return b""
+        return b"".join([part async for part in self._events(await self._answer.call.take())])
+
     async def _stream(self, send: Send) -> None:
-        answer, call = self._answer, self._answer.call
+        call = self._answer.call
         try:
             while deltas := await (self._kept_alive(send) if self._keep_alive else call.take()):
                 async for data in self._events(deltas):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-            data = answer.end()
+            data = self._last()
         except Disconnected:
             return
         except Exception as error:
-            data = answer.error_event(as_http(error))
+            data = self._failed(error)
         await send({"type": "http.response.body", "body": data, "more_body": False})
+
+    def _last(self) -> bytes:
+        return self._answer.end()
+
+    def _failed(self, error: Exception) -> bytes:
+        return self._answer.error_event(as_http(error))
 
     async def _events(self, deltas: list[Delta]) -> AsyncIterator[bytes]:
         """The encoded events of deltas, if there are any; a slice at a time if they are many."""

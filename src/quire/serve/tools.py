@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from quire.lazy import Lazy
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.serve.errors import invalid, unsupported
 from quire.serve.options import ServerConfig
+from quire.serve.routed import derived
 from quire.text.formats.registry import reasoning_format, tool_format
 from quire.text.formats.shapes import Place, ReasoningFormat, ToolFormat
 from quire.text.output import constraint
@@ -203,6 +203,7 @@ class Reading:
     parallel: bool = True
     forced: bool = False
     custom: frozenset[str] = frozenset()
+    source: str = ""  # of the ids of calls
 
     def stops(self, matcher: StopMatcher) -> AnswerStops:
         """Find stop strings in the content alone."""
@@ -215,13 +216,13 @@ class Reading:
         functions = self.functions or None
         return OutputParser(self.tools, self.reasoning, functions, self.place, self.forced, located)
 
-    def call_id(self, name: str, index: int, own: str = "") -> str:
-        """The model's own id for a call, or a new one in the form that the model uses."""
+    def call_id(self, name: str, index: int, own: str = "", sample: int = 0) -> str:
+        """The model's own id for a call of a sample, or one made of `source` in the form that the model uses."""
         if own:
             return own
-        random = uuid.uuid4().hex
+        made = derived(self.source, "call", sample, index)
         template = "call_{hex}" if self.tools is None else self.tools.call_id
-        return template.format(hex=random[:24], hex9=random[:9], name=name, index=index)
+        return template.format(hex=made[:24], hex9=made[:9], name=name, index=index)
 
 
 class OutputReader:

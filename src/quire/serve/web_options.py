@@ -68,12 +68,7 @@ class WebConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        for name in ("api_key", "admin_api_key"):  # a file such as <(...) can be read once
-            flag, path = f"--{name.replace('_', '-')}-file", getattr(self, f"{name}_file")
-            object.__setattr__(self, name, (*getattr(self, name), *keys_in(flag, path)))
-            object.__setattr__(self, f"{name}_file", None)
-            if not all(getattr(self, name)):
-                raise ConfigError(f"--{name.replace('_', '-')} must not be empty")
+        self._read_keys("api_key", "admin_api_key")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("--ssl-keyfile and --ssl-certfile go together: give both or neither")
         if (self.ssl_ca_certs or self.ssl_cert_reqs or self.ssl_ciphers) and not self.ssl_certfile:
@@ -81,11 +76,24 @@ class WebConfig:
         if not self.metrics_prefix.isidentifier():
             raise ConfigError(f"--metrics-prefix must be letters, digits and _, got {self.metrics_prefix!r}")
 
+    def _read_keys(self, *names: str) -> None:
+        """Add the keys of files to options."""
+        for name in names:  # a file such as <(...) can be read once
+            flag, path = f"--{name.replace('_', '-')}-file", getattr(self, f"{name}_file")
+            object.__setattr__(self, name, (*getattr(self, name), *keys_in(flag, path)))
+            object.__setattr__(self, f"{name}_file", None)
+            if not all(getattr(self, name)):
+                raise ConfigError(f"--{name.replace('_', '-')} must not be empty")
+
     def api_keys(self) -> tuple[str, ...]:
         """Return users' keys; without any, those of the environment, as they are secrets."""
         return tuple(self.api_key) or keys_of_environment()
 
+    def router_keys(self) -> tuple[str, ...]:
+        """Return the keys of routers in front of this server."""
+        return ()
+
     def keys(self) -> Keys:
-        """Make the table of users' and operators' keys."""
-        loopback = self.uds is None and is_local(self.host)
-        return Keys(self.api_keys(), self.admin_api_key, private=not self.allowed_origins, loopback=loopback)
+        """Make the table of users', operators' and routers' keys."""
+        loopback, private = self.uds is None and is_local(self.host), not self.allowed_origins
+        return Keys(self.api_keys(), self.admin_api_key, private, loopback, self.router_keys())

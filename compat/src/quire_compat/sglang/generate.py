@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ async def queue(service: Service, http: HttpRequest, body: GenerateBody) -> Gene
         raise invalid("lora_path: one call takes one adapter", "lora_path", "invalid_value")
     model = service.check_model(adapters.pop())
     call_id = service.new_id("", http)
+    parts = [replace(part, rid=part.rid or f"{call_id}-{place:x}") for place, part in enumerate(parts)]
 
     def make() -> list[Prompt]:
         return [_prompt(service, body, part, call_id) for part in parts]

@@ -65,7 +65,7 @@ async def score(service: Service, http: HttpRequest) -> bytes | Response:
         raise invalid(f"token ids are from 0 to {most}", "label_token_ids", "invalid_value")
     running = await queue(service, http, asked)
     answer = ScoreAnswer(service.check_model(body.model), running, labels, body.apply_softmax)
-    return await reply(http, answer, service.config.sse_keep_alive_interval, service.threads)
+    return await reply(http, answer, service)
 
 
 def labelled(

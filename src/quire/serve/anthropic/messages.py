@@ -91,7 +91,7 @@ class MessageAnswer:
         self._stop = tuple(body.stop_sequences or ())
         self._model = model
         self._request_id = request_id
-        self._items = Items(call.reading)
+        self._items = Items(call.reading, call.source)
         self._opened = False
 
     def whole(self) -> bytes:

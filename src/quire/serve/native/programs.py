@@ -16,6 +16,7 @@ from quire.serve.errors import HttpError
 from quire.serve.fields import common
 from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
 from quire.serve.fields.shapes import Fields, Refused
+from quire.serve.routed import derived
 from quire.serve.service import Service
 from quire.serve.stream import DONE, event
 from quire.types import Delta, Request
@@ -85,11 +86,11 @@ async def describe(service: Service) -> ProgramsInfo:
 class RunningProgram(EngineCall):
     """One program in the engine."""
 
-    def __init__(self, service: Service, call_id: str, request: Request) -> None:
-        self.reader = ProgramReader(request)
+    def __init__(self, service: Service, call_id: str, created: int, request: Request) -> None:
+        self.reader = ProgramReader(request, call_id)
         self.ended: list[dict[str, Any]] = []  # the last events of gens and selects
         self._last: Delta | None = None
-        super().__init__(service.engine, call_id, [request], service.config)
+        super().__init__(service.engine, call_id, created, [request], service.config)
 
     async def take(self) -> list[Delta]:
         """Take deltas as EngineCall does. Raises the error that ended the program after its last events."""
@@ -143,7 +144,7 @@ class ProgramAnswer:
         return _encode(
             ProgramObject(
                 self.call.id,
-                int(self.call.began),
+                self.call.created,
                 self._model,
                 last["text"],
                 last["variables"],
@@ -179,6 +180,7 @@ async def run_program(service: Service, http: HttpRequest) -> ProgramAnswer:
             owner,
             body.priority,
             body.cache_salt or "",
+            derived(call_id, _encode(body)),
         )
 
     service.check_draining()
@@ -186,4 +188,6 @@ async def run_program(service: Service, http: HttpRequest) -> ProgramAnswer:
     gens = tuple([await service.with_grammar(http, gen, "steps", call_id) for gen in request.gens])
     request = service.assigned(http, msgspec.structs.replace(request, gens=gens), call_id, model)
     service.check_draining()
-    return ProgramAnswer(RunningProgram(service, call_id, request), model, bool(body.stream))
+    return ProgramAnswer(
+        RunningProgram(service, call_id, http.state.created, request), model, bool(body.stream)
+    )

@@ -123,8 +123,8 @@ def _reason(reason: str | None, calls: bool) -> str | None:
     return "tool_calls" if calls and reason == "stop" else reason
 
 
-def _called(reading: Reading, index: int, call: Called) -> ToolCall:
-    call_id = reading.call_id(call.name, index, call.id)
+def _called(reading: Reading, sample: int, index: int, call: Called) -> ToolCall:
+    call_id = reading.call_id(call.name, index, call.id, sample)
     if call.name not in reading.custom:
         return ToolCall(call_id, CalledFunction(call.name, call.arguments))
     custom = CustomInput(custom_tools.input_of(call.arguments), call.name)
@@ -159,7 +159,7 @@ class ChatAnswer:
         stream, body = self.call.streams[0], self._body
         choices = [self._choice(sample) for sample in stream.output.outputs]
         usage = self._usage.of(self.call.usage, self._num_reasoning())
-        answer = ChatCompletion(self.call.id, int(self.call.began), self._model, choices, usage)
+        answer = ChatCompletion(self.call.id, self.call.created, self._model, choices, usage)
         answer.metrics = self._usage.metrics(self.call)
         if body.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(stream) or []
@@ -200,7 +200,7 @@ class ChatAnswer:
             message.reasoning_content = message.reasoning = parsed.reasoning
         if parsed.calls:
             message.content = message.content or None
-            message.tool_calls = [_called(reading, i, c) for i, c in enumerate(parsed.calls)]
+            message.tool_calls = [_called(reading, sample.index, i, c) for i, c in enumerate(parsed.calls)]
         return message
 
     def _logprobs(
@@ -295,7 +295,7 @@ class ChatAnswer:
         for part in events:
             if isinstance(part, CallStart):
                 self._calling.add(index)
-                call = ToolCallDelta(part.index, id=reading.call_id(part.name, part.index, part.id))
+                call = ToolCallDelta(part.index, id=reading.call_id(part.name, part.index, part.id, index))
                 calls.append(call)
                 if part.name in reading.custom:
                     self._inputs[index] = []
@@ -327,7 +327,7 @@ class ChatAnswer:
         return delta
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Any) -> ChatChunk:
-        return ChatChunk(self.call.id, int(self.call.began), self._model, choices, usage=usage)
+        return ChatChunk(self.call.id, self.call.created, self._model, choices, usage=usage)
 
     def error_event(self, error: HttpError) -> bytes:
         return b"data: " + error.body() + b"\n\n" + DONE

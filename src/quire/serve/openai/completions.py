@@ -239,7 +239,7 @@ class CompletionAnswer:
         return b"data: " + error.body() + b"\n\n" + DONE
 
     def _chunk(self, choices: list[CompletionChoice], usage: Any) -> Completion:
-        return Completion(self.call.id, int(self.call.began), self._model, choices, usage=usage)
+        return Completion(self.call.id, self.call.created, self._model, choices, usage=usage)
 
     @property
     def _counts(self) -> Usage:

@@ -147,7 +147,7 @@ class ResponseAnswer:
         self._body = body
         self._model = model
         self._custom, self._spaces = tools.custom, tools.spaces
-        self._items = Items(call.reading, _scored(body))
+        self._items = Items(call.reading, call.source, _scored(body))
         self._scores: AnswerLogprobs | None = None
         if _scored(body):
             names = TokenNames(service.front.tokenizer, False, body.logprob_token_ids)
@@ -188,7 +188,7 @@ class ResponseAnswer:
         body = self._body
         return ResponseObject(
             self.call.id,
-            int(self.call.began),
+            self.call.created,
             self._model,
             output,
             status,

@@ -95,7 +95,7 @@ async def vectors_for(
     if one:
         one_each(requests, one)
     vectors = await run_vectors(service, http, requests, model)
-    return Vectors(call_id, service.created, model, requests, vectors)
+    return Vectors(call_id, http.state.created, model, requests, vectors)
 
 
 async def pooled_requests(

@@ -1,0 +1,77 @@
+"""What a replica tells routers, under /internal: what it serves, how much it has to do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from quire import __version__
+from quire.client.client import AsyncEngine
+from quire.serve.service import Service
+
+BLOCK_BYTES = 1024
+"""BLOCK_BYTES of text make a block of a prefix, for routers."""
+LOAD_SECONDS = 0.1  # for which a load is told again
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Load:
+    """Tells how much an engine has to do: its steps so far, prompt tokens to compute, requests, free tokens."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._told, self._until = b"", 0.0
+
+    def __call__(self) -> bytes:
+        """Make the JSON of the load, at most LOAD_SECONDS old."""
+        if (now := time.monotonic()) >= self._until:
+            self._told, self._until = _encode(self._now()), now + LOAD_SECONDS
+        return self._told
+
+    def _now(self) -> dict[str, int]:
+        engine = self._engine
+        stats, live = engine.metrics.stats, engine.live_times()
+        waiting = [times for times in live if not times.first_token]
+        return {
+            "step": stats.num_steps,
+            "queued": sum(len(times.request.tokens) for times in waiting),
+            "running": len(live) - engine.num_queued,
+            "waiting": engine.num_queued,
+            "free": (stats.num_free_blocks + stats.num_cached_blocks) * engine.config.cache.block_size,
+        }
+
+
+def about(service: Service) -> dict[str, Any]:
+    """Describe the replica: its class, its models, its rates as measured (None: nothing was yet), its sizes."""
+    metrics, info = service.metrics, service.front.info
+    seconds = {name: metrics.histograms[name][1] for name in metrics.histograms}
+    computed, prefill = seconds["request_prefill_kv_computed_tokens"], seconds["request_prefill_time_seconds"]
+    gaps = seconds["inter_token_latency_seconds"]
+    adapters = [adapter.name for adapter in service.adapters.loaded.all]
+    return {
+        "models": {name: {"adapter": name in adapters} for name in (*service.names, *adapters)},
+        "prefill_rate": computed.total / prefill.total if prefill.total else None,
+        "decode_rate": gaps.count / gaps.total if gaps.total else None,
+        "cache_tokens": metrics.stats.num_blocks * service.engine.config.cache.block_size,
+        "max_model_len": info.max_model_len,
+        "block_bytes": BLOCK_BYTES,
+        "version": __version__,
+    }
+
+
+def add_internal(app: FastAPI, service: Service) -> None:
+    """Add the routes for routers, which no page of the API describes."""
+
+    async def replica() -> Response:
+        return Response(_encode(about(service)), media_type="application/json")
+
+    async def load() -> Response:
+        return Response(service.load(), media_type="application/json")
+
+    for path, handler in (("/internal/replica", replica), ("/internal/load", load)):
+        app.add_api_route(path, handler, methods=["GET"], include_in_schema=False)

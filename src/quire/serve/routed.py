@@ -1,0 +1,60 @@
+"""What a router tells of a request that it passes on, and ids that depend on the request alone."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+
+from quire.serve.errors import HttpError, invalid
+from quire.types import SEED_MASK, Request
+
+ROUTE = "x-quire-route"
+REQUEST_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
+SEED_STRIDE = 1 << 32
+"""SEED_STRIDE lies between the seeds of a call's prompts, whose samples count on from each."""
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """The header X-Quire-Route: who asks, what the router drew, and whether another replica may go on.
+
+    `owner` is a digest of the client's key, `prefix` the digests of the body's first blocks of text.
+    """
+
+    id: str
+    created: int
+    seed: int | None = None
+    owner: str = ""
+    resumable: bool = False
+    prefix: tuple[str, ...] = ()
+
+
+_route = msgspec.json.Decoder(Route)
+
+
+def read_route(header: str) -> Route:
+    """Read the header of a router. HttpError 400: it is malformed."""
+    try:
+        route = _route.decode(header)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise _malformed(str(error)) from error
+    if not REQUEST_ID.match(route.id) or len(route.owner) > 128 or not 0 <= route.created < 1 << 40:
+        raise _malformed("id, owner or created is not what a router sends")
+    return route
+
+
+def _malformed(why: str) -> HttpError:
+    return invalid(f"X-Quire-Route is malformed: {why}", ROUTE, "invalid_value")
+
+
+def derived(*parts: object) -> str:
+    """Make 32 hex digits of `parts`: the same on every server."""
+    return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def seeded(request: Request, seed: int, place: int) -> Request:
+    """Seed prompt number `place` of a call, unless its body names a seed."""
+    gens = tuple(seeded(gen, seed, number) for number, gen in enumerate(request.gens))
+    drawn = request.seed if request.sampling.seed is not None else (seed + place * SEED_STRIDE) & SEED_MASK
+    return msgspec.structs.replace(request, seed=drawn, gens=gens)
