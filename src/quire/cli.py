@@ -83,7 +83,10 @@ SYNONYMS = {
     "list": "models",
     "ls": "models",
     "show": "inspect",
-    "rm": "models rm",
+    **dict.fromkeys(("rm", "remove", "delete"), "models rm"),
+    **dict.fromkeys(("stop", "status"), "ps"),
+    "info": "inspect",
+    "perplexity": "bench quality",
     "download": "pull",
     "collect-env": "doctor",
 }

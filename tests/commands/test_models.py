@@ -42,6 +42,10 @@ def test_a_model_is_pulled_listed_found_and_removed(hub: HubServer, tmp_path: Pa
         1,
         "quire: error: owner/reel is not in the cache; did you mean owner/real?\n",
     )
+    hub.models["owner/copy"] = hub.models["owner/real"]  # of the same commit, as copies on the hub are
+    assert quire("pull", "owner/copy").returncode == 0
+    assert quire("models", "rm", "owner/copy", "-y").stdout.startswith("removed owner/copy: ")
+    assert [row["model"] for row in json.loads(quire("models", "--json").stdout)] == ["owner/real"]
     assert quire("models", "rm", "owner/real", "-y").stdout.startswith("removed owner/real: ")
     assert json.loads(quire("models", "--json").stdout) == []
 
@@ -64,6 +68,8 @@ def test_a_model_that_is_not_supported_is_not_pulled(hub: HubServer) -> None:
         ("ls", "models"),
         ("show", "inspect"),
         ("rm", "models rm"),
+        ("stop", "ps"),
+        ("info", "inspect"),
         ("collect-env", "doctor"),
     ],
 )

@@ -186,6 +186,7 @@ def test_errors_are_json_if_the_log_is(args: tuple[str, ...], status: int, words
         ("lora-nope", 1, ["--enable-lora", "--lora-modules", "a=./lora-nope"]),
         ("--lora-modules needs --enable-lora", 2, ["--lora-modules", "a=b"]),
         ("chat template", 1, ["--chat-template", "{%"]),
+        ("neither a file nor text", 2, ["--chat-template", "none.jinja"]),
         ("--middleware 'no.such' cannot be imported", 2, ["--middleware", "no.such"]),
         ("--logits-processors 'no:Such' cannot be imported", 2, ["--logits-processors", "no:Such"]),
         ("--tool-parser-plugin", 2, ["--tool-parser-plugin", "none.py"]),

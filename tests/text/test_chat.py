@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import ModelError, RequestError
+from quire.errors import ConfigError, ModelError, RequestError
 from quire.text.formats.shapes import thinking
 from quire.text.side_files import TokenizerOptions
 from quire.text.template.messages import MAX_BROKEN, parse_messages
@@ -314,7 +314,7 @@ def test_templates_are_chosen_by_argument_then_name_then_tools(
     assert ChatTemplate.load(tokenizer, "{{ 1 + 1 }}").render(chat) == "2"
     (tmp_path / "t.jinja").write_text("from a file {{ messages[0].content }}")
     assert ChatTemplate.load(tokenizer, str(tmp_path / "t.jinja")).render(chat) == "from a file x"
-    with pytest.raises(ModelError, match="neither a file nor"):
+    with pytest.raises(ConfigError, match="neither a file nor"):
         ChatTemplate.load(tokenizer, str(tmp_path / "missing.jinja"))
     with pytest.raises(RequestError, match="several chat templates"):
         make({"rag": "x"}).render(chat)

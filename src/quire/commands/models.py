@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,8 +121,7 @@ def remove(options: RemoveOptions) -> None:
             raise ConfigError(f"{repo.repo_id} has {size}: say --yes to remove it")
         if input(f"Remove {repo.repo_id} ({size})? [y/N] ").strip().lower() not in ("y", "yes"):
             return
-    commits = [revision.commit_hash for revision in repo.revisions]
-    huggingface_hub.scan_cache_dir(options.download_dir).delete_revisions(*commits).execute()
+    shutil.rmtree(repo.repo_path)  # the client removes a commit wherever it is first: copies share commits
     print(f"removed {repo.repo_id}: {size}")
 
 

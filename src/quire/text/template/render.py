@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ModelError, RequestError
+from quire.errors import ConfigError, ModelError, RequestError
 from quire.files import read_text
 from quire.text.template.frames import Answer
 from quire.text.template.messages import (
@@ -95,7 +95,7 @@ class ChatTemplate:
     def load(cls, tokenizer: Tokenizer, chosen: str | None = None) -> ChatTemplate:
         """Load the template to serve with: `chosen` (a path, a template, or a name), else the tokenizer's own.
 
-        Raises ModelError if there is none or the file cannot be read.
+        Raises ModelError if there is none or the file cannot be read, ConfigError if `chosen` means nothing.
         """
         own = tokenizer.chat_template
         if chosen is not None:
@@ -245,7 +245,7 @@ def _read_chosen(chosen: str) -> str:
     if "{{" in chosen or "{%" in chosen:
         return chosen
     if not Path(chosen).is_file():
-        raise ModelError(f"--chat-template {chosen!r} is neither a file nor a Jinja template")
+        raise ConfigError(f"the chat template {chosen!r} is neither a file nor text with Jinja in it")
     return read_text(Path(chosen), 4 * MAX_TEMPLATE_CHARACTERS)
 
 
