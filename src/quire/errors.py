@@ -60,6 +60,14 @@ class FailedStepError(EngineError):
     """A step failed by what one of its requests holds; device and engine are sound."""
 
 
+class DeviceMemoryError(FailedStepError):
+    """The device had no memory for a step. The same request may go through later, or in smaller steps."""
+
+
+class DeviceLostError(EngineError):
+    """The device does not answer any more; a new process may open it again."""
+
+
 class ProgramError(EngineError):
     """A program ended before its last step."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import msgspec
 
-from quire.errors import ConfigError, EngineError, QuireError, RequestError, message_of
+from quire.errors import ConfigError, DeviceMemoryError, EngineError, QuireError, RequestError, message_of
 from quire.params import SamplingParams
 from quire.steps import Event, Program
 
@@ -254,7 +254,7 @@ class Delta(msgspec.Struct, array_like=True):
 
     `stop_reason` is the stop token that ended it, if any. `error` explains the finish reason "error". `complete`: the
     grammar ended it, so the last token is text and not an end-of-sequence token. `events` come from a program.
-    `refused`: the request itself is at fault.
+    `refused`: the request itself is at fault. `exhausted`: the device had no memory left for it.
     """
 
     request_id: str
@@ -270,13 +270,16 @@ class Delta(msgspec.Struct, array_like=True):
     complete: bool = False
     events: list[Event] | None = None
     refused: bool = False
+    exhausted: bool = False
 
     @property
     def failure(self) -> QuireError | None:
-        """The error as an exception: RequestError if the request must change, else EngineError."""
+        """The error as an exception: RequestError if the request must change, else an EngineError."""
         if self.error is None:
             return None
-        return RequestError(self.error) if self.refused else EngineError(self.error)
+        if self.refused:
+            return RequestError(self.error)
+        return (DeviceMemoryError if self.exhausted else EngineError)(self.error)
 
     @property
     def num_scores(self) -> int:
@@ -294,6 +297,7 @@ class Delta(msgspec.Struct, array_like=True):
         self.usage, self.finish_reason = later.usage, later.finish_reason
         self.stop_reason, self.error = later.stop_reason, later.error
         self.embedding, self.complete, self.refused = later.embedding, later.complete, later.refused
+        self.exhausted = later.exhausted
         if later.events is not None:
             self.events = (self.events or []) + later.events
 
@@ -338,6 +342,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     snapshot_hits: int = 0
     snapshots_evicted: int = 0
     num_preemptions: int = 0
+    num_oom: int = 0  # steps for which the device had no memory
     memory_refusals: int = 0  # requests larger than the whole KV cache
     num_steps: int = 0
     prompt_tokens: int = 0

@@ -12,6 +12,7 @@ from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import ModelInput
 from quire.devices.sampling import NOT_DRAWN, Samples
+from quire.errors import DeviceLostError, DeviceMemoryError
 
 PROMPT = [5, 6, 7, 8, 9]
 GRAMMAR = StructuredOutputsParams(regex="[ab]{2}cde[0-9]{3,9}")
@@ -139,3 +140,61 @@ def test_a_result_that_fails_takes_later_launches_back(
         assert answers(llm) == wanted
         assert not Late.faults
         llm._engine.ask(lambda core: core.scheduler.check())  # type: ignore[attr-defined]
+
+
+def short_of_memory(llm: LLM, most: int) -> Any:
+    """Let the device have memory for steps of `most` tokens; returns the engine's counters."""
+    executable: Any = llm._core._executor._executable  # type: ignore[attr-defined]
+    run = executable.run
+
+    def run_small(inputs: ModelInput) -> Any:
+        if len(inputs.tokens_T) > most:
+            raise DeviceMemoryError("no memory left: lower --gpu-memory-utilization")
+        return run(inputs)
+
+    executable.run = run_small
+    return llm.stats
+
+
+@pytest.mark.parametrize("device", ["at once", "late"])
+def test_steps_become_smaller_if_the_device_has_no_memory_for_them(
+    tiny_model: Callable[..., str], late: Callable[..., LLM], device: str
+) -> None:
+    options = {"max_model_len": 64, "block_size": 16}
+    with LLM(tiny_model("llama"), **options) as llm:
+        wanted = answers(llm)
+    with (late if device == "late" else LLM)(tiny_model("llama"), **options) as llm:
+        stats = short_of_memory(llm, 9)
+        assert answers(llm) == wanted
+        assert 0 < stats().num_oom < 10
+        assert answers(llm) == wanted
+        llm._engine.ask(lambda core: core.scheduler.check())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("device", ["at once", "late"])
+def test_without_memory_for_a_token_a_request_ends_typed_and_others_are_served_later(
+    tiny_model: Callable[..., str], late: Callable[..., LLM], device: str
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    with (late if device == "late" else LLM)(tiny_model("llama"), max_model_len=64, block_size=16) as llm:
+        wanted = answers(llm, [params] * 2)
+        executable: Any = llm._core._executor._executable  # type: ignore[attr-defined]
+        run = executable.run
+        stats = short_of_memory(llm, 0)
+        with pytest.raises(DeviceMemoryError, match=r"request .* failed: no memory left: lower --gpu-memory"):
+            answers(llm, [params] * 2)
+        assert stats().num_oom >= 2
+        executable.run = run
+        assert answers(llm, [params] * 2) == wanted
+
+
+def test_a_lost_device_ends_the_engine_by_its_name(tiny_model: Callable[..., str]) -> None:
+    with LLM(tiny_model("llama"), max_model_len=64, block_size=16) as llm:
+        runner: Any = llm._core._executor  # type: ignore[attr-defined]
+
+        def lost(*args: Any) -> Any:
+            raise DeviceLostError("gone")
+
+        runner.parts[0].sampler.sample = lost
+        with pytest.raises(DeviceLostError, match="gone"):
+            answers(llm)

@@ -142,6 +142,7 @@ class Families:
             ("state_snapshots_hit", "Requests that went on from one.", total("snapshot_hits")),
             ("state_snapshots_evicted", "Snapshots that made room.", total("snapshots_evicted")),
             ("num_preemptions", "Preemptions.", total("num_preemptions")),
+            ("oom", "Steps for which the device had no memory.", total("num_oom")),
             ("jump_forward_tokens", "Forward passes saved by grammars.", total("jump_forward_tokens")),
             ("spec_decode_num_drafts", "Drafts verified.", total("spec_drafts")),
             ("spec_decode_num_draft_tokens", "Tokens of drafts verified.", total("spec_draft_tokens")),

@@ -54,6 +54,7 @@ COUNTED = (
     "snapshot_hits",
     "snapshots_evicted",
     "num_preemptions",
+    "num_oom",
     "memory_refusals",
     "jump_forward_tokens",
     "spec_drafts",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire.engine.gates import Gate, Gates, Keeper
 from quire.engine.verbs import Handler, Ping, ResetPrefixCache, Result, Verb
-from quire.errors import EngineError, FailedStepError, QuireError
+from quire.errors import DeviceMemoryError, EngineError, FailedStepError, QuireError
 from quire.runtime.watch import FORWARD_PASS, GATES, PROGRAMS, RESULTS, SCHEDULE, Watch
 from quire.sched.scheduler import Scheduler
 from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends, failures
@@ -260,10 +260,14 @@ class EngineCore:
         try:
             output = self._executor.execute(batch) if result is None else result.result()
         except FailedStepError as error:
-            log.exception("a step failed: its sequences compute again, one by one")
+            exhausted = isinstance(error, DeviceMemoryError)
+            if exhausted:
+                log.warning("%s; smaller steps compute the same again", error)
+            else:
+                log.exception("a step failed: its sequences compute again, one by one")
             self._executor.settle()
             self._flight.clear()
-            return self.scheduler.undo(str(error))
+            return self.scheduler.undo(str(error), exhausted)
         if result is not None:
             self._watch.enter(RESULTS)
         self._flight.popleft()

@@ -61,7 +61,8 @@ class LocalCall:
         while self._left:
             deltas = self._deltas.get()
             if isinstance(deltas, BaseException):
-                raise EngineError(f"the engine failed: {deltas}") from deltas
+                kind = type(deltas) if isinstance(deltas, EngineError) else EngineError
+                raise kind(f"the engine failed: {deltas}") from deltas
             self._left -= sum(delta.finish_reason is not None for delta in deltas)
             yield deltas
 

@@ -11,7 +11,7 @@ from quire.devices.adapters import Adapter
 from quire.devices.protocol import Executable, FloatArray, KVCache, ModelInput
 from quire.devices.sampling import Logits
 from quire.engine.memory_release import MemoryRelease
-from quire.errors import EngineError, QuireError
+from quire.errors import DeviceMemoryError, EngineError, QuireError
 from quire.ranks.commands import (
     Command,
     CopyBlocks,
@@ -67,6 +67,8 @@ class RankedExecutable:
         self._ranks.send(command)
         try:
             return own()
+        except DeviceMemoryError as error:
+            raise EngineError(str(error)) from error  # other ranks are in the middle of the step
         except QuireError:
             raise
         except RuntimeError as error:

@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.devices.protocol import Executable, KVCache, ModelInput
 from quire.devices.sampling import Pending
-from quire.errors import EngineError, FailedStepError, message_of
+from quire.errors import DeviceLostError, EngineError, FailedStepError, message_of
 from quire.runtime.inputs import InputBuilder, StepLayout
 from quire.runtime.rows import StepRows
 from quire.runtime.watch import FORWARD_PASS, RESULTS, SLOTS, Watch
@@ -247,7 +247,7 @@ class Runner:
         except Exception as error:
             if begun is not None:
                 executable.run(begun[1])  # the earlier stages have begun it
-            raise FailedStepError(message_of(error)) from error
+            raise _failure(error) from error
         self.watch.enter(FORWARD_PASS)
         logits = executable.run(inputs)
         self.watch.enter(RESULTS)
@@ -259,7 +259,7 @@ class Runner:
                 if collect is not None:
                     launched.parts.append(collect)
         except Exception as error:
-            raise FailedStepError(message_of(error)) from error
+            raise _failure(error) from error
 
     def _collect(self, launched: Launched) -> StepOutput:
         """Add the results of each part to the step's output, once the device is done."""
@@ -274,7 +274,7 @@ class Runner:
             for collect in launched.parts:
                 collect(output)
         except Exception as error:
-            raise FailedStepError(message_of(error)) from error
+            raise _failure(error) from error
         if output.errors or self._failed:
             self._fail(step, output)
         return output
@@ -288,6 +288,13 @@ class Runner:
         staying = [slot for slot in step.slots if slot not in output.moved]
         output.errors |= {slot: self._failed[slot] for slot in staying if slot in self._failed}
         self._failed |= {slot: output.errors[slot] for slot in staying if slot in output.errors}
+
+
+def _failure(error: Exception) -> EngineError:
+    """The error of a step in which a part failed, perhaps because of the device."""
+    if isinstance(error, (DeviceLostError, FailedStepError)):
+        return error
+    return FailedStepError(message_of(error))
 
 
 def _nothing() -> None:

@@ -81,12 +81,12 @@ class Planner:
     ) -> None:
         self._stages = stages
         self._max_adapters = max_adapters
-        self._budget = config.max_num_batched_tokens
+        self.budget = config.max_num_batched_tokens  # of a step
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         if tables.states is not None:
             self._max_running = min(self._max_running, tables.states.rows.num_running)
         self._by_priority = config.scheduling_policy == "priority"
-        self._whole_prompts = whole_prompts
+        self.whole_prompts = whole_prompts
         self._tables = tables
         self._queue = queue
         self._turns = Turns(queue)
@@ -104,7 +104,7 @@ class Planner:
         """
         if not self.running and not self._queue.seqs:
             return None
-        plan = StepPlan(self._stats.num_steps + 1, self._budget)
+        plan = StepPlan(self._stats.num_steps + 1, self.budget)
         if alone is None and self._queue.seqs:
             if self._by_priority:
                 self._make_way()
@@ -182,7 +182,7 @@ class Planner:
                 plan.place(seq, count, seq.blocks[have:])
                 context += start
         plan.awaited = len(partial) < len(running)
-        count = self._budget - plan.budget
+        count = self.budget - plan.budget
         plan.work = StepWork(count, count, 0.0, context)
         return partial
 
@@ -195,7 +195,7 @@ class Planner:
         """Count the draft tokens that fit in the step beside one token of each running sequence."""
         count = len(self.running)
         context = sum(seq.num_computed for seq in self.running)
-        return self._pace.spare(StepWork(count, count, 0.0, context), self._budget - count)
+        return self._pace.spare(StepWork(count, count, 0.0, context), self.budget - count)
 
     def _grow(self, seq: Sequence, count: int, behind: int, plan: StepPlan) -> int:
         """Make room for `count` more tokens at the expense of running[behind:]; returns how many fit."""
@@ -353,7 +353,8 @@ class Planner:
     def _next_waiting(self, plan: StepPlan, passed: int) -> Sequence | None:
         """Pick the next sequence to admit, after `passed` ones that `pace` holds back; None if there is no room."""
         seqs = self._queue.seqs
-        if plan.short or len(self.running) >= self._max_running or passed > min(len(seqs), MOST_PASSED):
+        most = min(self._max_running, self.budget)
+        if plan.short or len(self.running) >= most or passed > min(len(seqs), MOST_PASSED):
             return None
         if passed:
             return seqs[passed - 1]
@@ -379,7 +380,7 @@ class Planner:
             most = min(
                 most, max(0 if plan.num_scores else 1, (MOST_ENTRIES - plan.num_scores) // seq.prompt_width)
             )
-        if self._whole_prompts:
+        if self.whole_prompts:
             fits = most == pending and (not plan.seqs or self._pace.chunk(plan, start, most, True) == most)
             return most if fits else 0
         count = self._pace.chunk(plan, start, most, most == pending)

@@ -256,18 +256,22 @@ class Scheduler:
             self._suspects.clear(plan, output)
         return deltas
 
-    def undo(self, error: str) -> list[Delta]:
+    def undo(self, error: str, exhausted: bool = False) -> list[Delta]:
         """Take back all steps in flight, of which the oldest failed with `error`: as if they had not been planned.
 
-        Their sequences go on as after a preemption, each alone up to its next token. One that fails alone ends.
+        Their sequences go on as after a preemption, each alone up to its next token. One that fails alone ends. If the
+        step `exhausted` the device's memory, they go on together in smaller steps, and one ends that has no memory for
+        one token.
         """
+        self._stats.num_oom += exhausted
         if self._suspects is None:
             self._suspects = suspects.Suspects(self._planner, self._tables)
-        blamed = self._suspects.undo()
+        blamed = self._suspects.undo(exhausted)
         if blamed is None:
             return []
         seq, start = blamed
         delta = seq.delta(FinishReason.ERROR, error)
+        delta.exhausted = exhausted
         self._planner.running.remove(seq)
         self._results.end(seq, start)
         return [delta]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import (
+    DeviceMemoryError,
     EngineDiedError,
     OverloadedError,
     ProgramError,
@@ -151,6 +152,8 @@ def as_http(error: Exception) -> HttpError:
         return refusal
     if isinstance(error, OverloadedError):
         return unavailable(str(error), error.retry_after)
+    if isinstance(error, DeviceMemoryError):
+        return unavailable(str(error), 1)
     if isinstance(error, msgspec.MsgspecError):
         return from_decoding(error)
     if isinstance(error, UnicodeDecodeError):

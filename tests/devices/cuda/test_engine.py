@@ -17,7 +17,14 @@ from quire.devices.protocol import Limits, ModelInput
 from quire.devices.registry import make_backend
 from quire.devices.sampling import BAD_LOGITS, NOT_DRAWN, SlotSampling
 from quire.devices.torch.run import TorchLogits
-from quire.errors import ConfigError, EngineError, ModelError, ResourceError
+from quire.errors import (
+    ConfigError,
+    DeviceLostError,
+    DeviceMemoryError,
+    EngineError,
+    ModelError,
+    ResourceError,
+)
 from tests.models import inspect_model, load_model
 from tests.tiny import write_checkpoint
 
@@ -265,6 +272,26 @@ def test_a_gpu_without_memory_says_which_option(checkpoint: Path, monkeypatch: p
     monkeypatch.setattr(torch, "empty", full)
     with pytest.raises(ResourceError, match="--gpu-memory-utilization"):
         backend.kv_cache(inspect_model(checkpoint).kv_spec("float32"), 8, 16)
+
+
+def test_a_gpu_that_fails_in_a_step_says_how(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = make_backend(threads=1, device="interpreter")
+    sampler = backend.sampler(40)
+
+    def failing(error: Exception) -> Any:
+        def fail(*args: Any, **options: Any) -> Any:
+            raise error
+
+        monkeypatch.setattr(torch, "empty", fail)
+        return sampler.sample(GreedyLogits(torch.zeros(1, 40)), [0], [0])
+
+    with pytest.raises(DeviceMemoryError, match="--gpu-memory-utilization"):
+        failing(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(DeviceLostError, match=r"new process.*illegal memory"):
+        failing(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="shape") as caught:
+        failing(RuntimeError("shape"))
+    assert not isinstance(caught.value, DeviceLostError)
 
 
 def test_an_engine_directory_of_a_gpu_gives_the_same(checkpoint: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from quire.devices.choices import Choices
 from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
-from quire.devices.cuda.errors import memory_errors
+from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.launch import InterpretedLauncher, JitLauncher, Launcher
 from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs, restore
 from quire.devices.cuda.record import check_operations
@@ -33,7 +33,7 @@ from quire.devices.protocol import (
     Matrix,
     WeightType,
 )
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ResourceError
 from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import QuantTensor
 
@@ -83,13 +83,13 @@ class CudaBackend:
         made.__dict__ |= {**self.__dict__, "_device": meta, "_last_tokens": self._last_tokens.to(meta)}
         return made
 
-    @memory_errors()
+    @device_errors(ResourceError)
     def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> CudaMatrix:
         return CudaMatrix.pack(parts, dtype, self._device)
 
     head = matrix
 
-    @memory_errors()
+    @device_errors(ResourceError)
     def gated_matrix(
         self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType
     ) -> CudaMatrix:
@@ -110,13 +110,13 @@ class CudaBackend:
     def places_blocks(self) -> bool:
         return False
 
-    @memory_errors()
+    @device_errors(ResourceError)
     def kv_cache(
         self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
     ) -> CudaKVCache:
         return CudaKVCache(spec, num_blocks, block_size, self._device, num_states, num_open)
 
-    @memory_errors()
+    @device_errors(ResourceError)
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> CudaExecutable:
         return CudaExecutable(graph, own_cache(kv), limits, self._run, self._last_tokens)
 

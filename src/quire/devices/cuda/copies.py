@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from quire.devices.cuda.errors import device_errors
 from quire.devices.protocol import Array
 
 
@@ -25,6 +26,7 @@ class Fetched:
         if self._event is not None:
             self._event.record()
 
+    @device_errors()
     def result(self) -> Array:
         """Wait for the values."""
         if self._event is not None:

@@ -11,7 +11,7 @@ from quire.devices.adapters import Adapter
 from quire.devices.cuda.adapters import SlotAdapters, StepAdapters
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.cache import CudaKVCache
-from quire.devices.cuda.errors import memory_errors
+from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.record import Recorder, encode
 from quire.devices.cuda.sampler import GreedyLogits
@@ -20,7 +20,7 @@ from quire.devices.cuda.step import CudaStep
 from quire.devices.inputs import check_input, check_logit_rows, check_states
 from quire.devices.protocol import FloatArray, Graph, Limits, ModelInput
 from quire.devices.torch.run import TorchLogits
-from quire.errors import EngineError
+from quire.errors import EngineError, ResourceError
 
 
 class CudaExecutable:
@@ -37,7 +37,7 @@ class CudaExecutable:
         self._adapters = SlotAdapters(graph, kv.device, self._arena.act, limits.max_adapters)
         self._step: CudaStep | None = None
 
-    @memory_errors()
+    @device_errors()
     def run(self, inputs: ModelInput) -> TorchLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         check_states(inputs, self._kv.num_states, self._kv.num_open)
@@ -53,7 +53,7 @@ class CudaExecutable:
             call(step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
-    @memory_errors()
+    @device_errors()
     def logits(self, start: int, stop: int) -> TorchLogits:
         step, graph = self._step, self._graph
         check_logit_rows(start, stop, None if step is None else len(step.logit_rows), self._limits)
@@ -74,7 +74,7 @@ class CudaExecutable:
         assert self._step is not None
         return _numpy(self._step.rows_of(self._graph.hidden))
 
-    @memory_errors()
+    @device_errors(ResourceError)
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
         return self._adapters.put(slot, adapter)
 

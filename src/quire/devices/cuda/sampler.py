@@ -11,6 +11,7 @@ import torch
 
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.cuda.copies import Fetched, sent
+from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.kernels.reduce import largest
 from quire.devices.cuda.launch import Launcher
 from quire.devices.host import HostLogits
@@ -74,6 +75,7 @@ class CudaSampler(NativeSampler):
         self.turns[slot] += 1
         super().clear(slot)
 
+    @device_errors()
     def sample(
         self,
         logits: Logits,
