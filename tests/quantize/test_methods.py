@@ -124,7 +124,7 @@ def test_codes_of_tables_that_make_up_for_errors_err_less(bits: int) -> None:
     stats = stats_of(x)
     assert stats.hessian is not None
     codes, tables = fit_tables(w, np.diag(stats.hessian), bits)
-    better = gptq_tables(w, stats.hessian, tables, 0.01)
+    better, _ = gptq_tables(w, stats.hessian, tables, 0.01, np.zeros(w.shape, bool))
     plain, found = (np.take_along_axis(tables, c.astype(np.intp), axis=1) for c in (codes, better))
     assert error(x, found, w) < 0.6 * error(x, plain, w)
 
@@ -144,11 +144,18 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "bits", "symmetric"), CASES)
+CASES = [
+    *((name, bits, symmetric, 0.0) for name, bits, symmetric in CASES),
+    ("squeezellm", 3, True, 0.45),
+    ("squeezellm", 4, True, 5.0),
+]
+
+
+@pytest.mark.parametrize(("name", "bits", "symmetric", "outliers"), CASES)
 def test_what_is_written_reads_back_as_the_values(
-    name: Name, bits: int, symmetric: bool, tmp_path: Path
+    name: Name, bits: int, symmetric: bool, outliers: float, tmp_path: Path
 ) -> None:
-    method = Method.of(name, bits, 32, symmetric, 0.01)
+    method = Method.of(name, bits, 32, symmetric, 0.01, outliers)
     w = weight()
     w[3, :40] = 0
     assert not method.unfit(*w.shape)
@@ -164,3 +171,23 @@ def test_what_is_written_reads_back_as_the_values(
     layout = checkpoint.layout("a.weight")
     assert layout is not None
     np.testing.assert_array_equal(checkpoint.quantized("a.weight", np.arange(ROWS)).dequantize(), values)
+    assert ("vals" in tensors) == (outliers > 0)
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_outliers_beside_the_tables_are_exact_and_the_rest_errs_less(bits: int) -> None:
+    """The share that was asked for; what stands out stays as it is, compensation of other columns aside."""
+    x, w = inputs(), weight()
+    w[np.arange(ROWS), np.arange(ROWS)] = 3.0  # one of each row stretches its table
+    errors = []
+    for share in (0.0, 0.2, 2.0, 5.0):
+        tensors, values = Method.of("squeezellm", bits, 32, True, 0.01, share).encode(w, stats_of(x), None, 1)
+        count = len(tensors.get("vals", ()))
+        assert count == pytest.approx(share / 100 * w.size, abs=2)
+        errors.append(error(inputs(seed=0), values, w))
+        if share >= 2.0:
+            held = np.zeros(w.shape, bool)
+            held[np.repeat(np.arange(ROWS), np.diff(tensors["rows"])), tensors["cols"]] = True
+            assert held[np.arange(ROWS), np.arange(ROWS)].all()
+    assert errors[0] > errors[2] > errors[3]
+    assert errors[3] < 0.7 * errors[0]

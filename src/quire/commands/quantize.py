@@ -68,6 +68,10 @@ class QuantizeOptions:
         "SqueezeLLM: weigh by squared gradients; needs the transformers extra, and memory for gradients.",
     )
 
+    outliers: float = option(
+        0.0, "SqueezeLLM: percent of weights kept as floats beside the tables, such as 0.45.", low=0, high=10
+    )
+
     def __post_init__(self) -> None:
         check_options(self)
 
@@ -80,7 +84,9 @@ def run(config: EngineConfig, options: QuantizeOptions) -> None:
         if methods and options.method not in methods and getattr(options, field.name) != field.default:
             flag = field.name.replace("_", "-")
             raise ConfigError(f"--{flag} is for --method {' or '.join(methods)}; leave it out")
-    method = Method.of(options.method, options.bits, options.group_size, options.symmetric, options.damp)
+    method = Method.of(
+        options.method, options.bits, options.group_size, options.symmetric, options.damp, options.outliers
+    )
     source, output = model_directory(config.model), Path(options.output)
     backend = make_backend(config.device)
     tokens = _samples(config, options, source) if method.calibrated else np.zeros((1, 1), np.int32)

@@ -58,11 +58,22 @@ def awq_tensors(rounded: Rounded) -> Encoded:
     }, rounded.values()
 
 
-def squeezellm_tensors(codes: Bytes, tables: FloatArray, bits: int) -> Encoded:
-    return {
+def squeezellm_tensors(
+    codes: Bytes, tables: FloatArray, bits: int, rest: FloatArray | None = None
+) -> Encoded:
+    """Make SqueezeLLM's tensors. `rest` [O, K], mostly zeros, is added to the tables' values by a sparse matrix."""
+    tensors: dict[str, Array] = {
         "qweight": np.ascontiguousarray(stream(codes, bits).T).view(np.int32),
         "lookup_table": tables.astype(np.float16),
-    }, np.take_along_axis(tables, codes.astype(np.intp), axis=1)
+    }
+    values = np.take_along_axis(tables, codes.astype(np.intp), axis=1)
+    if rest is not None and rest.any():
+        counts = np.count_nonzero(rest, axis=1)
+        tensors["rows"] = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        tensors["cols"] = np.nonzero(rest)[1].astype(np.int32)
+        tensors["vals"] = rest[rest != 0]
+        values = values + rest
+    return tensors, values
 
 
 def int8_tensors(weight: FloatArray) -> Encoded:

@@ -42,15 +42,23 @@ def gptq(weight_OK: FloatArray, hessian_KK: FloatArray, grid: Grid, damp: float)
     return Rounded(codes, scales, zeros.astype(np.uint8))
 
 
-def gptq_tables(weight_OK: FloatArray, hessian_KK: FloatArray, tables: FloatArray, damp: float) -> Bytes:
-    """Round to values of a table [O, 2^bits] for each row, in ascending order: codes [O, K]."""
+def gptq_tables(
+    weight_OK: FloatArray, hessian_KK: FloatArray, tables: FloatArray, damp: float, kept_OK: Array
+) -> tuple[Bytes, FloatArray]:
+    """Round to values of a table [O, 2^bits] for each row, in ascending order: codes [O, K].
+
+    What is `kept_OK` is not rounded; the second array [O, K] has its values less those of its codes.
+    """
     middles, rows = (tables[:, 1:] + tables[:, :-1]) / 2, np.arange(len(tables))
+    rest = np.zeros(weight_OK.shape, np.float32)
 
     def round_column(column: int, values: FloatArray) -> tuple[Array, FloatArray]:
         codes = (values[:, None] > middles).sum(axis=1)
-        return codes, tables[rows, codes]
+        found, kept = tables[rows, codes], kept_OK[:, column]
+        rest[kept, column] = (values - found)[kept]
+        return codes, np.where(kept, values, found)
 
-    return _compensated(weight_OK, hessian_KK, damp, round_column)
+    return _compensated(weight_OK, hessian_KK, damp, round_column), rest
 
 
 def _compensated(

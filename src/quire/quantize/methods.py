@@ -15,7 +15,7 @@ from quire.quantize.awq import awq_factors, rounded_to_ranges, smooth_factors
 from quire.quantize.gptq import gptq, gptq_tables
 from quire.quantize.grid import Grid
 from quire.quantize.stats import InputStats
-from quire.quantize.tables import fit_tables
+from quire.quantize.tables import fit_tables, outliers
 from quire.weights.tensor import FloatArray
 
 Name = Literal["gptq", "awq", "smoothquant", "int8-static", "squeezellm", "fp8", "nvfp4", "mxfp4", "rtn"]
@@ -32,6 +32,7 @@ READERS: dict[str, tuple[Name, ...]] = {
     "damp": ("gptq", "squeezellm"),
     **dict.fromkeys(("calibration", "samples", "sample_len"), CALIBRATED),
     "fisher": ("squeezellm",),
+    "outliers": ("squeezellm",),
 }
 
 
@@ -44,14 +45,17 @@ class Method:
     group: int
     symmetric: bool
     damp: float
+    outliers: float = 0.0  # percent of the weights that stay floats beside SqueezeLLM's tables
 
     @classmethod
-    def of(cls, name: Name, bits: int | None, group: int, symmetric: bool, damp: float) -> Method:
+    def of(
+        cls, name: Name, bits: int | None, group: int, symmetric: bool, damp: float, outliers: float = 0.0
+    ) -> Method:
         known = BITS[name]
         chosen = (4 if 4 in known else known[0]) if bits is None else bits
         if chosen not in known:
             raise ConfigError(f"--bits {chosen}: {name} makes {' or '.join(map(str, known))} bits")
-        return cls(name, chosen, group, symmetric and name != "awq", damp)
+        return cls(name, chosen, group, symmetric and name != "awq", damp, outliers)
 
     @property
     def grid(self) -> Grid:
@@ -123,9 +127,10 @@ class Method:
             rounded = gptq(weight, stats.hessian, self.grid, self.damp)
             return formats.gptq_tensors(rounded, self.bits, self.group)
         weights = np.diag(stats.hessian) if importance is None else importance
-        _, tables = fit_tables(weight, weights, self.bits)
-        codes = gptq_tables(weight, stats.hessian, tables, self.damp)
-        return formats.squeezellm_tensors(codes, tables, self.bits)
+        kept = outliers(weight, weights, self.bits, self.outliers / 100)
+        _, tables = fit_tables(weight, np.where(kept, 0, weights), self.bits)
+        codes, rest = gptq_tables(weight, stats.hessian, tables, self.damp, kept)
+        return formats.squeezellm_tensors(codes, tables, self.bits, rest)
 
     def section(self, kept: Sequence[str]) -> dict[str, Any]:
         """Make the section of config.json; `kept` are modules of layers that stay float."""

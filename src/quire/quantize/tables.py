@@ -38,6 +38,27 @@ def fit_tables(weight: FloatArray, importance: FloatArray, bits: int) -> tuple[B
     return codes, tables.astype(np.float32)
 
 
+def outliers(weight: FloatArray, importance: FloatArray, bits: int, share: float) -> Array:
+    """Choose the `share` of a weight [O, K] that tables hold worst: a mask [O, K].
+
+    Half are the largest of their rows' spread, which stretch tables; half what a table of the others rounds worst.
+    """
+    spread = np.sqrt(np.mean(np.square(weight), axis=1, keepdims=True)) + 1e-30
+    count = round(share * weight.size / 2)
+    kept = _largest(np.abs(weight) / spread, count)
+    codes, tables = fit_tables(weight, np.where(kept, 0, importance), bits)
+    loss = np.square(weight - np.take_along_axis(tables, codes.astype(np.intp), axis=1)) * importance
+    return kept | _largest(np.where(kept, 0, loss), count)
+
+
+def _largest(values: FloatArray, count: int) -> Array:
+    """Mark the `count` largest of all values."""
+    mask = np.zeros(values.size, bool)
+    if count:
+        mask[np.argpartition(values.reshape(-1), -count)[-count:]] = True
+    return mask.reshape(values.shape)
+
+
 def _start(values: Array, shares: Array, count: int) -> Array:
     """Start between quantiles of the importance's cube root, the density of a good table, and an even spread."""
     dense = np.cumsum(np.cbrt(shares), axis=1)
