@@ -31,7 +31,7 @@ from quire.weights.schemes import Quantization, scheme
 from tests.engine_files import rewrite, rewrite_weights
 from tests.models import inspect_model, load_model
 from tests.shared import DATA, require
-from tests.tiny import CHOOSING, FAMILIES, OTHERS, RECURRENT, write_checkpoint
+from tests.tiny import CHOOSING, FAMILIES, INDEXED, OTHERS, RECURRENT, STREAMS, write_checkpoint
 
 QUANTIZED = DATA / "quantized"
 
@@ -74,7 +74,7 @@ def assert_same(model: Path, ranks: int, tmp_path: Path, **options: Any) -> Path
     return found
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS, *RECURRENT, *CHOOSING])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS, *RECURRENT, *CHOOSING, *STREAMS, *INDEXED])
 def test_every_family_packs_to_the_same_bytes(family: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model", family, "bfloat16")
     spec = inspect_model(model).spec

@@ -596,6 +596,44 @@ OTHERS |= {
     "openai-gpt": {**GPT, "n_inner": None, "architectures": ["OpenAIGPTLMHeadModel"]},
     "ctrl": {**GPT, "n_inner": None, "dff": 96, "architectures": ["CTRLLMHeadModel"]},
 }
+# Families with latent attention that chooses its keys.
+CHOSEN = {
+    **MLA,
+    **GROUPED,
+    "num_hidden_layers": 4,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "index_topk": 9,
+    "index_head_dim": 12,
+    "index_n_heads": 6,
+}
+INDEXED: dict[str, dict[str, Any]] = {
+    "deepseek_v32": {**CHOSEN, "architectures": ["DeepseekV32ForCausalLM"]},
+    "glm_moe_dsa": {
+        **CHOSEN,
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "indexer_types": ["full", "shared", "full", "shared"],
+    },
+    "hy_v4": {
+        **CHOSEN,
+        "architectures": ["HYV4ForCausalLM"],
+        "n_group": 1,
+        "topk_group": 1,
+        "hc_mult": 2,
+        "hc_magnitude": 1.4,
+        "hc_eps": 1e-6,
+        "swiglu_limit": 1.2,
+    },
+    "mistral_large4_text": {
+        **CHOSEN,
+        "architectures": ["MistralLarge4ForCausalLM"],
+        "q_lora_rank": None,
+        "rope_theta": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "final_logit_softcapping": 30.0,
+    },
+}
 TABLES = ("embed", "wte", "wpe", "lm_head")
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -677,7 +715,7 @@ def write_checkpoint(
 ) -> Path:
     """A random model of one family. Weights are wide enough that tokens differ and greedy text is not a loop of one."""
     path.mkdir(parents=True, exist_ok=True)
-    known = FAMILIES | OTHERS | RECURRENT | CHOOSING | STREAMS
+    known = FAMILIES | OTHERS | RECURRENT | CHOOSING | STREAMS | INDEXED
     full = {**CONFIG, **known[family], "torch_dtype": dtype, **config}
     full = {key: value for key, value in full.items() if value is not None}
     (path / "config.json").write_text(json.dumps(full))

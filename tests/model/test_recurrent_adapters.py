@@ -1,4 +1,4 @@
-"""Adapters of recurrent layers equal checkpoints with the change merged into their projections."""
+"""Adapters of recurrent and sparse layers equal checkpoints with the change merged into their projections."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ TARGETS = {
         "in_proj_qkv",
     ),
     "minimax_m3": ("self_attn.q_proj", "shared_experts.up_proj", "self_attn.o_proj"),
+    "deepseek_v32": (
+        "q_a_proj",
+        "q_b_proj",
+        "kv_a_proj_with_mqa",
+        "shared_experts.down_proj",
+        "indexer.wq_b",
+    ),
+    "glm_moe_dsa": ("indexer.wk", "indexer.weights_proj", "self_attn.o_proj", "shared_experts.up_proj"),
+    "hy_v4": ("self_attn.linear_gate", "self_attn.o_proj", "shared_experts.down_proj"),
+    "mistral_large4_text": ("attention.wq", "attention.wo", "shared_experts.w2", "indexer.wq_b"),
+    "deepseek_v4": ("attn.wq_a", "attn.wq_b", "attn.wkv", "attn.wo_b", "shared_experts.w2"),
+    "glm5_next_text": ("self_attn.q_b_proj", "self_attn.o_proj", "shared_experts.down_proj"),
     "kimi_linear": ("self_attn.q_proj", "self_attn.f_b_proj", "self_attn.g_a_proj", "self_attn.o_proj"),
 }
 TOKENS = list(range(5, 35))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from quire.devices.cpu.backend import NativeBackend
+from quire.devices.protocol import Limits
 from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ConfigError, ModelError
 from quire.model.cost import matrices
@@ -66,6 +67,56 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def logits(model: Path) -> Any:
     backend = NativeBackend(threads=1)
     return Session(load_model(model, backend, "float32"), backend).feed(TOKENS[0].tolist())
+
+
+SPARSE: dict[str, dict[str, Any]] = {
+    "deepseek_v32": {},
+    "glm_moe_dsa": {"index_topk": 40},  # whose choice is shared
+    "hy_v4": {"index_topk": 40},
+    "minimax_m3": {},
+    "deepseek_v4": {},
+    "qwen3_5": {},
+    "qwen4": {},
+    "nemotron-nas": {},  # some layers keep nothing
+}
+
+
+@pytest.mark.parametrize("family", SPARSE)
+def test_layers_with_states_and_choices_are_run_alone(family: str, tmp_path: Path) -> None:
+    """One by one they give what the whole model's last layer does, and all methods write what is served."""
+    source, backend = (
+        write_checkpoint(tmp_path / "in", family, hidden_size=64, **SPARSE[family]),
+        NativeBackend(threads=1),
+    )
+    spec, opened, plain = open_for_reading(source)
+    checkpoint, names = taken_apart(spec, plain, opened)
+    runner = LayerRunner(spec, names, checkpoint, backend, TOKENS)
+    for index in range(spec.num_layers):
+        runner.run(index, {}, keep=True)
+    last, runner.hidden, kept = runner.hidden, None, spec.kv_spec("float32")
+    states, length = int(kept.bytes_per_state(0) > 0), TOKENS.shape[1]
+    graph = load_model(source, backend, "float32").decoder.graph(headless=True)
+    whole = backend.compile(graph, backend.kv_cache(kept, 1, length, states), Limits(length, 1, 1))
+    whole.run(runner._step(0, states))
+    assert last is not None
+    assert np.array_equal(whole.hidden(), last[0])
+    for name in ("rtn", "gptq", "smoothquant", "fp8"):
+        quantize(source, tmp_path / name, name)
+        assert np.isfinite(logits(tmp_path / name)).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("glm_moe_dsa", "layer 1 shares a choice of 9 keys: --sample-len can be at most 9"),
+        ("zamba2", "serves several layers: round this model when it is loaded"),
+        ("gemma3n_text", "cannot be parted before layer"),
+    ],
+)
+def test_layers_that_need_others_are_refused(family: str, message: str, tmp_path: Path) -> None:
+    kept = {"num_kv_shared_layers": 1} if family.startswith("gemma") else {}
+    with pytest.raises(ModelError, match=message):
+        quantize(write_checkpoint(tmp_path / "in", family, **kept), tmp_path / "out", "gptq")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

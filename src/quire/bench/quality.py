@@ -17,7 +17,7 @@ import numpy as np
 from quire.bench.report import Report
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
-from quire.devices.protocol import Array, Executable, FloatArray, Limits, ModelInput
+from quire.devices.protocol import Array, Executable, FloatArray, Limits, ModelInput, StateInput
 from quire.engine.directory import load_tokenizer, model_directory
 from quire.engine.plan import kv_dtype, make_backend
 from quire.engine.source import find_files
@@ -84,10 +84,13 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
         ),
         cache=replace(config.cache, kv_cache_dtype="float32"),
     )
-    readers = _reader(base, options.window), _reader(config, options.window)
+    readers, info = (
+        (_reader(base, options.window), _reader(config, options.window)),
+        find_files(config.model).info,
+    )
+    states = info.kv_spec("float32").bytes_per_state(0) > 0
     with progress("quality", len(tokens) - 1, "tokens") as told:
-        found = compare(*readers, tokens, options.window, told)
-    info = find_files(config.model).info
+        found = compare(*readers, tokens, options.window, told, states)
     weights, name = weights_name(info.quantized, info.dtype), config.model.model or info.directory.name
     report = Report(
         f"{name}: {weights} weights, {kv_dtype(config, info.dtype)} KV cache, {found.count} tokens"
@@ -100,11 +103,18 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
     report.show(options.output_json)
 
 
-def compare(base: Executable, own: Executable, tokens: Array, window: int, told: Told = untold) -> Divergence:
-    """Run both models over `tokens` [T], in windows that do not see each other."""
+def compare(
+    base: Executable,
+    own: Executable,
+    tokens: Array,
+    window: int,
+    told: Told = untold,
+    states: bool = False,
+) -> Divergence:
+    """Run both models, perhaps with recurrent `states`, over `tokens` [T], in windows that do not see each other."""
     base_nll = own_nll = 0.0
     divergences, agreed = [], 0
-    for step, targets in _windows(tokens, window):
+    for step, targets in _windows(tokens, window, states):
         told(len(targets))
         p, q = _log_softmax(base.run(step).numpy()), _log_softmax(own.run(step).numpy())
         rows = np.arange(len(targets))
@@ -115,7 +125,7 @@ def compare(base: Executable, own: Executable, tokens: Array, window: int, told:
     return Divergence(base_nll, own_nll, np.concatenate(divergences), agreed)
 
 
-def _windows(tokens: Array, window: int) -> Iterator[tuple[ModelInput, Array]]:
+def _windows(tokens: Array, window: int, states: bool) -> Iterator[tuple[ModelInput, Array]]:
     """Yield one step per window, and the tokens that its rows should predict."""
     for start in range(0, len(tokens) - 1, window):
         inputs = np.ascontiguousarray(tokens[start : start + window][: len(tokens) - 1 - start])
@@ -123,7 +133,8 @@ def _windows(tokens: Array, window: int) -> Iterator[tuple[ModelInput, Array]]:
         numbers = np.arange(count, dtype=np.int32)
         ends, lengths = np.array([0, count], np.int32), np.array([count], np.int32)
         zero, table = np.zeros(1, np.int32), np.zeros((1, 1), np.int32)
-        step = ModelInput(inputs, numbers, ends, lengths, zero, table, numbers)
+        begun = StateInput(zero, zero, lengths, np.zeros((0, 3), np.int32)) if states else None
+        step = ModelInput(inputs, numbers, ends, lengths, zero, table, numbers, states=begun)
         yield step, tokens[start + 1 : start + 1 + count]
 
 
@@ -142,7 +153,8 @@ def _reader(config: EngineConfig, window: int) -> Executable:
     with progress(f"loading {info.directory}", info.weight_bytes) as told:
         model = files.load(backend, told=told)
     spec = info.kv_spec(kv_dtype(config, info.dtype))
-    return backend.compile(model.graph, backend.kv_cache(spec, 1, window), Limits(window, 1, window))
+    cache = backend.kv_cache(spec, 1, window, int(spec.bytes_per_state(0) > 0))
+    return backend.compile(model.graph, cache, Limits(window, 1, window))
 
 
 def _tokens(config: EngineConfig, options: QualityOptions) -> Array:

@@ -20,7 +20,7 @@ from quire.weights.adapter import AdapterFiles, LowRank
 from quire.weights.checkpoint import ChangedCheckpoint, Checkpoint
 from quire.weights.parts import Part
 
-EXPERTS = re.compile(r"(?P<layer>.*\.\d+\.)[\w.]*experts(\.base_layer|\.gate_up_proj|\.down_proj)?")
+EXPERTS = re.compile(r"(?P<layer>.*\.\d+\.)([\w.]*\.)?experts(\.base_layer|\.gate_up_proj|\.down_proj)?")
 MOST_LISTED = 3
 
 
@@ -202,7 +202,12 @@ class AdapterNames:
             self._modules[own] = lora, module, -1, None
             return
         names, inner = self._names, moe.intermediate_size
-        (_, width), (out, _) = self._files.shape(lora.tensors["A"]), self._files.shape(lora.tensors["B"])
+        (rows, width), (out, _) = (self._files.shape(lora.tensors[part]) for part in ("A", "B"))
+        count = moe.routing.num_experts - moe.zero_experts
+        if rows != count * lora.rank:
+            raise ModelError(
+                f"{self._files.path}: {module}: {rows} rows of A for {count} experts of rank {lora.rank}"
+            )
         is_down = (out, width) == (self._spec.hidden_size, inner)
         if not is_down and (out, width) != (2 * inner, self._spec.hidden_size):
             raise ModelError(f"{self._files.path}: {module}: a change of {[out, width]} fits no experts")
@@ -210,7 +215,7 @@ class AdapterNames:
             target = names["mixture.expert.down"] if is_down else names["mixture.expert.up"]
             self._stacks[f"{fused['layer']}{names['mixture.experts']}{target}"] = lora, module
             return
-        for e in range(moe.routing.num_experts - moe.zero_experts):
+        for e in range(count):
             prefix = f"{fused['layer']}{names['mixture.experts'].format(e=e)}"
             if is_down:
                 self._modules[prefix + names["mixture.expert.down"]] = lora, module, e, None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from quire.devices.protocol import Backend, FloatArray, IntArray, Limits, ModelInput
+from quire.devices.protocol import Backend, FloatArray, IntArray, Limits, ModelInput, StateInput
 from quire.errors import ModelError
 from quire.model.families.names import TensorNames
 from quire.model.packing import Packer, WeightTypes
@@ -31,6 +32,25 @@ class Changed(Unquantized):
 
     def get(self, name: str) -> Array:
         return self._arrays[name] if name in self._arrays else self._inner.get(name)
+
+
+def _apart(spec: DecoderConfig, length: int) -> DecoderConfig:
+    """Let layers that share a choice of keys see all keys, which in samples of at most so many is the choice.
+
+    ModelError if samples are longer.
+    """
+    layers, most = list(spec.layers), 0
+    for i, layer in enumerate(layers):
+        mixer: Any = layer.mixer
+        if mixer is not None and mixer.index is not None:
+            most = mixer.index.most or 0
+        if mixer is not None and mixer.shares:
+            if length > most:
+                raise ModelError(
+                    f"layer {i} shares a choice of {most} keys: --sample-len can be at most {most}"
+                )
+            layers[i] = msgspec.structs.replace(layer, mixer=msgspec.structs.replace(mixer, shares=False))
+    return msgspec.structs.replace(spec, layers=tuple(layers))
 
 
 @dataclass(slots=True)
@@ -69,17 +89,15 @@ class LayerRunner:
         if observe is not None:
             graph, inputs = watched(graph, noted)
         count, length = self.tokens.shape
-        spec = self.spec.kv_spec("float32")
-        layers = None if spec.layers is None else (spec.layers[index],)
-        spec = msgspec.structs.replace(spec, num_layers=1, layers=layers)
+        own = range(index, index + 1) if self.spec.layers[index].mixer is not None else None
+        kept = self.spec.kv_spec("float32", stage=own)  # the whole model's beside a layer that keeps nothing
+        states = int(kept.bytes_per_state(0) > 0)
         executable = self.backend.compile(
-            graph,
-            self.backend.kv_cache(spec, 1, length),
-            Limits(length, 1, 1),
+            graph, self.backend.kv_cache(kept, 1, length, states), Limits(length, 1, 1)
         )
         out = np.empty((count, length, self.spec.stream_width), np.float32) if keep else None
         for sample in range(count):
-            executable.run(self._step(sample))
+            executable.run(self._step(sample, states))
             if out is not None:
                 out[sample] = executable.hidden()
             if observe is not None:
@@ -109,15 +127,15 @@ class LayerRunner:
             Packer(None, self.backend.outline(), types, outline=True),
             wanted,
         )
-        return Decoder(self.spec, noted), noted
+        return Decoder(_apart(self.spec, self.tokens.shape[1]), noted), noted
 
-    def _step(self, sample: int) -> ModelInput:
+    def _step(self, sample: int, states: int) -> ModelInput:
         length = self.tokens.shape[1]
         places = np.arange(length, dtype=np.int32)
         one = np.array([length], np.int32)
         zero, table = np.zeros(1, np.int32), np.zeros((1, 1), np.int32)
         hidden = None if self.hidden is None else np.ascontiguousarray(self.hidden[sample])
         tokens = np.ascontiguousarray(self.tokens[sample])
-        return ModelInput(
-            tokens, places, np.array([0, length], np.int32), one, zero, table, zero[:0], hidden_TD=hidden
-        )
+        bounds, marks = np.array([0, length], np.int32), np.zeros((0, 3), np.int32)
+        begun = StateInput(zero, zero, one, marks) if states else None
+        return ModelInput(tokens, places, bounds, one, zero, table, zero[:0], hidden_TD=hidden, states=begun)

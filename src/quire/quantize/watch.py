@@ -11,6 +11,7 @@ import numpy as np
 from quire.devices.graph import Graph, Recorder
 from quire.devices.ops import GatedLinear, Linear, Op, RunExperts, Tap, Value, operands
 from quire.devices.protocol import FloatArray, Matrix
+from quire.errors import ModelError
 from quire.model.packing import Packer
 from quire.model.parts.source import Piece, Use
 from quire.model.tensors import Tensors
@@ -47,8 +48,12 @@ class Noted:
         return self._packer if wanted else self._outline
 
     def names(self, path: str) -> list[str]:
-        """List all tensors that a matrix is made of."""
+        """List all tensors that a matrix is made of. ModelError if they belong to another layer."""
         parts, _ = self._parts[path]
+        if self._reader(parts) is self._outline:
+            raise ModelError(
+                f"{path} serves several layers: round this model when it is loaded (--quantization)"
+            )
         return [name for part in parts for name, _ in part.tensors]
 
     def tensors(self, path: str) -> tuple[str, ...] | None:
@@ -88,14 +93,14 @@ def watched(graph: Graph, noted: Noted) -> tuple[Graph, list[Input]]:
 
     def see(x: Value, path: str) -> None:
         seen = found.setdefault(x, Input(x, g.ops[x]))
-        tensors = noted.tensors(path)
+        names, tensors = noted.names(path), noted.tensors(path)
         if tensors is None:
-            seen.others += noted.names(path)
+            seen.others += names
         else:
             seen.tensors += [name for name in tensors if name not in seen.tensors]
 
     for op in graph.ops:
-        if isinstance(op, (Linear, GatedLinear)):
+        if isinstance(op, (Linear, GatedLinear)) and op.path:
             see(op.x, op.path)
         elif isinstance(op, RunExperts):
             for expert in filter(None, op.experts):
@@ -110,7 +115,7 @@ def watched(graph: Graph, noted: Noted) -> tuple[Graph, list[Input]]:
     for op in graph.ops:
         if isinstance(op, (GatedLinear, RunExperts)):
             continue
-        for value in [op.residual] if isinstance(op, Linear) else operands(op):
+        for value in [op.residual] if isinstance(op, Linear) and op.path else operands(op):
             if value in found:
                 found[value].shared = True
     return msgspec.structs.replace(graph, ops=tuple(g.ops), body=len(g.ops)), inputs

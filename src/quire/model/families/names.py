@@ -90,7 +90,8 @@ class TensorNames(msgspec.Struct, frozen=True):
             names = names.changed({**plain, "expert_stack": "", "expert_halves": False})
         for path, other in self.spellings.items():
             end = "" if other.endswith("_") else "."  # a prefix of several tensors
-            if any(f".{other}{end}" in f".{name}." for name in present):
+            start = self["mixture.shared"] if path.startswith("mixture.shared.") else ""
+            if any(f".{start}{other}{end}" in f".{name}." for name in present):
                 names = names.changed({path: other})
         for prefix in (*self.prefixes, self.base):
             if any(name.startswith(prefix) for name in present):

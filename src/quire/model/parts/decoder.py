@@ -198,17 +198,17 @@ class DecoderConfig(msgspec.Struct, frozen=True):
         """Whether a stage looks tokens up in the embedding."""
         return shard.begins or self._reads_tokens
 
-    def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE) -> KVSpec:
-        """The KV cache of a rank."""
-        division = self.division(shard)
-        own, size = [self.layers[i].mixer for i in self.stage(shard)], self.head_dim
-        layers = [self.layers[i].cache(division, size) for i in self.stage(shard)]
+    def kv_spec(self, dtype: KVDtype, shard: Shard = WHOLE, stage: range | None = None) -> KVSpec:
+        """The KV cache of a rank, or of the layers `stage`."""
+        division, stage = self.division(shard), self.stage(shard) if stage is None else stage
+        own, size = [self.layers[i].mixer for i in stage], self.head_dim
+        layers = [self.layers[i].cache(division, size) for i in stage]
         for i, part in enumerate(own):
             if part is not None and part.back and part.scores is not None:  # its source keeps what it sees
                 source = layers[i - part.back]
                 reach = max(source.reach, part.scores.reach) if part.scores.reach else 0
                 layers[i - part.back] = msgspec.structs.replace(source, reach=source.reach and reach)
-        layers += [kept for i in self.stage(shard) for kept in self.layers[i].further(division)]
+        layers += [kept for i in stage for kept in self.layers[i].further(division)]
         alike = len(set(layers)) == 1 and not layers[0].reach and not layers[0].states
         return KVSpec(
             num_layers=len(layers),
