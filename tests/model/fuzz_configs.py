@@ -176,7 +176,9 @@ def compare(variant: str, config: Config, directory: Path, what: str) -> tuple[s
         return "refused", f"{what}: {str(error)[:160]}"
     got = Session(loaded, ReferenceBackend()).feed(PROMPT)
     error = float(np.abs(got - expected).max() / max(1.0, float(np.abs(expected).max())))
-    return ("equal" if error < 2e-4 else "different"), f"{what}: {error:.2g}"
+    states = loaded.info.kv_spec("float32").bytes_per_state(0) > 0
+    bound = 8e-4 if states else 2e-4  # states carry errors on
+    return ("equal" if error < bound else "different"), f"{what}: {error:.2g}"
 
 
 def run(count: int, first: int, variants: Sequence[str]) -> Counter[str]:

@@ -59,6 +59,9 @@ NO_ROPE = dict.fromkeys(("rope_parameters", "rope_scaling", "rope_theta"), ABSEN
         ("laguna-elements", {"rope_parameters": ABSENT}, "equal"),  # a theta for each kind of layers
         ("longcat_flash", {"q_lora_rank": None}, "refused"),
         ("olmo3", older(5e5, **YARN), "equal"),
+        ("olmo_hybrid-plain", older(5000.0, rope_type="default", rope_theta=None), "equal"),  # no rope
+        ("deepseek_v4", older(5000.0, **YARN, truncate=False), "refused"),  # the class overlooks it
+        ("bailing_hybrid", older(5000.0, rope_type="yarn", factor=4.0), "refused"),  # the class's own length
         ("olmo3", older(5000.0, **YARN), "refused"),  # the class's sliding layers have 5e5
     ],
 )  # fmt: skip

@@ -35,7 +35,7 @@ class Changed(Unquantized):
 
 
 def _apart(spec: DecoderConfig, length: int) -> DecoderConfig:
-    """Let layers that share a choice of keys see all keys, which in samples of at most so many is the choice.
+    """Let layers that share a choice of keys see all keys: short samples have no more keys than are chosen.
 
     ModelError if samples are longer.
     """

@@ -96,6 +96,13 @@ def read_bailing_hybrid(config: ConfigReader) -> DecoderConfig:
     config.skip("kda_lower_bound")
     taps = config.integer("short_conv_kernel_size", low=2, high=64)
     delta = kda(heads, size, taps, config.number("rms_norm_eps"), bound=bound)
+    rope, original = config.section("rope_scaling"), "original_max_position_embeddings"
+    if (
+        rope is not None
+        and "yarn" in (rope.get("rope_type"), rope.get("type"))
+        and rope.get(original) is None
+    ):
+        raise rope.wrong(original, None, "given")  # transformers takes its default, not the model's length
     return read_latent(
         config,
         latent={"gate": "heads"},

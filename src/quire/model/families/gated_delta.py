@@ -181,7 +181,7 @@ def read_olmo_hybrid(config: ConfigReader) -> DecoderConfig:
     given["linear_key_head_dim"] = width
     given["linear_value_head_dim"] = config.optional_integer("linear_value_head_dim") or 2 * width
     negative = config.boolean("linear_allow_neg_eigval")
-    ropes = [config, config.section("rope_parameters")]
+    ropes = [config, config.section("rope_parameters"), config.section("rope_scaling")]
     unturned = [
         one for one in ropes if one is not None and one.given("rope_theta") and one.get("rope_theta") is None
     ]

@@ -252,6 +252,8 @@ def _ropes(config: ConfigReader, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
     other = (found.section("compress") if nested else None) or found
     plain = parse_rope(config, main, size, length)
     turned = parse_rope(config, other, size, length, "compress_rope_theta")
+    if not turned.truncate:  # transformers overlooks it here
+        raise other.wrong("truncate", False, "true")
     if turned.kind == "yarn" and turned.attention_factor is None:
         turned = replace(turned, attention_factor=1.0)
     return plain, turned
