@@ -30,7 +30,6 @@ from tests.tiny import write_checkpoint
 
 pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
-from quire.devices.cuda.sampler import GreedyLogits
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
 BLOCKS: dict[str, Any] = {"max_model_len": 96, "num_gpu_blocks_override": 24, "block_size": 16}
@@ -216,15 +215,6 @@ def test_ranks_and_an_engine_that_slept_give_the_same(checkpoint: Path) -> None:
     assert [*output.outputs[0].token_ids] == wanted[0][0][0]
 
 
-def test_greedy_rows_read_no_value_but_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = make_backend(threads=1, device="interpreter").sampler(40)
-    for slot in range(2):
-        sampler.set(slot, SlotSampling(1, SamplingParams(temperature=0.0), [1, 2]))
-    logits = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(np, "empty", lambda shape, dtype=float: np.full(shape, np.nan, dtype))
-    assert sampler.sample(GreedyLogits(logits), [0, 1], [2, 2]).result().tokens == logits.argmax(1).tolist()
-
-
 def test_a_choice_made_on_the_device_is_appended_unless_its_slot_was_taken_anew() -> None:
     backend = make_backend(threads=1, device="interpreter")
     sampler: Any = backend.sampler(40)
@@ -232,7 +222,7 @@ def test_a_choice_made_on_the_device_is_appended_unless_its_slot_was_taken_anew(
         sampler.set(slot, SlotSampling(1, SamplingParams(temperature=0.0), [1, 2]))
     logits = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
     logits[1, 3] = np.inf
-    early, later = (sampler.sample(GreedyLogits(logits), [5, 0], [2 + i, 2 + i]) for i in range(2))
+    early, later = (sampler.sample(TorchLogits(logits), [5, 0], [2 + i, 2 + i]) for i in range(2))
     assert backend._last_tokens[5] == logits[0].argmax()  # type: ignore[attr-defined]
     sampler.set(5, SlotSampling(1, SamplingParams(seed=1), [1]))
     assert sampler.sample(TorchLogits(logits[:1]), [5], [1]).result().tokens[0] >= 0
@@ -277,13 +267,14 @@ def test_a_gpu_without_memory_says_which_option(checkpoint: Path, monkeypatch: p
 def test_a_gpu_that_fails_in_a_step_says_how(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = make_backend(threads=1, device="interpreter")
     sampler = backend.sampler(40)
+    sampler.set(0, SlotSampling(1, SamplingParams()))
 
     def failing(error: Exception) -> Any:
         def fail(*args: Any, **options: Any) -> Any:
             raise error
 
         monkeypatch.setattr(torch, "empty", fail)
-        return sampler.sample(GreedyLogits(torch.zeros(1, 40)), [0], [0])
+        return sampler.sample(TorchLogits(torch.zeros(1, 40)), [0], [0])
 
     with pytest.raises(DeviceMemoryError, match="--gpu-memory-utilization"):
         failing(torch.OutOfMemoryError("CUDA out of memory"))

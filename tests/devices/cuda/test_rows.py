@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
 import torch
 
-from quire.devices.cuda.kernels import elementwise, norm, reduce, rope_store, rows
+from quire.devices.cuda.kernels import elementwise, norm, rope_store, rows
 from quire.devices.cuda.kernels.attention import LayerCache
 from quire.devices.cuda.kernels.rope_store import NormTensors
 from quire.devices.cuda.launch import InterpretedLauncher
@@ -240,14 +240,3 @@ def test_combinations_of_parts(shared: bool) -> None:
     parts = x.nan_to_num().reshape(3, 4, 30).double()
     wanted = torch.einsum("tba,tad->tbd", factors.expand(3, 8).reshape(3, 2, 4).double(), parts)
     assert near(out, wanted.reshape(3, 60) + residual)
-
-
-def test_reductions_of_logits() -> None:
-    logits = drawn(4, 5000) * 6
-    logits[1, 4999] = logits[1, 70] = 99.0
-    logits[2] = -torch.inf
-    logits[2, 17] = 4.0
-    values, ids = poison(4), torch.full((4,), -1, dtype=torch.int32)
-    reduce.largest(RUN, logits, values, ids)
-    assert ids.tolist() == logits.argmax(1).tolist()[:1] + [70, 17] + logits.argmax(1).tolist()[3:]
-    assert torch.equal(values, logits.amax(1))

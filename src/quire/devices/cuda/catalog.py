@@ -24,10 +24,10 @@ from quire.devices.cuda.kernels import (
     packed,
     products,
     recurrent,
-    reduce,
     rope_store,
     routing,
     rows,
+    sample,
 )
 from quire.devices.cuda.launch import CompilingLauncher, Launcher
 from quire.devices.cuda.target import target_named
@@ -153,6 +153,12 @@ def _convolution(run: Launcher) -> None:
     recurrent.embed_ngrams(run, real(9, 1), *places, 2, torch.bfloat16, empty(9, 6 * 64), ids, step)
 
 
+def _sample(run: Launcher) -> None:
+    numbers, reals = empty(9, 4, dtype=torch.int64), empty(9, 4, dtype=torch.float64)
+    logits, masks = empty(9, 128256, dtype=torch.float32), empty(9, 4008, dtype=torch.int32)
+    sample.sample(run, logits, masks, numbers, reals, empty(9, dtype=torch.int32))
+
+
 def _routes(run: Launcher) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
     groups = Routing(256, 8, "sigmoid", num_groups=8, top_groups=4, group_sum=True, renormalize=True)
@@ -173,8 +179,6 @@ def _rows(run: Launcher) -> None:
     elementwise.apply(run, x, x, Temperature(0.1, 8192), numbers(9))
     elementwise.apply(run, x, x, SparseGELU(1.6))
     elementwise.combine(run, empty(9, 4 * 4096), empty(9, 16), empty(9, 4 * 4096), 4)
-    real = partial(empty, dtype=torch.float32)
-    reduce.largest(run, real(9, 128256), real(9), numbers(9))
 
 
 def _store(run: Launcher, kept: Any = torch.bfloat16) -> None:
@@ -216,6 +220,7 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     "scan of Mamba-2": partial(_scan, "space"),
     "scan of Mamba-1": partial(_scan, "selective"),
     "gated recurrence": partial(_scan, "gated"),
+    "sampling": _sample,
     "routing": _routes,
     "rows": _rows,
     "rope and store": _store,

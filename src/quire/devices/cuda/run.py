@@ -14,7 +14,6 @@ from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.record import Recorder, encode
-from quire.devices.cuda.sampler import GreedyLogits
 from quire.devices.cuda.states import state_step
 from quire.devices.cuda.step import CudaStep
 from quire.devices.inputs import check_input, check_logit_rows, check_states
@@ -67,8 +66,7 @@ class CudaExecutable:
             step.adapters.narrow(start, stop)
         for call in self._calls[graph.body :]:
             call(step)
-        kind = GreedyLogits if step.inputs.greedy else TorchLogits
-        return kind(step[graph.logits])
+        return TorchLogits(step[graph.logits])
 
     def hidden(self) -> FloatArray:
         assert self._step is not None

@@ -1,9 +1,9 @@
-"""Samples on the host from a device's logits; where only the largest of a row is needed, the device finds it."""
+"""Samples on a device: the tokens that the CPU draws from the same logits."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ import torch
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.cuda.copies import Fetched, sent
 from quire.devices.cuda.errors import device_errors
-from quire.devices.cuda.kernels.reduce import largest
+from quire.devices.cuda.kernels import sample
 from quire.devices.cuda.launch import Launcher
-from quire.devices.host import HostLogits
+from quire.devices.host import HostLogits, check_rows
 from quire.devices.sampling import (
     BAD_LOGITS,
     NOT_DRAWN,
@@ -24,39 +24,41 @@ from quire.devices.sampling import (
     Samples,
     SlotSampling,
     TokenMask,
+    has_penalties,
+    is_greedy,
+    lowest_scaled,
 )
 from quire.devices.torch.run import TorchLogits
 from quire.errors import EngineError
 
 
-@dataclass(frozen=True, slots=True)
-class GreedyLogits(TorchLogits):
-    """Logits of a step that needs the largest of each row alone."""
+class Drawn:
+    """Tokens that the device draws. `guessed` are the drafts behind rows, `owners` the turns of the slots that drew."""
 
-
-class Chosen:
-    """The largest of each row, as the device finds it. `owners` are the turns of the slots that drew."""
-
-    def __init__(self, sampler: CudaSampler, fetched: Fetched, slots: list[int]) -> None:
-        self._sampler, self._fetched, self._slots = sampler, fetched, slots
+    def __init__(self, sampler: CudaSampler, fetched: Fetched, slots: list[int], guessed: list[int]) -> None:
+        self._sampler, self._fetched, self._slots, self._guessed = sampler, fetched, slots, guessed
         self._owners = [sampler.turns[slot] for slot in slots]
         self._samples: Samples | None = None
 
     def result(self) -> Samples:
         """Wait for the tokens, and append them to the outputs of slots that were not taken anew."""
         if self._samples is None:
-            values, found = self._fetched.result()
-            tokens: list[int] = found.view(np.int32).tolist()
-            self._samples = samples = Samples(tokens)
-            for row in np.flatnonzero(~np.isfinite(values)).tolist():
-                tokens[row] = NOT_DRAWN
-                samples.errors[row] = NOTHING_ALLOWED if values[row] == -np.inf else BAD_LOGITS
-            self._sampler.append(self._slots, self._owners, tokens)
+            self._sampler.settle(self)
+            self._samples = samples = Samples([NOT_DRAWN] * len(self._slots))
+            for i, token in enumerate(self._fetched.result().tolist()):
+                before, follows = samples.tokens[i - 1], i > 0 and self._slots[i - 1] == self._slots[i]
+                if follows and (before == NOT_DRAWN or before != self._guessed[i - 1]):
+                    continue
+                if token >= 0:
+                    samples.tokens[i] = token
+                else:
+                    samples.errors[i] = BAD_LOGITS if token == sample.BAD else NOTHING_ALLOWED
+            self._sampler.append(self._slots, self._owners, samples.tokens)
         return self._samples
 
 
 class CudaSampler(NativeSampler):
-    """Copies logits to the host, which draws the tokens that the CPU draws; of greedy rows the device chooses alone.
+    """Draws on the device. Only tokens are copied, and rows of which log-probabilities are asked.
 
     `last_tokens` on the device has the token drawn last for each slot.
     """
@@ -65,15 +67,51 @@ class CudaSampler(NativeSampler):
         super().__init__(vocab_size, pool)
         self.turns: Counter[int] = Counter()  # how often each slot was taken
         self._run, self._last_tokens = run, last_tokens
-        self._open: deque[Chosen] = deque()  # whose tokens are not in the outputs of their slots
+        self._open: deque[Drawn] = deque()  # whose tokens are not in the outputs of their slots
+        self._states: dict[int, SlotSampling] = {}
+        self._numbers: dict[int, tuple[float, ...]] = {}
 
     def set(self, slot: int, state: SlotSampling) -> None:
         self.turns[slot] += 1
         super().set(slot, state)
+        params, greedy, self._states[slot] = state.params, is_greedy(state.params), state
+        inverse = 1.0 if greedy else 1.0 / params.temperature
+        seed, low = int(np.uint64(state.seed).view(np.int64)), float(lowest_scaled(params))
+        self._numbers[slot] = (
+            seed,
+            params.top_k,
+            greedy,
+            inverse,
+            params.top_p,
+            float(np.float32(inverse)),
+            low,
+        )
 
     def clear(self, slot: int) -> None:
         self.turns[slot] += 1
         super().clear(slot)
+        self._states.pop(slot, None)
+
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        super().extend(slot, tokens)
+        self._states[slot].output_tokens += tokens
+
+    def retract(self, slot: int, count: int) -> None:
+        super().retract(slot, count)
+        output = self._states[slot].output_tokens
+        del output[len(output) - count :]
+
+    def settle(self, drawn: Drawn | None = None) -> None:
+        """Wait for what was drawn before, or for all."""
+        while self._open and self._open[0] is not drawn:
+            self._open[0].result()
+
+    def append(self, slots: list[int], owners: list[int], tokens: list[int]) -> None:
+        """Append drawn tokens, the oldest that are open, to the outputs of their slots."""
+        self._open.popleft()
+        for slot, owner, token in zip(slots, owners, tokens, strict=True):
+            if token != NOT_DRAWN and self.turns[slot] == owner:
+                self.extend(slot, [token])
 
     @device_errors()
     def sample(
@@ -84,50 +122,102 @@ class CudaSampler(NativeSampler):
         drafts: list[int] | None = None,
         masks_LW: TokenMask | None = None,
     ) -> Pending[Samples]:
-        if isinstance(logits, GreedyLogits) and drafts is None and masks_LW is None:
-            return self._choose(logits, slots)
-        while self._open:
-            self._open[0].result()
-        samples = super().sample(logits, slots, positions, drafts, masks_LW).result()
-        drawn = {slot: t for slot, t in zip(slots, samples.tokens, strict=True) if t != NOT_DRAWN}
-        if drawn:
-            places, tokens = sent(np.array([[*drawn], [*drawn.values()]]), self._last_tokens.device)
+        tensor = device_rows(logits)
+        if tensor.shape[1] != self.vocab_size:
+            raise EngineError(f"logits must be [rows, {self.vocab_size}], got {list(tensor.shape)}")
+        shape = HostLogits(np.broadcast_to(np.float32(0), tuple(tensor.shape)))
+        guessed = check_rows(shape, slots, positions, drafts, masks_LW)
+        if unknown := [slot for slot in slots if slot not in self._states]:
+            raise EngineError(f"slot {unknown[0]} was never set")
+        if drafts is not None or any(is_edited(self._states[slot]) for slot in slots):
+            self.settle()
+        found = self._draw(tensor, slots, positions, guessed, masks_LW)
+        drawn = Drawn(self, Fetched(found), slots, guessed)
+        self._open.append(drawn)
+        wanted = [i for i, slot in enumerate(slots) if self._states[slot].params.wants_logprobs]
+        if drafts is None:
+            self._last_tokens[sent(np.array(slots), found.device)] = found.clamp(min=0)
+            if not wanted:
+                return drawn
+        samples = drawn.result()
+        if drafts is not None:
+            last = {slot: t for slot, t in zip(slots, samples.tokens, strict=True) if t != NOT_DRAWN}
+            places, tokens = sent(np.array([[*last], [*last.values()]], np.int64), found.device)
             self._last_tokens[places] = tokens.int()
+        for i in wanted:
+            if samples.tokens[i] != NOT_DRAWN:
+                target, num_top = (
+                    np.array(samples.tokens[i : i + 1], np.int32),
+                    self._states[slots[i]].params.logprobs,
+                )
+                [samples.logprobs[i]] = self.logprobs(logits[i : i + 1], target, num_top or 0)
         return samples
 
-    def append(self, slots: list[int], owners: list[int], tokens: list[int]) -> None:
-        """Append chosen tokens, the oldest that are open, to the outputs of their slots."""
-        self._open.popleft()
-        for slot, owner, token in zip(slots, owners, tokens, strict=True):
-            if token != NOT_DRAWN and self.turns[slot] == owner:
-                self.extend(slot, [token])
-
-    def _choose(self, logits: GreedyLogits, slots: list[int]) -> Chosen:
-        if len(slots) != len(logits):
-            raise EngineError(f"slots must have one entry for each of {len(logits)} rows, got {len(slots)}")
-        found = self._largest(logits)
-        self._last_tokens[sent(np.array(slots), found.device)] = found[1].view(torch.int32)
-        self._open.append(chosen := Chosen(self, Fetched(found), slots))
-        return chosen
-
-    def _largest(self, logits: GreedyLogits) -> Any:
-        """The largest of each row, and its id in the bits of a float: [2, L] on the device."""
-        tensor = logits.tensor
-        found = torch.empty(2, len(tensor), dtype=torch.float32, device=tensor.device)
-        largest(self._run, tensor, found[0], found[1].view(torch.int32))
-        return found
+    def _draw(
+        self, logits: Any, slots: list[int], positions: list[int], drafts: list[int], masks: TokenMask | None
+    ) -> Any:
+        """Draw a token for each row as if the drafts before it were drawn: int32 [L], see kernels/sample.py."""
+        edited, behind, device = None, list[int](), logits.device
+        for i, slot in enumerate(slots):
+            state = self._states[slot]
+            behind = [*behind, drafts[i - 1]] if i and slots[i - 1] == slot else []
+            if not self._open and positions[i] != state.position + len(behind):
+                raise EngineError(f"slot {slot} is at position {state.position}, not {positions[i]}")
+            if is_edited(state):
+                edited = logits.clone() if edited is None else edited
+                edit(edited[i], state, state.output_tokens + behind)
+        known = [self._numbers[slot] for slot in slots]
+        numbers = [[one[0], position, *one[1:3]] for one, position in zip(known, positions, strict=True)]
+        out = torch.empty(len(slots), dtype=torch.int32, device=device)
+        sample.sample(
+            self._run, logits if edited is None else edited,
+            None if masks is None else sent(masks.view(np.int32), device), sent(np.array(numbers, np.int64), device),
+            sent(np.array([one[3:] for one in known], np.float64), device), out,
+        )  # fmt: skip
+        return out
 
     def _copied(self, logits: Logits, sampled: bool = False) -> HostLogits:
-        if not isinstance(logits, TorchLogits):
-            raise EngineError(f"a GPU's sampler got logits of {type(logits).__name__}")
-        best = self._best(logits) if sampled and isinstance(logits, GreedyLogits) else None
-        return best or HostLogits(logits.numpy())
+        return HostLogits(device_rows(logits).cpu().numpy())
 
-    def _best(self, logits: GreedyLogits) -> HostLogits | None:
-        """The largest of each row, found on the device; None if a row is not finite."""
-        values, ids = self._largest(logits).cpu().numpy()
-        if not np.isfinite(values).all():
-            return None
-        best, host = ids.view(np.int32), np.empty(logits.tensor.shape, np.float32)
-        host[np.arange(len(best)), best] = values  # the only ones that are read
-        return HostLogits(host, best)
+
+def device_rows(logits: Logits) -> Any:
+    """The rows of logits [L, V]. EngineError for another backend's."""
+    if not isinstance(logits, TorchLogits):
+        raise EngineError(f"a GPU's sampler got logits of {type(logits).__name__}")
+    return logits.tensor
+
+
+def is_edited(state: SlotSampling) -> bool:
+    """Tell whether a slot may change its logits before a token is drawn."""
+    params = state.params
+    edits = params.allowed_token_ids is not None, state.bad_words, params.logit_bias, params.min_tokens
+    return any(edits) or has_penalties(params)
+
+
+def edit(row: Any, state: SlotSampling, output: list[int]) -> None:
+    """Change a row [V] as devices/reference/logits.py does, whose order this is. An unsound row becomes NaN."""
+    params, unsound = state.params, ~(row < torch.inf).all()
+
+    def ids(tokens: Iterable[int]) -> Any:
+        return torch.tensor([*tokens], dtype=torch.int64, device=row.device)
+
+    if params.allowed_token_ids is not None:
+        left = ids(set(params.allowed_token_ids))
+        row.copy_(torch.full_like(row, -torch.inf).index_copy_(0, left, row[left]))
+    ended = [word[-1] for word in state.bad_words if output[len(output) - len(word) + 1 :] == [*word[:-1]]]
+    row[ids([*ended, *(state.stop_ids if len(output) < params.min_tokens else ())])] = -torch.inf
+    bias = params.logit_bias or {}
+    row[ids(bias)] += torch.tensor([*bias.values()], dtype=torch.float32, device=row.device)
+    if params.repetition_penalty != 1.0:
+        seen = ids({*state.prompt_tokens, *output})
+        x, penalty = (
+            row[seen],
+            torch.tensor(params.repetition_penalty, dtype=torch.float32, device=row.device),
+        )
+        row[seen] = torch.where(x > 0, x / penalty, x * penalty)
+    if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
+        counts = Counter(output)
+        often = torch.tensor([*counts.values()], dtype=torch.float32, device=row.device)
+        row[ids(counts)] -= often * float(np.float32(params.frequency_penalty))
+        row[ids(counts)] -= float(np.float32(params.presence_penalty))
+    row.masked_fill_(unsound, torch.nan)
