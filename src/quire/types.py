@@ -78,6 +78,19 @@ class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
     opened: bool
 
 
+class Made(msgspec.Struct, frozen=True, array_like=True):
+    """What one sample of a request made before the request was resumed, and where its usage stood.
+
+    `ended`: there is nothing more to make.
+    """
+
+    tokens: list[int] = []
+    num_cached: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
+    ended: bool = False
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One prompt and how to continue it. Crosses the process border; the engine core never sees text.
 
@@ -89,7 +102,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     tokens after position `scored_from`. `prediction` is a guess at the output. The requests of different `owner`s (API
     keys, or calls) take turns. With `program` it runs these steps; `gens` are the requests of its gens.
     `adapter` is the digest of an adapter, whose files are in `adapter_path`. Other requests are said to go on from
-    `marks`, counts of tokens.
+    `marks`, counts of tokens. A resumed request goes on from what each of its samples has `made`.
     """
 
     id: str
@@ -115,10 +128,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     gens: tuple[Request, ...] = ()
     adapter_path: str = ""
     marks: tuple[int, ...] = ()
+    made: tuple[Made, ...] = ()
 
     def sample_seed(self, index: int) -> int:
         """The seed of parallel sample `index`."""
         return (self.seed + index) & SEED_MASK
+
+    @property
+    def open_samples(self) -> list[int]:
+        """List the samples that have something to make."""
+        return [i for i in range(self.sampling.n) if not (self.made and self.made[i].ended)]
 
     @property
     def is_composed(self) -> bool:
@@ -307,9 +326,7 @@ def ends(
 ) -> list[Delta]:
     """One final delta per sample for a request that ends outside the queue."""
     usage = Usage(len(request.tokens), num_cached, 0)
-    return [
-        Delta(request.id, i, [], usage, finish_reason=reason, error=error) for i in range(request.sampling.n)
-    ]
+    return [Delta(request.id, i, [], usage, finish_reason=reason, error=error) for i in request.open_samples]
 
 
 def failures(request: Request, error: BaseException, num_cached: int = 0) -> list[Delta]:

@@ -304,10 +304,12 @@ class AsyncEngine:
         now = time.monotonic()
         generation = Generation(self, requests, [RequestTimes(request, now) for request in requests])
         for request, times in zip(requests, generation.times, strict=True):
-            self._live[request.id] = Live(generation, times, set(range(request.sampling.n)))
-            self._queued.add(request.owner, 1)
-            self._queued_tokens.add(request.owner, request.weight)
-        self._send(Submit.of(requests))
+            if open_samples := set(request.open_samples):
+                self._live[request.id] = Live(generation, times, open_samples)
+                self._queued.add(request.owner, 1)
+                self._queued_tokens.add(request.owner, request.weight)
+        if going := [request for request in requests if request.open_samples]:
+            self._send(Submit.of(going))
         return generation
 
     async def generate(self, request: Request) -> AsyncIterator[Delta]:

@@ -46,7 +46,7 @@ class Generation:
         self._error: Exception | None = None
         self._failed = False
         self._whole = False
-        self._open = sum(request.sampling.n for request in requests)
+        self._open = sum(len(request.open_samples) for request in requests)
 
     @property
     def finished(self) -> bool:

@@ -52,6 +52,7 @@ class GrammarPart:
         self._compiler = compiler
         self._jump_forward = jump_forward
         self._constraints: dict[int, Constraint] = {}
+        self._resumed: set[int] = set()  # slots whose tokens came with the request
         self._draws = Draws()
         self._drafts: Mapping[int, list[int]] = {}
         self._threads = ThreadPoolExecutor(NUM_THREADS, "masks")
@@ -63,6 +64,8 @@ class GrammarPart:
             return
         if self._compiler is None:
             raise EngineError("this engine was started without support for grammars")
+        if request.made:
+            self._resumed.add(new.slot)
         honours_ends = bool(request.eos_token_ids)
         grammar = None if request.grammar is None else self._compiler.compile(request.grammar)
         output = new.tokens[len(request.tokens) :]
@@ -80,6 +83,7 @@ class GrammarPart:
     def clear(self, slot: int) -> None:
         """Forget a slot. A thread that still makes its mask finishes by itself."""
         self._constraints.pop(slot, None)
+        self._resumed.discard(slot)
 
     @property
     def active(self) -> bool:
@@ -166,7 +170,7 @@ class GrammarPart:
                 places += own[:count]
                 masks.append(constraint.masks_RW[:count])
         masks_LW = np.concatenate(masks) if masks else np.zeros((0, self._words), np.uint32)
-        return places, masks_LW, partial(_leave, errors, deferred)
+        return places, masks_LW, partial(_leave, errors, deferred, self._resumed)
 
     def _advance(self, slot: int, output: StepOutput) -> None:
         tokens = output.tokens[slot]
@@ -181,7 +185,8 @@ class GrammarPart:
             output.ended.add(slot)
 
 
-def _leave(errors: dict[int, str], deferred: set[int], output: StepOutput) -> None:
+def _leave(errors: dict[int, str], deferred: set[int], resumed: set[int], output: StepOutput) -> None:
     """Report the slots that were not sampled."""
     output.errors |= errors
+    output.refused |= errors.keys() & resumed
     output.deferred |= deferred

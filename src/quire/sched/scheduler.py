@@ -31,7 +31,7 @@ from quire.sched.sequence import (
 from quire.sched.tables import BlockTables
 from quire.sched.times import StepRates
 from quire.shapes import WHOLE_BLOCK, BlockShape
-from quire.types import Delta, EngineStats, FinishReason, Request, ScheduledBatch, StepOutput, ends
+from quire.types import Delta, EngineStats, FinishReason, Made, Request, ScheduledBatch, StepOutput, ends
 
 if TYPE_CHECKING:
     from quire.sched import suspects
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from quire.state_rows import StateRows
 else:
     suspects = Lazy("quire.sched.suspects")
+
+
+NOTHING_MADE = Made()
 
 
 class Scheduler:
@@ -101,15 +104,32 @@ class Scheduler:
     # --- requests ------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue all samples of `request`. If it can never run, each ends at once with an error."""
+        """Queue all samples of `request`. If it can never run, each ends at once with an error.
+
+        Samples of a resumed request go on as after a preemption: what they have made is not reported again.
+        """
         error = self._queue.request_in_use(request) or refusal(request, self._max_model_len, self._max_total)
+        for made in request.made:
+            error = error or (None if made.ended else self._full(request, len(made.tokens)))
         if error is not None:
             self._stats.memory_refusals += self._max_total <= len(request.tokens) < self._max_model_len
             return ends(request, FinishReason.ERROR, error)
         group = Group(request)
-        for index in range(request.sampling.n):
-            self._join(self._sequence(group, index, request.tokens, None))
+        for index in request.open_samples:
+            tokens, made = request.tokens, request.made[index] if request.made else NOTHING_MADE
+            seq = self._sequence(group, index, [*tokens, *made.tokens] if made.tokens else tokens, None)
+            if made.tokens:
+                seq.num_preemptions, seq.num_cached = 1, made.num_cached
+                seq.num_accepted, seq.num_rejected = made.num_accepted, made.num_rejected
+            self._join(seq)
         return []
+
+    def _full(self, request: Request, num_output: int) -> str | None:
+        """Return the error for a sequence with `num_output` tokens of output that has no room for one more."""
+        total, num_prompt = len(request.tokens) + num_output, len(request.tokens)
+        if total < min(num_prompt + request.max_tokens, self._max_total):
+            return None
+        return f"a sequence of {total} tokens has no room for one more; raise max_tokens or --max-model-len"
 
     def fork(self, request_id: str, index: int, request: Request, output: list[int]) -> list[Delta]:
         """Queue `request` as a continuation of a live sample; both share the KV up to their first difference.
@@ -120,13 +140,9 @@ class Scheduler:
         cache like any request; its tokens are the same either way. If it can never run, it ends at once with an error.
         """
         error = self._queue.request_in_use(request) or refusal(request, self._max_model_len, self._max_total)
-        num_tokens = len(request.tokens) + len(output)
         if error is None and request.sampling.n != 1:
             error = f"a fork is one sample, but its request asks for n={request.sampling.n}; fork n times"
-        if error is None and num_tokens >= min(len(request.tokens) + request.max_tokens, self._max_total):
-            error = (
-                f"a fork of {num_tokens} tokens has no room for one more; raise max_tokens or --max-model-len"
-            )
+        error = error or self._full(request, len(output))
         if error is not None:
             return ends(request, FinishReason.ERROR, error)
         group, tokens = Group(request), [*request.tokens, *output]

@@ -52,8 +52,9 @@ from quire.serve.stream import Disconnected, reply
 from quire.serve.web_options import WebConfig
 
 if TYPE_CHECKING:
-    from quire.serve import internal
+    from quire.serve import internal, resumption
 else:
+    resumption = Lazy("quire.serve.resumption")
     internal = Lazy("quire.serve.internal")
 
 log = logging.getLogger("quire.serve")
@@ -159,6 +160,8 @@ def make_app(service: Service) -> FastAPI:
     if config.router_api_key:
         service.load = internal.Load(service.engine)
         internal.add_internal(app, service)
+        streaming = frozenset(endpoint.path for endpoint in endpoints if isinstance(endpoint, Generating))
+        resumption.add_resumption(app, service, streaming)
     add_middleware(app, config)
     known = {getattr(route, "path", "") for route in app.routes}
     guard(

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.client.client import AsyncEngine
 from quire.client.metrics import RequestTimes
@@ -21,6 +21,9 @@ from quire.serve.options import ServerConfig
 from quire.serve.threads import FEW_SCORES
 from quire.serve.tools import Reading
 from quire.types import Delta, Request, Usage
+
+if TYPE_CHECKING:
+    from quire.serve.resumption import Resumption
 
 log = logging.getLogger("quire.serve")
 
@@ -43,6 +46,9 @@ class Prompt:
     constrained_by: str | None = None
     reading: Reading | None = None
 
+    def stream(self, front: Front) -> OutputStream:
+        return front.stream(self.request, self.text, None if self.reading is None else self.reading.stops)
+
 
 class Piece(NamedTuple):
     """New output of one sample of one prompt."""
@@ -53,6 +59,8 @@ class Piece(NamedTuple):
 
 class EngineCall:
     """The requests of one HTTP call in the engine. Leaving its `with` block aborts what still runs."""
+
+    resumption: Resumption | None = None  # what it has made elsewhere
 
     def __init__(
         self, engine: AsyncEngine, call_id: str, created: int, requests: list[Request], config: ServerConfig
@@ -124,18 +132,19 @@ class Call(EngineCall):
         created: int,
         prompts: list[Prompt],
         config: ServerConfig,
+        resumption: Resumption | None = None,
     ) -> None:
+        self.resumption = resumption
         # The turns of a conversation may all have one id.
         self.source = f"{call_id}/{len(prompts[0].request.tokens)}"
         reading = prompts[0].reading
         self.reading = None if reading is None else replace(reading, source=self.source)
-        self.streams: list[OutputStream] = [
-            front.stream(p.request, p.text, None if p.reading is None else p.reading.stops) for p in prompts
-        ]
+        self.streams: list[OutputStream] = [prompt.stream(front) for prompt in prompts]
         self._vocab_size = front.info.vocab_size
         self._check_scores()
         self._position = {p.request.id: i for i, p in enumerate(prompts)}
-        super().__init__(engine, call_id, created, [p.request for p in prompts], config)
+        requests = [p.request for p in prompts] if resumption is None else resumption.requests
+        super().__init__(engine, call_id, created, requests, config)
 
     @property
     def usage(self) -> Usage:

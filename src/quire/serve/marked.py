@@ -15,11 +15,13 @@ from starlette.types import Message, Send
 
 from quire.client.continuation import Teller
 from quire.errors import EngineDiedError
+from quire.serve.errors import invalid
 from quire.serve.stream import Answer, EventStream, HandedBackError
 from quire.serve.threads import within
 from quire.types import Delta
 
 if TYPE_CHECKING:
+    from quire.serve.resumption import Resumption
     from quire.serve.service import Service
 
 SIGN_SECONDS = 1.0
@@ -34,14 +36,33 @@ class MarkedStream(EventStream):
         self._service = service
         self._teller = Teller(answer.call.generation.requests)
         self._sign: object = None
+        resumption = answer.call.resumption
+        self._skip = 0 if resumption is None else resumption.events  # events that the client has
 
     async def _begin(self) -> bytes:
         with self._service.handed_back(self._answer.call):
+            again = b""
+            if (resumption := self._answer.call.resumption) is not None:
+                again = await asyncio.to_thread(self._again, resumption)
             try:
                 deltas = await within(SIGN_SECONDS, self._answer.call.take())
             except asyncio.TimeoutError:
-                return self._sign_of_life()
-            return b"".join([data async for data in self._events(deltas)])
+                return again + self._sign_of_life()
+            return again + b"".join([data async for data in self._events(deltas)])
+
+    def _again(self, resumption: Resumption) -> bytes:
+        """Make the events of what was made elsewhere; return those that the client lacks."""
+        answer, call = self._answer, self._answer.call
+        data = self._beyond(b"".join(answer.step(call.pieces([delta])) for delta in resumption.past))
+        if self._skip and any(request.open_samples for request in resumption.requests):
+            raise invalid("events: what was sent makes fewer", "events", "invalid_value")
+        return data
+
+    def _beyond(self, data: bytes) -> bytes:
+        """Drop the events at the start of `data` that the client has."""
+        while self._skip and data:
+            data, self._skip = data.partition(b"\n\n")[2], self._skip - 1
+        return data
 
     async def _stream(self, send: Send) -> None:
         one_at_a_time = asyncio.Lock()
@@ -78,7 +99,7 @@ class MarkedStream(EventStream):
                 yield self._told() + data
 
     def _last(self) -> bytes:
-        return self._told() + super()._last()
+        return self._told() + self._beyond(super()._last())
 
     def _told(self) -> bytes:
         return b"".join(b": t " + line + b"\n" for line in self._teller.lines())

@@ -36,9 +36,13 @@ _route = msgspec.json.Decoder(Route)
 def read_route(header: str) -> Route:
     """Read the header of a router. HttpError 400: it is malformed."""
     try:
-        route = _route.decode(header)
+        return check_route(_route.decode(header))
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise _malformed(str(error)) from error
+
+
+def check_route(route: Route) -> Route:
+    """Return the route. HttpError 400: it is not what a router sends."""
     if not REQUEST_ID.match(route.id) or len(route.owner) > 128 or not 0 <= route.created < 1 << 40:
         raise _malformed("id, owner or created is not what a router sends")
     return route

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -35,6 +35,9 @@ from quire.serve.stream import HandedBackError, Running
 from quire.serve.threads import Threads
 from quire.serve.tools import Formats, Offer, offer_of
 from quire.types import Request
+
+if TYPE_CHECKING:
+    from quire.serve.resumption import Resumption
 
 T = TypeVar("T")
 _decode = msgspec.json.Decoder().decode
@@ -173,8 +176,11 @@ class Service:
             replace(p, request=self.assigned(http, p.request, call_id, model, place))
             for place, p in enumerate(prompts)
         ]
+        resumption: Resumption | None = getattr(http.state, "resumption", None)
+        if resumption is not None:
+            await resumption.prepare(self.front, prompts)
         self.check_draining()
-        return Call(self.engine, self.front, call_id, http.state.created, prompts, self.config)
+        return Call(self.engine, self.front, call_id, http.state.created, prompts, self.config, resumption)
 
     def assigned(
         self, http: HttpRequest, request: Request, call_id: str, model: str, place: int = 0

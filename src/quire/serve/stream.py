@@ -16,12 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.client.generation import Generation
 from quire.errors import OverloadedError, QuireError
 from quire.lazy import Lazy
-from quire.serve.errors import HttpError, as_http
+from quire.serve.errors import HttpError, as_http, invalid
 from quire.serve.threads import FEW_SCORES, within
 from quire.types import Delta
 
 if TYPE_CHECKING:
     from quire.serve import marked
+    from quire.serve.resumption import Resumption
     from quire.serve.service import Service
 else:
     marked = Lazy("quire.serve.marked")
@@ -58,6 +59,7 @@ class RunningCall(Running, Protocol):
     """The requests of an answer; see `Call`."""
 
     generation: Generation
+    resumption: Resumption | None
 
     async def take(self) -> list[Delta]: ...
     async def finish(self) -> None: ...
@@ -139,9 +141,13 @@ async def watched(receive: Receive, running: Running) -> AsyncIterator[None]:
 
 async def reply(http: HttpRequest, answer: Answer, service: Service) -> Response:
     """Make the answer, streamed or as one JSON body. A client that disconnects ends the call."""
+    keep_alive, route = service.config.sse_keep_alive_interval, http.state.route
+    resumed = getattr(http.state, "resumption", None) is not None
+    if resumed and not (answer.streaming and answer.call.resumption):
+        with answer.call:
+            raise invalid("this call has no resumed form: send it again", "path", "invalid_value")
     if answer.streaming:
-        keep_alive, route = service.config.sse_keep_alive_interval, http.state.route
-        if route is not None and route.resumable:
+        if resumed or (route is not None and route.resumable):
             return marked.MarkedStream(answer, keep_alive, service)
         return EventStream(answer, keep_alive)
     with answer.call:
