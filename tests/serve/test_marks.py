@@ -1,4 +1,4 @@
-"""`cache_control` in /v1/messages: a model with recurrent states keeps one there, where the next request goes on."""
+"""`cache_control` in /v1/messages and chats: a model with recurrent states keeps one there, where the next goes on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.serve.anthropic.marks import marks_of
 from quire.serve.anthropic.protocol import MESSAGES
 from quire.serve.fields.accept import accept
+from quire.serve.marks import marks_of
+from quire.serve.openai.chat_protocol import CHAT
 from tests.serve.running import start
 from tests.tiny import write_checkpoint
 
@@ -40,12 +41,22 @@ def test_marks_are_counted_in_the_rendered_text() -> None:
     body, _ = accept(MESSAGES, given, ())
     text = "<s>Be brief.</s><u>Hello</u><a>Be brief.</a><u>brief</u>"
     ends = (text.index("</s>"), text.index("brief", text.index("</s>")) + len("brief"))
-    assert marks_of(front, body, text) == ends
+    assert marks_of(front, [{"content": body.system}, *body.messages], text) == ends
+    chat = {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "Be brief.", **MARK},  # as some clients write it
+            *given["messages"],
+        ],
+    }
+    accepted, _ = accept(CHAT, chat, ())
+    assert marks_of(front, accepted.messages, text) == ends
 
 
+@pytest.mark.parametrize("url", ["/v1/messages", "/v1/chat/completions"])
 @pytest.mark.parametrize(("mark", "least", "most"), [(True, 192, 208), (False, 0, 0)])
 def test_the_second_request_with_a_marked_system_prompt_hits(
-    mark: bool, least: int, most: int, tmp_path: Path
+    mark: bool, least: int, most: int, url: str, tmp_path: Path
 ) -> None:
     write_checkpoint(tmp_path, "qwen3_5", linear_key_head_dim=40, linear_value_head_dim=40)
     server = start(
@@ -57,8 +68,17 @@ def test_the_second_request_with_a_marked_system_prompt_hits(
     try:
         with httpx.Client(base_url=server.url, timeout=60) as http:
             for said in ("One", "Another"):
-                answer = http.post("/v1/messages", json=asked("x" * 200, said * 40, mark))
+                body = asked("x" * 200, said * 40, mark)
+                if url.endswith("completions"):
+                    body["messages"].insert(0, {"role": "system", "content": body.pop("system")})
+                answer = http.post(url, json=body)
                 assert answer.status_code == 200, answer.text
     finally:
         server.stop()
-    assert least <= answer.json()["usage"]["cache_read_input_tokens"] <= most
+    usage = answer.json()["usage"]
+    cached = (
+        usage["cache_read_input_tokens"]
+        if "messages" in url
+        else usage["prompt_tokens_details"]["cached_tokens"]
+    )
+    assert least <= cached <= most

@@ -32,11 +32,11 @@ from quire.text.partial import partial_object
 from quire.types import Usage
 
 if TYPE_CHECKING:
+    from quire.serve import marks as marked
     from quire.serve.anthropic import input as reading
-    from quire.serve.anthropic import marks as marked
     from quire.serve.anthropic.input import Tools
 else:
-    reading, marked = Lazy("quire.serve.anthropic.input"), Lazy("quire.serve.anthropic.marks")
+    reading, marked = Lazy("quire.serve.anthropic.input"), Lazy("quire.serve.marks")
 
 _encode = msgspec.json.Encoder().encode
 _DELTAS = {
@@ -69,7 +69,9 @@ def _make(service: Service, body: MessagesRequest, tools: Tools, call_id: str) -
     text, params, field, reading = prepare(service, chat, params)
     tokens = front.encode(text, add_special_tokens=False)
     kept = truncated(tokens, chat, body.max_tokens, front.info.max_model_len)
-    marks = marked.marks_of(front, body, text) if front.info.recurrent and len(kept) == len(tokens) else ()
+    marks: tuple[int, ...] = ()
+    if front.info.recurrent and len(kept) == len(tokens):
+        marks = marked.marks_of(front, [{"content": body.system}, *body.messages], text)
     request = front.request(
         service.next_request_id(call_id),
         kept,

@@ -32,9 +32,8 @@ STRUCTURED = Shape(
 REPETITION = Shape(names("max_pattern_size min_pattern_size min_count"))
 
 CONTENT = Shape(
-    names("type text refusal"),
+    names("type text refusal cache_control"),
     ignored={
-        "cache_control": "prefixes are always cached",
         "annotations": "they are no text",
         "logprobs": "they are no text",
     },
@@ -53,9 +52,11 @@ CALL = Shape(
     template=True,
 )
 MESSAGES = Shape(
-    names("role content name tool_calls tool_call_id reasoning reasoning_content thinking refusal"),
+    names(
+        "role content name tool_calls tool_call_id reasoning reasoning_content thinking refusal cache_control"
+    ),
     ignored=dict.fromkeys(
-        ("annotations", "id", "cache_control", "reasoning_details", "provider_specific_fields"),
+        ("annotations", "id", "reasoning_details", "provider_specific_fields"),
         "the chat template does not read it",
     ),
     refused={

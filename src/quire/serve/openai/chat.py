@@ -41,8 +41,9 @@ from quire.text.output.events import ToolCall as Called
 
 if TYPE_CHECKING:
     from quire.serve import custom_tools
+    from quire.serve import marks as marked
 else:
-    custom_tools = Lazy("quire.serve.custom_tools")
+    custom_tools, marked = Lazy("quire.serve.custom_tools"), Lazy("quire.serve.marks")
 
 _encode = msgspec.json.Encoder().encode
 _NOTHING = ChatDelta()
@@ -96,12 +97,17 @@ def _make(service: Service, body: ChatRequest, call_id: str) -> Prompt:
     params = sampling_params(front, body, limit, (body.top_logprobs or 0) if body.logprobs else None)
     params.return_progress = body.return_progress and bool(body.stream)
     text, params, field, reading = prepare(service, body, params)
-    tokens = front.encode(text, add_special_tokens=bool(body.add_special_tokens))
-    tokens = truncated(tokens, body, limit, front.info.max_model_len)
+    special = bool(body.add_special_tokens)
+    tokens = front.encode(text, add_special_tokens=special)
+    kept = truncated(tokens, body, limit, front.info.max_model_len)
+    marks: tuple[int, ...] = ()
+    if front.info.recurrent and len(kept) == len(tokens):
+        marks = marked.marks_of(front, body.messages, text, special)
     request = front.request(
         service.next_request_id(call_id),
-        tokens,
+        kept,
         params,
+        marks=marks,
         priority=body.priority,
         salt=body.cache_salt or "",
         place=reading.place if reading else None,
