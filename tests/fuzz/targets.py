@@ -27,7 +27,7 @@ from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import Limits
 from quire.model.engine_dir import MANIFEST
 from quire.model.info import EngineLimits
-from quire.model.outline import outline_config
+from quire.model.outline import ConfigFiles
 from quire.text.tokenizer import Tokenizer
 from quire.weights.checkpoint.safetensors import SafetensorsFile
 from quire.weights.checkpoint.torch_pickle import TorchFile
@@ -52,7 +52,7 @@ def fuzz_configs(folder: Path) -> Case:
     def case(rng: Random) -> None:
         full = {k: v for k, v in {**CONFIG, **rng.choice(families)}.items() if v is not None}
         path.write_text(json.dumps(mutate_json(rng, full)))
-        model = outline_config(path, device)
+        model = ConfigFiles(path).outline(device)
         device.workspace_bytes(model.graph, model.spec.kv_spec("bfloat16"), Limits(64, 4, 4))
 
     return case

@@ -12,7 +12,7 @@ import pytest
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
 from quire.model.families import read_model
-from quire.model.outline import outline_config
+from quire.model.outline import ConfigFiles
 from quire.text.tokenizer import Tokenizer
 from tests.models import inspect_model
 from tests.tiny import CONFIG, FAMILIES, OTHERS, write_checkpoint
@@ -97,7 +97,7 @@ def test_scans_and_patterns_have_bounds(
     common = {"architectures": [f"{name}ForCausalLM"], "vocab_size": 64, "num_hidden_layers": 2}
     path.write_text(json.dumps({**common, **SCANS[name], **changes}))
     with pytest.raises(ModelError, match=f"config.json.*{field}"):
-        outline_config(path, NativeBackend(threads=1).outline())
+        ConfigFiles(path).outline(NativeBackend(threads=1).outline())
 
 
 def test_a_plan_without_groups_is_refused_by_name() -> None:
@@ -118,7 +118,7 @@ def test_hostile_values_are_refused_by_name(
     values = {**CONFIG, **(FAMILIES | OTHERS)[family], **changes}
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
     with pytest.raises(ModelError, match=f"config.json.*{field}"):
-        outline_config(path, NativeBackend(threads=1).outline())
+        ConfigFiles(path).outline(NativeBackend(threads=1).outline())
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800", "../x", "a/b", "..", ""])

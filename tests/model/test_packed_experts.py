@@ -15,7 +15,7 @@ import pytest
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
 from quire.model.cost import matrices
-from quire.model.outline import outline_config
+from quire.model.outline import ConfigFiles
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.layouts.blocks.make import round_fp8, round_nvfp4
@@ -200,7 +200,7 @@ def test_stacked_experts_keep_their_values_and_their_size(name: str, tmp_path: P
     assert case.layout in held.info.quantized.kinds
     assert held.weight_bytes < 0.85 * decoded.weight_bytes
     assert inspect_model(packed).quantized == held.info.quantized
-    planned = outline_config(packed / "config.json", backend.outline())
+    planned = ConfigFiles(packed / "config.json").outline(backend.outline())
     assert planned.info.quantized is not None
     assert case.layout in planned.info.quantized.kinds
 

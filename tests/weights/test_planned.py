@@ -12,7 +12,7 @@ from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ModelError
 from quire.model.cost import matrices
 from quire.model.load import open_files
-from quire.model.outline import outline_config
+from quire.model.outline import ConfigFiles
 from quire.model.tensors import LayerTensors
 from quire.weights.layouts import Blocks
 from quire.weights.readers import planned
@@ -31,11 +31,11 @@ def test_a_config_gives_the_size_of_its_checkpoint(folder: Path) -> None:
     wanted = open_files(folder).outline(outline).weight_bytes
     if folder.name.startswith(UNPLANNED):
         with pytest.raises(ModelError, match="not planned from a config alone"):
-            outline_config(folder / "config.json", outline)
+            ConfigFiles(folder / "config.json").outline(outline)
         return
     if folder.name.startswith("autoround"):  # its config names bfloat16, and its tensors are float16
         return
-    found = outline_config(folder / "config.json", outline).weight_bytes
+    found = ConfigFiles(folder / "config.json").outline(outline).weight_bytes
     # Vectors of orders and factors, sparse parts, and rows of 64 columns, are known from the tensors alone.
     assert found == pytest.approx(wanted, rel=0.06 if "sparse" in folder.name else 0.03)
 
@@ -51,13 +51,13 @@ def test_a_config_gives_the_size_of_its_checkpoint(folder: Path) -> None:
 )
 def test_published_configs_take_the_bits_of_their_format(name: str, least: float, most: float) -> None:
     path = require(DATA / "model-configs" / f"{name}_config.json")
-    model = outline_config(path, NativeBackend(threads=1).outline())
+    model = ConfigFiles(path).outline(NativeBackend(threads=1).outline())
     assert least < 8 * model.weight_bytes / model.info.num_parameters < most
 
 
 def test_gpt_oss_takes_what_it_is_published_with() -> None:
     path = require(DATA / "model-configs" / "openai--gpt-oss-20b_config.json")
-    assert outline_config(path, NativeBackend(threads=1).outline()).weight_bytes < 13 * 2**30
+    assert ConfigFiles(path).outline(NativeBackend(threads=1).outline()).weight_bytes < 13 * 2**30
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_hundreds_of_experts_are_outlined_once_and_those_in_other_layouts_apart(
         return whole(self, *args)
 
     monkeypatch.setattr(type(backend), "gated_matrix", counted)
-    planned = outline_config(tmp_path / "config.json", backend)
+    planned = ConfigFiles(tmp_path / "config.json").outline(backend)
     assert len(made) == 3
     path = "layers.{}.mixture.experts.{}.gate_up"
     first, second = (
@@ -168,6 +168,6 @@ def test_a_plan_finds_each_piece_and_each_group_s_layout_once(
     }}  # fmt: skip
     config |= {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    outline_config(tmp_path / "config.json", NativeBackend(1).outline())
+    ConfigFiles(tmp_path / "config.json").outline(NativeBackend(1).outline())
     assert len(found) == len(set(found)) > 3 * 3 * 40
     assert len(layouts) == len(set(layouts))

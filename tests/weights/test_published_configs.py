@@ -18,7 +18,7 @@ from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.cost import weight_bytes
 from quire.model.families import read_model
-from quire.model.outline import outline_config
+from quire.model.outline import ConfigFiles
 from quire.model.packing import WeightTypes, choose_dtype, outline_weights, own_quantization, wanted_tensors
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.readers import find_quantization
@@ -169,7 +169,7 @@ def test_a_published_config_is_planned_to_the_byte_or_refused(name: str, tmp_pat
     path, outline = repository(name, tmp_path), NativeBackend(threads=1).outline()
     planned, refused = None, ""
     try:
-        planned = outline_config(path, outline)
+        planned = ConfigFiles(path).outline(outline)
     except ModelError as error:
         refused = str(error)
     if planned is None:

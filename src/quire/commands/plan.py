@@ -23,7 +23,7 @@ from quire.config import EngineConfig, check_options, option
 from quire.devices.choices import read_limits
 from quire.devices.protocol import MachineLimits
 from quire.engine import garbage
-from quire.engine.plan import EnginePlan, make_backend, plan_engine, plan_files
+from quire.engine.plan import EnginePlan, plan_engine, plan_files
 from quire.engine.preview import unfetched
 from quire.engine.rates import step_rates
 from quire.engine.source import quantized_weights
@@ -149,8 +149,7 @@ def plan_config(path: Path, config: EngineConfig, free: int | None = None) -> En
     if usual is not None and model.quantization not in FLOAT_KINDS and quantization_method(path) is None:
         assumed = Quantization(METHODS[model.quantization], usual, str(path))
         model = replace(model, quantization="auto")
-    outline, asked = make_backend(config.device).outline(), quantized_weights(model, path)
-    files = ConfigFiles(path, outline, model.dtype, asked, model.architecture, assumed)
+    files = ConfigFiles(path, model.dtype, quantized_weights(model, path), model.architecture, assumed)
     return replace(plan_files(replace(config, model=model), files, free or BOUNDLESS), name=str(path))
 
 

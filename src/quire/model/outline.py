@@ -46,7 +46,7 @@ class Remembered(Tensors):
 
 @dataclass(frozen=True, slots=True)
 class Outlined:
-    """A `WeightSource` that outlines. Experts of a layer whose tensors are in the same layouts share one outline."""
+    """A `WeightSource` that outlines. Experts, and heads, of a layer with the same layouts share one outline."""
 
     tensors: Tensors
     packer: Packer
@@ -67,9 +67,10 @@ class Outlined:
     def _once(self, path: str, pieces: Sequence[Piece], make: Callable[[list[Part]], Any]) -> Any:
         parts = [self.tensors.part(piece) for piece in pieces]
         layer, found, expert = path.partition(".experts.")
-        if not found:
+        module, _, head = path.rpartition(".")
+        if not found and not head.isdecimal():
             return make(parts)
-        key: tuple[Any, ...] = (layer, expert.partition(".")[2])
+        key: tuple[Any, ...] = (layer, expert.partition(".")[2]) if found else (module,)
         if (checkpoint := self.packer.checkpoint) is not None:
             names = [name for part in parts for name, _ in part.tensors]
             key += tuple((checkpoint.layout(name), checkpoint.rounding(name)) for name in names)
@@ -78,72 +79,59 @@ class Outlined:
         return self.made[key]
 
 
-def outline_config(
-    path: Path,
-    backend: Backend,
-    dtype: str = "auto",
-    quantized: Quantization | None = None,
-    architecture: str | None = None,
-    shard: Shard = WHOLE,
-    assumed: FoundQuantization | None = None,
-) -> LoadedModel:
-    """Outline a model from its config.json, one of floats as if it had the `assumed` quantization.
-
-    `dtype` "auto" is the one that the config names; if it names none, bfloat16 for weights that a quantization
-    packs, else float32.
-    """
-    whole = read_json(path)
-    spec, names = read_model(whole, str(path), architecture)
-    config = text_config(whole, str(path)) or whole
-    named = dtype if dtype != "auto" else _dtype(config)
-    if named is None and (assumed is not None or config.get("quantization_config") is not None):
-        named = "bfloat16"
-    if dtype not in ("auto", *get_args(FloatDtype)):
-        raise ModelError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype!r}")
-    kept: FloatDtype = "bfloat16" if named == "bfloat16" else "float16" if named == "float16" else "float32"
-    found = find_quantization(whole, str(path), path.parent) or assumed
-    if found is not None:
-        names = msgspec.structs.replace(names, transposed=False)
-        if names.expert_stack and found.method != "mxfp4":
-            names = experts_apart(names)
-    tensors = Remembered(spec, names)
-    wanted, planned = wanted_of(tensors), None
-    if found is not None:
-        shapes = {name: tensor.shape for name, tensor in wanted.items()}
-        own = _dtype(config) or _dtype(whole)
-        planned = PlannedCheckpoint(path, found.method, found.settings, shapes, str(own))
-        if dtype != "float32":
-            quantized = own_quantization(dtype, wanted, planned, quantized)
-    info = model_info(
-        path.parent, spec, wanted, kept, quantized, eos_ids({}, config, str(path), spec.vocab_size), {}
-    )
-    spec.check_share(shard)
-    packer = Packer(planned, backend, WeightTypes.of(kept, quantized), outline=True)
-    decoder = Decoder(spec, Outlined(tensors, packer), shard)
-    return LoadedModel(info, decoder, names=names, shard=shard)
-
-
 class ConfigFiles:
-    """A config.json in the place of a model's files (`ModelFiles`): it is outlined, and never loaded."""
+    """A config.json in the place of a model's files (`ModelFiles`): it is outlined, and never loaded.
+
+    One of floats is outlined as if it had the `assumed` quantization. `dtype` "auto" is the one that the config names;
+    if it names none, bfloat16 for weights that a quantization packs, else float32.
+    """
 
     ranks = 1
 
     def __init__(
         self,
         path: Path,
-        backend: Backend,
-        dtype: str,
-        quantized: Quantization | None,
-        architecture: str | None,
+        dtype: str = "auto",
+        quantized: Quantization | None = None,
+        architecture: str | None = None,
         assumed: FoundQuantization | None = None,
     ) -> None:
-        self._asked = dtype, quantized, architecture
-        self._path, self._assumed = path, assumed
-        self._whole = self.outline(backend)
-        self.info = self._whole.info
+        self._path, whole = path, read_json(path)
+        spec, names = read_model(whole, str(path), architecture)
+        config = text_config(whole, str(path)) or whole
+        named = dtype if dtype != "auto" else _dtype(config)
+        if named is None and (assumed is not None or config.get("quantization_config") is not None):
+            named = "bfloat16"
+        if dtype not in ("auto", *get_args(FloatDtype)):
+            raise ModelError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype!r}")
+        kept: FloatDtype = (
+            "bfloat16" if named == "bfloat16" else "float16" if named == "float16" else "float32"
+        )
+        found = find_quantization(whole, str(path), path.parent) or assumed
+        if found is not None:
+            names = msgspec.structs.replace(names, transposed=False)
+            if names.expert_stack and found.method != "mxfp4":
+                names = experts_apart(names)
+        self._tensors, self._planned = Remembered(spec, names), None
+        wanted = wanted_of(self._tensors)
+        if found is not None:
+            shapes = {name: tensor.shape for name, tensor in wanted.items()}
+            own = _dtype(config) or _dtype(whole)
+            self._planned = PlannedCheckpoint(path, found.method, found.settings, shapes, str(own))
+            if dtype != "float32":
+                quantized = own_quantization(dtype, wanted, self._planned, quantized)
+        self._types = WeightTypes.of(kept, quantized)
+        self.info = model_info(
+            path.parent, spec, wanted, kept, quantized, eos_ids({}, config, str(path), spec.vocab_size), {}
+        )
 
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
-        return outline_config(self._path, backend, *self._asked, shard, self._assumed)
+        spec, names = self._tensors.config, self._tensors.names
+        spec.check_share(shard)
+        packer = Packer(self._planned, backend, self._types, outline=True)
+        return LoadedModel(
+            self.info, Decoder(spec, Outlined(self._tensors, packer), shard), names=names, shard=shard
+        )
 
     def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
         raise ModelError(f"{self._path} alone has no weights: give the model")
