@@ -247,3 +247,93 @@ def test_the_owner_with_most_names_loses_the_oldest(tmp_path: Path, monkeypatch:
         assert not adapters._locks
 
     asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def by_name(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose requests load adapters of a directory; one more lies beside it."""
+    place = tmp_path_factory.mktemp("adapters")
+    for name, folder in SHIPPED.items():
+        shutil.copytree(ASSETS / folder, place / "dir" / name)
+    shutil.copytree(ASSETS / SHIPPED["bard"], place / "beside")
+    (place / "dir" / "link").symlink_to(place / "beside")
+    (place / "dir" / "empty").mkdir()
+    (place / "dir" / "broken").mkdir()
+    (place / "dir" / "broken" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    running = start(
+        maker="quire.client.start",
+        model="",
+        max_model_len=128,
+        threads=2,
+        enable_lora=True,
+        max_loras=1,
+        lora_dir=str(place / "dir"),
+    )
+    yield running
+    running.stop()
+
+
+def test_requests_load_the_adapters_that_they_name(by_name: Server, wanted: dict[str, str]) -> None:
+    """The first requests come at once; with one slot each adapter makes room for the other."""
+
+    async def ask(http: httpx.AsyncClient, model: str) -> tuple[str, int, Any]:
+        answer = await http.post("/v1/completions", json=complete(model))
+        return model, answer.status_code, answer.json()
+
+    async def run() -> list[tuple[str, int, Any]]:
+        async with httpx.AsyncClient(base_url=by_name.url, timeout=60) as http:
+            return await asyncio.gather(
+                *(ask(http, model) for model in ["tale", "bard", "quire-stories"] * 4)
+            )
+
+    for model, status, body in asyncio.run(run()):
+        assert status == 200, body
+        assert body["choices"][0]["text"] == wanted[model]
+    with httpx.Client(base_url=by_name.url, timeout=60) as client:
+        body = {"model": "tale", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        for path in ("/v1/messages", "/v1/chat/completions"):
+            assert client.post(path, json=body).json()["model"] == "tale"
+        listed = {card["id"]: card["parent"] for card in client.get("/v1/models").json()["data"]}
+        assert listed == {"quire-stories": None, "tale": "quire-stories", "bard": "quire-stories"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        ".",
+        "",
+        "../beside",
+        "../dir/tale",
+        "tale/",
+        "./tale",
+        "tale\0",
+        "empty",
+        "nobody",
+        "/etc",
+        "a" * 200,
+    ],
+)
+def test_a_name_is_no_path(name: str, by_name: Server) -> None:
+    answer = httpx.post(f"{by_name.url}/v1/completions", json=complete(name))
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("name", ["link", "broken"])
+def test_what_cannot_be_loaded_is_an_error_of_the_request(name: str, by_name: Server) -> None:
+    """A link out of the directory, and a directory without weights."""
+    for _ in range(2):
+        answer = httpx.post(f"{by_name.url}/v1/completions", json=complete(name))
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["type"]) == ("model", "invalid_request_error")
+        assert error["message"].startswith(f"the adapter {name} cannot be loaded")
+    assert httpx.get(f"{by_name.url}/health").status_code == 200
+
+
+def test_a_directory_of_adapters_needs_adapters_and_must_exist(tmp_path: Path) -> None:
+    for lora, place, message in ((False, tmp_path, "needs --enable-lora"), (True, tmp_path / "x", "no such")):
+        engine, config = split_options({"enable_lora": lora, "lora_dir": str(place)})
+        with pytest.raises(ConfigError, match=f"--lora-dir.*{message}"):
+            module.check_adapters(engine, config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -14,7 +15,7 @@ from quire.client.adapters import LoadedAdapter, LoadedAdapters
 from quire.client.client import AsyncEngine
 from quire.config import EngineConfig
 from quire.engine.verbs import LoadAdapter, UnloadAdapter
-from quire.errors import ConfigError, EngineError, ModelError
+from quire.errors import ConfigError, EngineError, ModelError, RequestError
 from quire.lazy import Lazy
 from quire.serve.options import ServerConfig
 from quire.shares import largest_holder
@@ -27,6 +28,8 @@ else:
 
 MOST_NAMES = 256
 """MOST_NAMES of adapters are loaded at run time."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+CONFIG, EVERYBODY = "adapter_config.json", "*"
 
 
 class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,9 +72,11 @@ def read_modules(given: tuple[str, ...]) -> list[LoraModule]:
 def check_adapters(engine: EngineConfig, config: ServerConfig) -> None:
     """Raise ConfigError for options of adapters that are malformed, or given without --enable-lora."""
     read_modules(config.lora_modules)
-    for name in ("lora_modules", "allow_runtime_lora", "lora_root"):
+    for name in ("lora_modules", "allow_runtime_lora", "lora_root", "lora_dir"):
         if getattr(config, name) and not engine.lora.enable_lora:
             raise ConfigError(f"--{name.replace('_', '-')} needs --enable-lora")
+    if config.lora_dir is not None and not Path(config.lora_dir).expanduser().is_dir():
+        raise ConfigError(f"--lora-dir {config.lora_dir}: there is no such directory")
 
 
 class Adapters:
@@ -80,7 +85,9 @@ class Adapters:
     def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
         self.loaded = LoadedAdapters()
         self._engine, self._config = engine, config
+        self._directory = None if config.lora_dir is None else Path(config.lora_dir).expanduser()
         self._locks = WeakValueDictionary[str, asyncio.Lock]()  # of names that are being loaded or unloaded
+        self._arrivals = WeakValueDictionary[str, asyncio.Lock]()  # of names that requests load
         if engine.config.lora.enable_lora:
             engine.metrics.adapters = self.state
 
@@ -92,16 +99,41 @@ class Adapters:
             except EngineError as error:
                 raise ModelError(f"--lora-modules {module.name}: {error}") from error
 
+    async def bring(self, name: str | None, owner: str) -> None:
+        """Load the adapter of --lora-dir that a request of `owner` names, if it is there and not loaded.
+
+        Names are those of directories in it. RequestError: it cannot be loaded.
+        """
+        if self._directory is None or name is None or self.loaded.find(name) or not NAME.fullmatch(name):
+            return
+        path = self._directory / name
+        async with self._arrivals.setdefault(name, asyncio.Lock()):
+            if self.loaded.find(name) or not await asyncio.to_thread((path / CONFIG).is_file):
+                return
+            try:
+                await self.load(name, str(path), owner=owner or EVERYBODY, root=self._directory)
+            except (ModelError, EngineError) as error:
+                if not self._engine.healthy:
+                    raise
+                raise RequestError(f"the adapter {name} cannot be loaded: {error}", "model") from error
+
     async def load(
-        self, name: str, path: str, pinned: bool = False, trusted: bool = False, owner: str = ""
+        self,
+        name: str,
+        path: str,
+        pinned: bool = False,
+        trusted: bool = False,
+        owner: str = "",
+        root: Path | None = None,
     ) -> LoadedAdapter:
         """Load an adapter under a name, or replace the one that has it. Its owner holds it among MOST_NAMES.
 
-        Unless it is `trusted`, its path must lie under --lora-root. ModelError: there is no such directory;
-        EngineError: it cannot be loaded.
+        Unless it is `trusted`, its path must lie under `root`, or --lora-root without one. ModelError: there is no such
+        directory; EngineError: it cannot be loaded.
         """
         roots = None if trusted else tuple(Path(root).expanduser() for root in self._config.lora_root)
-        model, ids = self._engine.config.model, trusted or self._config.lora_hub_ids
+        roots = roots if root is None else (root,)
+        model, ids = self._engine.config.model, trusted or (root is None and self._config.lora_hub_ids)
         where = model.download_dir, model.hf_token, roots, ids
         async with self._locks.setdefault(name, asyncio.Lock()):
             directory = await asyncio.to_thread(download.find_adapter, path, *where)

@@ -110,6 +110,9 @@ class ServerConfig(WebConfig):
     lora_root: tuple[str, ...] = option(
         (), "Directory from which adapters may be loaded at run time; repeat for several."
     )
+    lora_dir: str | None = option(
+        None, "Directory whose adapters requests load by naming them as their model; needs --enable-lora."
+    )
     lora_hub_ids: bool = option(True, "Let adapters that are loaded at run time be Hugging Face ids.")
     share_prefix_cache: bool = option(
         False, "Let requests with different API keys reuse each other's cached prefixes."

@@ -127,6 +127,9 @@ class Service:
         found, ignored = await self.threads.run(len(data), decode)
         for name in ignored:
             self.notice(http, name)
+        model = getattr(found, "model", None)
+        if self.config.lora_dir is not None and model not in self.names:
+            await self.adapters.bring(model, http.state.owner)
         return found
 
     @cached_property
