@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from quire.model.families import read_model
 from quire.model.outline import ConfigFiles
 from quire.text.tokenizer import Tokenizer
 from tests.models import inspect_model
-from tests.tiny import CONFIG, FAMILIES, OTHERS, write_checkpoint
+from tests.tiny import CHOOSING, CONFIG, FAMILIES, INDEXED, OTHERS, RECURRENT, STREAMS, write_checkpoint
 
 BIG, HUGE = 2**31 - 1, 1e400
 YARN = {"type": "yarn", "original_max_position_embeddings": 64}
@@ -119,6 +120,37 @@ def test_hostile_values_are_refused_by_name(
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
     with pytest.raises(ModelError, match=f"config.json.*{field}"):
         ConfigFiles(path).outline(NativeBackend(threads=1).outline())
+
+
+OWN = {**INDEXED, **STREAMS, **CHOOSING, **RECURRENT}
+
+
+def broken(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The same fields, each whole number or list in turn of another size or kind; sections too."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from ({**values, key: inner} for inner in broken(value))
+        elif isinstance(value, list):
+            count = len(value)
+            for bad in ([], value[:-1], value * 2, [-1] * count, ["x"] * count, [10**9] * count, 3):
+                yield {**values, key: bad}
+        elif type(value) is int:
+            yield from ({**values, key: bad} for bad in (0, -1, 1 << 70, "x", [value]))
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_counts_and_lists_that_disagree_are_read_or_refused(family: str, tmp_path: Path) -> None:
+    """Fields of recurrences and indexers: a reader never ends in another way, and its refusal is one line."""
+    path, outline, said = tmp_path / "config.json", NativeBackend(threads=1).outline(), list[str]()
+    for own in broken({key: value for key, value in OWN[family].items() if key != "architectures"}):
+        values = {**CONFIG, "architectures": OWN[family]["architectures"], **own}
+        path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+        try:
+            ConfigFiles(path).outline(outline)
+        except ModelError as error:
+            said.append(str(error))
+    assert len(said) > 10
+    assert all(len(text) < 400 and "\n" not in text for text in said)
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud800", "../x", "a/b", "..", ""])
