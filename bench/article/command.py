@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.article.curves import plot_curves
-from bench.article.study import Result, Setting, Study
+from bench.article.study import Measured, Result, Setting, Study
 from quire.bench.plot import need_matplotlib
 from quire.bench.report import readable
 from quire.cli import Command
@@ -27,8 +27,10 @@ STUDIES = {
     "beam-sharing": "beam_sharing",
     "batching": "batching",
     "prefix-caching": "prefix_caching",
+    "shared-prompts": "shared_prompts",
     "radix": "radix",
     "attention-memory": "attention_memory",
+    "tiled-attention": "tiled_attention",
     "kv-formula": "kv_formula",
     "quantized-size": "quantized_size",
     "chunked-prefill": "chunked_prefill",
@@ -36,6 +38,8 @@ STUDIES = {
     "speculation": "speculation",
     "structured": "structured",
     "batch-size": "batch_size",
+    "request-rate": "request_rate",
+    "sharded-loras": "sharded_loras",
     "kv-cache": "kv_cache",
     "built-engine": "built_engine",
     "quantization": "quantization",
@@ -51,6 +55,9 @@ class ArticleOptions:
     scale: float = option(1.0, "Share of the load to run: 0.1 for a quick look.", low=0.001, high=1)
     data: str | None = option(None, "File or folder that the study reads: a trace, or JSON schemas.")
     price_per_hour: float = option(1.0, "Price of this machine, for costs.", low=0)
+    resume: str | None = option(
+        None, "Keep what is measured in this file while the study runs, and go on from it.", writes="file"
+    )
     output_json: str | None = option(None, "Write the table to this JSON file.", writes="file")
     plot: str | None = option(
         None, "Draw the curves to this SVG or PNG file; needs matplotlib.", writes="file"
@@ -71,7 +78,11 @@ def run(config: EngineConfig, options: ArticleOptions) -> None:
     data = None if options.data is None else Path(options.data)
     if data is not None and not data.exists():
         raise ConfigError(f"--data {data} does not exist")
-    result = study.measure(Setting(config, options.scale, data, options.price_per_hour))
+    measured = None
+    if options.resume is not None:
+        settings = [options.study, options.scale, options.data, dataclasses.asdict(config)]
+        measured = Measured(Path(options.resume), settings)
+    result = study.measure(Setting(config, options.scale, data, options.price_per_hour, measured=measured))
     _show(study, result)
     if options.output_json is not None:
         name = {"study": options.study, "title": study.title}
@@ -82,6 +93,8 @@ def run(config: EngineConfig, options: ArticleOptions) -> None:
         if result.plot is None:
             raise ConfigError(f"{options.study} has no curves to --plot")
         plot_curves(study.title, result.plot, Path(options.plot))
+    if measured is not None:
+        measured.forget()
 
 
 def load(name: str) -> Study:

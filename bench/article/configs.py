@@ -10,7 +10,7 @@ from typing import Any
 from quire.config import DeviceConfig
 from quire.engine.plan import make_backend
 from quire.model.loaded import LoadedModel
-from quire.model.outline import outline_config
+from quire.model.outline import ConfigFiles
 
 LLAMA_3_70B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,4 +42,4 @@ def outline(config: dict[str, Any]) -> LoadedModel:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config))
-        return outline_config(path, make_backend(DeviceConfig(threads=1)).outline(), "auto")
+        return ConfigFiles(path).outline(make_backend(DeviceConfig(threads=1)).outline())

@@ -34,8 +34,10 @@ RUNS: dict[str, tuple[str, ...]] = {
     "beam-sharing": (),
     "batching": (*S, "--scale", "0.25", "--max-model-len", "1024"),
     "prefix-caching": (*S, "--scale", "0.3"),
+    "shared-prompts": (*T, "--max-model-len", "1024"),
     "radix": (*T, "--max-model-len", "1024"),
     "attention-memory": S,
+    "tiled-attention": (),
     "kv-formula": (),
     "quantized-size": (),
     "chunked-prefill": (*S, "--scale", "0.5", "--max-model-len", "2112"),
@@ -43,6 +45,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "speculation": (),
     "structured": (*S, "--data", "struct-jsonschemabench", "--scale", "0.05"),
     "batch-size": (*T, "--scale", "0.5"),
+    "request-rate": (*T,),
+    "sharded-loras": (*T, "--max-model-len", "1024"),
     "kv-cache": (*S, "--scale", "0.5"),
     "built-engine": S,
     "quantization": ("--data", "text-tinystories/tinystories_union.txt", "--scale", "0.5"),
@@ -57,12 +61,13 @@ def measure(name: str, models: Path, data: Path) -> None:
         str((models if before == "--model" else data) / word) if before in ("--model", "--data") else word
         for before, word in zip(("", *options), options, strict=False)
     ]
+    RESULTS.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", "bench.article", name, *places]
-        subprocess.run([*command, "--output-json", file.name], check=True)
+        partial = RESULTS / f"{name}.partial"
+        subprocess.run([*command, "--output-json", file.name, "--resume", str(partial)], check=True)
         result = json.loads(Path(file.name).read_text())
     result["command"] = " ".join(["python -m bench.article", name, *options])
-    RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bench.article.lengths import conversations
@@ -65,13 +66,23 @@ def measure(setting: Setting) -> Result:
     tokens = sum(output for _, output in jobs)
     few = jobs[: max(2, len(jobs) // 4)]  # the plain loop is slow
     few_tokens = sum(output for _, output in few)
-    plain = Transformers(setting)
-    plain.seconds([(jobs[0][0], 2)], 1)
+    plain: list[Transformers] = []
+
+    def slow(jobs: Jobs, size: int, tokens: int) -> float:
+        """Measure the plain loop, in tokens a second; its model is loaded once."""
+        if not plain:
+            plain.append(Transformers(setting))
+            plain[0].seconds([(jobs[0][0], 2)], 1)
+        return tokens / plain[0].seconds(jobs, size)
+
     rates = {
-        "transformers, one by one": few_tokens / plain.seconds(few, 1),
-        f"transformers, batches of {STATIC}": tokens / plain.seconds(jobs, STATIC),
+        name: setting.once(name, partial(slow, part, size, count))
+        for name, part, size, count in (
+            ("transformers, one by one", few, 1, few_tokens),
+            (f"transformers, batches of {STATIC}", jobs, STATIC, tokens),
+        )
     }
-    del plain
+    plain.clear()
     runs: dict[str, tuple[Callable[..., float], dict[str, dict[str, Any]]]] = {
         "Quire, one by one": (seconds_apart, {}),
         "Quire, one batch": (seconds, {}),
@@ -83,14 +94,20 @@ def measure(setting: Setting) -> Result:
     }
     limits = make_backend(setting.config.device).measure_limits("bf16")
     shares: dict[str, float] = {}
-    for name, (run, options) in runs.items():
+
+    def engine(run: Callable[..., float], options: dict[str, dict[str, Any]]) -> list[float]:
+        """Measure tokens a second, and count the operations of a token."""
         with setting.llm(**options) as llm:
             prompts = [{"prompt_token_ids": prompt} for prompt, _ in jobs]
             run(llm, prompts[:1], [2])
             llm.reset_prefix_cache()
-            rates[name] = tokens / run(llm, prompts, [output for _, output in jobs])
+            rate = tokens / run(llm, prompts, [output for _, output in jobs])
             operations = [llm.report.cost.prompt_operations(len(prompt) + output) for prompt, output in jobs]
-        shares[name] = sum(operations) / tokens * rates[name] / 1e9 / limits.peak_gflops
+        return [rate, sum(operations) / tokens]
+
+    for name, given in runs.items():
+        rates[name], each = setting.once(name, partial(engine, *given))
+        shares[name] = each * rates[name] / 1e9 / limits.peak_gflops
     for name in list(rates)[:2]:
         shares[name] = shares["Quire, one by one"] * rates[name] / rates["Quire, one by one"]
     loop, best = rates["transformers, one by one"], rates["and an int8 cache"]

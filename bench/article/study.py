@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.article.curves import Curves
+from quire import LoRARequest
 from quire.config import EngineConfig
 from quire.engine.plan import plan_engine
+from quire.files import replaced
 from quire.llm import LLM
 from quire.params import SamplingParams
 
+T = TypeVar("T")
 ENGINES = "vLLM, TensorRT-LLM & Inference Engines"
 LESSON = "LLMs Deep Dive, lesson 16"
 OPTIMIZE = "Optimize LLM Inference With vLLM and TensorRT-LLM"
@@ -41,6 +45,27 @@ class Result:
     plot: Curves | None = None
 
 
+class Measured:
+    """What a study has measured so far, in a JSON file; it counts for the same `settings` alone."""
+
+    def __init__(self, file: Path, settings: object) -> None:
+        self._file, self._settings = file, json.loads(json.dumps(settings, default=str))
+        found = json.loads(file.read_text()) if file.exists() else {}
+        self.parts: dict[str, Any] = found["parts"] if found.get("settings") == self._settings else {}
+
+    def once(self, name: str, measure: Callable[[], T]) -> T:
+        if name not in self.parts:
+            self.parts[name] = measure()
+            with replaced(self._file) as path:
+                path.write_text(json.dumps({"settings": self._settings, "parts": self.parts}) + "\n")
+        part: T = self.parts[name]
+        return part
+
+    def forget(self) -> None:
+        """Remove the file: the study is complete."""
+        self._file.unlink(missing_ok=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """Where a study runs. `scale` in (0, 1] shrinks its load; `data` is a file or folder that it can read."""
@@ -50,6 +75,14 @@ class Setting:
     data: Path | None = None
     price_per_hour: float = 1.0
     rng: random.Random = field(default_factory=lambda: random.Random(1))
+    measured: Measured | None = None
+
+    def once(self, name: str, measure: Callable[[], T]) -> T:
+        """Measure a part of the study, unless an earlier run that was interrupted has done so.
+
+        What is measured is kept as JSON: numbers, texts and lists of such.
+        """
+        return measure() if self.measured is None else self.measured.once(name, measure)
 
     def count(self, wanted: int, least: int = 1) -> int:
         return max(least, round(wanted * self.scale))
@@ -85,10 +118,13 @@ def exactly(count: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
 
 
-def seconds(llm: LLM, prompts: Sequence[Any], counts: Sequence[int]) -> float:
-    """The time that the engine takes for all prompts at once, with so many output tokens each."""
+def seconds(
+    llm: LLM, prompts: Sequence[Any], counts: Sequence[int], adapter: LoRARequest | None = None
+) -> float:
+    """Measure the time that the engine takes for all prompts at once, with these numbers of output tokens."""
     began = time.perf_counter()
-    llm.generate(list(prompts), [exactly(count) for count in counts], use_tqdm=False)
+    params = [exactly(count) for count in counts]
+    llm.generate(list(prompts), params, use_tqdm=False, lora_request=adapter)
     return time.perf_counter() - began
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.article import kv_formula, kv_waste, quantized_size
+from bench.article import kv_formula, kv_waste, plain_loop, quantized_size
 from bench.article.command import STUDIES, ArticleOptions, load, run
 from bench.article.lengths import conversations
-from bench.article.study import Result, Setting
+from bench.article.study import Measured, Result, Setting
 from quire.bench.price import cost_per_million
 from quire.bench.report import share_of
 from quire.config import EngineConfig
@@ -99,9 +99,45 @@ def check(result: Result) -> None:
         assert len(points) > 1
 
 
-def test_a_plain_loop_of_transformers() -> None:
+def test_a_plain_loop_of_transformers_on_any_instruction_set_goes_on_where_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AVX2 has no limit of bfloat16; what was measured before the interrupt is not measured again."""
     pytest.importorskip("transformers")
-    check(load("plain-loop").measure(small()))
+    file = tmp_path / "partial"
+
+    def setting() -> Setting:
+        return replace(small(isa="avx2"), measured=Measured(file, {"study": "plain-loop"}))
+
+    def interrupted(self: Setting, **changes: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Setting, "llm", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load("plain-loop").measure(setting())
+    before = Measured(file, {"study": "plain-loop"}).parts
+    assert len(before) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr(plain_loop, "Transformers", interrupted)  # the loop is not run again
+        found = load("plain-loop").measure(setting())
+    check(found)
+    assert [row[1] for row in found.rows[:2]] == list(before.values())
+    assert Measured(file, {"study": "another"}).parts == {}
+
+
+def test_a_study_that_is_complete_leaves_no_partial_file(tmp_path: Path) -> None:
+    run(
+        EngineConfig.from_options(),
+        ArticleOptions(study="tiled-attention", scale=0.1, resume=str(tmp_path / "r")),
+    )
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_index_of_whole_blocks_reuses_less_and_answers_alike() -> None:
+    figures = load("shared-prompts").measure(small())
+    none, blocks, tree = (float(str(row[-1]).rstrip("%")) for row in figures.rows)
+    assert none == 0 < blocks < tree
 
 
 def test_a_share_above_the_limit_is_noise() -> None:
