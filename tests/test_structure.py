@@ -87,6 +87,7 @@ DEVICE_NEUTRAL = {
     "registry",
     "sampling",
     "host",
+    "inputs",
     "processed",
     "shared",
     "sparse_ops",

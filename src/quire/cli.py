@@ -76,6 +76,7 @@ COMMANDS: dict[str, Entry] = {
     "bench quality": Entry("quire.bench.quality", "Compare a quantized model with itself in float32."),
     "bench serve": Entry("quire.bench.serve", "Load a server and report latency and throughput."),
     "bench startup": Entry("quire.bench.startup", "Time from process start to the first token."),
+    "bench host": Entry("quire.bench.host", "Time what a step costs on the host, without a device."),
 }
 
 SYNONYMS = {

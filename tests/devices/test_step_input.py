@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -41,3 +42,34 @@ def test_a_step_that_breaks_a_promise_names_the_sequence() -> None:
     ):
         with pytest.raises(EngineError, match=says):
             check(**wrong)
+
+
+def test_of_a_table_that_the_device_keeps_only_changes_are_checked() -> None:
+    def row(*values: int) -> Any:
+        return np.array(values, np.int32)
+
+    class Cache:
+        block_size, num_blocks = 4, 9
+
+    def check(*appended: int, length: int = 5) -> None:
+        table = np.full((2, 3), 77, np.int32)
+        step = ModelInput(row(1), row(length - 1), row(0, 1), row(length), row(1), table, row(0))
+        changes = row(*appended).reshape(-1, 3)
+        check_input(
+            msgspec.structs.replace(step, appended_C3=changes),
+            Cache(),  # type: ignore[arg-type]
+            Limits(8, 4, 4),
+            10,
+        )
+
+    check()
+    check(1, 2, 8, 0, 0, 0)
+    for wrong, says in (
+        ([1, 2, 9], "block of an appended block is outside 0..8"),
+        ([1, -1, 3], "column of an appended block is outside 0..2"),
+        ([1, 1, 8, 2, 0, 0], "slot of an appended block is outside 0..1"),
+    ):
+        with pytest.raises(EngineError, match=says):
+            check(*wrong)
+    with pytest.raises(EngineError, match="table of sequence 0 does not cover its 13"):
+        check(length=13)

@@ -65,3 +65,22 @@ def test_unseen_tokens_must_be_those_of_the_sample(tokens: list[int]) -> None:
     seqs = batch(ScheduledSeq(0, 4, tokens, [], [], True))
     with pytest.raises(EngineError, match="unseen tokens at its end, and 2 were sampled"):
         InputBuilder(1, 3).lay_out(seqs, {0: (1, 2)}, ())
+
+
+def test_unseen_tokens_and_appended_blocks_are_named_for_a_device_that_has_the_others() -> None:
+    builder = InputBuilder(3, 3, mirrored=True)
+    first = batch(ScheduledSeq(1, 0, [5, 6], [], [7, 8], True), ScheduledSeq(0, 0, [4], [], [2], True))
+    found = builder.build(builder.lay_out(first, None, ()), [1], greedy=True)
+    assert found.unseen_U2 is None
+    assert found.appended_C3 is not None
+    assert found.appended_C3.tolist() == [[1, 0, 7], [1, 1, 8], [0, 0, 2]]
+    # A step that is laid out and then fails; its blocks are replaced before the next one is built.
+    builder.lay_out(batch(ScheduledSeq(0, 1, [UNSEEN], [], [9], True)), None, ())
+    builder.clear(0)
+    later = batch(ScheduledSeq(0, 0, [4, 3], [], [5, 6], True), ScheduledSeq(1, 2, [UNSEEN], [], [], True))
+    found = builder.build(builder.lay_out(later, None, ()), [1, 2], greedy=True)
+    assert found.unseen_U2 is not None
+    assert found.unseen_U2.tolist() == [[2, 1]]
+    assert found.tokens_T.tolist() == [4, 3, 0]
+    assert found.appended_C3 is not None
+    assert sorted(found.appended_C3.tolist()) == [[0, 0, 5], [0, 1, 6]]

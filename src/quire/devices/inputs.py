@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from msgspec.structs import astuple
 
 from quire.devices.peers import Peers
-from quire.devices.protocol import FloatArray, KVCache, Limits, ModelInput
+from quire.devices.protocol import FloatArray, IntArray, KVCache, Limits, ModelInput
 from quire.errors import EngineError
+
+INT32 = np.dtype(np.int32)
 
 
 def sequence_of(inputs: ModelInput, t: int) -> int:
@@ -19,37 +20,58 @@ def sequence_of(inputs: ModelInput, t: int) -> int:
 
 def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int) -> None:
     """Raise EngineError if a step breaks a promise of ModelInput or exceeds the limits."""
-    total, batch = len(inputs.tokens_T), len(inputs.kv_len_B)
-    arrays = [a for a in astuple(inputs) if isinstance(a, np.ndarray) and a is not inputs.hidden_TD]
-    if any(a.dtype != np.int32 or not a.flags.c_contiguous for a in arrays):
+    tokens_T, cu_q, kv_len_B = inputs.tokens_T, inputs.cu_q_B1, inputs.kv_len_B
+    total, batch = len(tokens_T), len(kv_len_B)
+    arrays: list[IntArray | None] = [
+        tokens_T,
+        inputs.positions_T,
+        cu_q,
+        kv_len_B,
+        inputs.slots_B,
+        inputs.block_table_SM,
+    ]
+    arrays += [inputs.logit_rows_L, inputs.adapters_B, inputs.unseen_U2, inputs.appended_C3]
+    if any(a is not None and (a.dtype != INT32 or not a.flags.c_contiguous) for a in arrays):
         raise EngineError("every array of a step must be C-contiguous int32")
     if total > limits.max_tokens or batch > limits.max_seqs:
         raise EngineError(f"step of {total} tokens and {batch} sequences is over its limits {limits}")
-    if len(inputs.cu_q_B1) != batch + 1 or len(inputs.slots_B) != batch or len(inputs.positions_T) != total:
+    if len(cu_q) != batch + 1 or len(inputs.slots_B) != batch or len(inputs.positions_T) != total:
         raise EngineError("the arrays of a step disagree on the number of tokens or sequences")
-    if inputs.cu_q_B1[0] != 0 or inputs.cu_q_B1[-1] != total or np.any(np.diff(inputs.cu_q_B1) < 1):
+    counts = cu_q[1:] - cu_q[:-1]
+    if cu_q[0] != 0 or cu_q[-1] != total or (counts < 1).any():
         raise EngineError("cu_q must rise from 0 to the number of tokens, by at least one token per sequence")
-    counts, size = np.diff(inputs.cu_q_B1), kv.block_size
-    wanted = np.arange(total) + np.repeat(inputs.kv_len_B - inputs.cu_q_B1[1:], counts)
-    if len(wrong := np.flatnonzero(inputs.positions_T != wanted)):
-        b = sequence_of(inputs, wrong[0])
+    wanted = kv_len_B - 1 if total == batch else np.arange(total) + np.repeat(kv_len_B - cu_q[1:], counts)
+    if (wrong := inputs.positions_T != wanted).any():
+        b = sequence_of(inputs, int(wrong.argmax()))
         raise EngineError(f"positions of sequence {b} must be consecutive and end at kv_len - 1")
-    needed_B = -(-inputs.kv_len_B // size)
-    table_BM = inputs.block_table_SM[inputs.slots_B, : needed_B.max(initial=0)]
-    bad_BM = ((table_BM < 0) | (table_BM >= kv.num_blocks)) & (
-        np.arange(table_BM.shape[1]) < needed_B[:, None]
-    )
-    if len(wrong := np.flatnonzero(bad_BM.any(1) | (needed_B > table_BM.shape[1]))):
-        b = wrong[0]
+    _check_blocks(inputs, kv)
+    _check_ids("token id", tokens_T, vocab_size)
+    _check_ids("logit row", inputs.logit_rows_L, total)
+    if inputs.unseen_U2 is not None:
+        _check_ids("unseen token", inputs.unseen_U2[:, 0], total)
+
+
+def _check_blocks(inputs: ModelInput, kv: KVCache) -> None:
+    """Raise EngineError unless tables, or what was appended to them, cover the tokens with blocks of the cache."""
+    needed_B, (num_slots, width) = -(-inputs.kv_len_B // kv.block_size), inputs.block_table_SM.shape
+    bad_B = needed_B > width
+    if inputs.appended_C3 is not None:
+        for name, column, bound in zip(
+            ("slot", "column", "block"), inputs.appended_C3.T, (num_slots, width, kv.num_blocks), strict=True
+        ):
+            _check_ids(f"{name} of an appended block", column, bound)
+    else:
+        table_BM = inputs.block_table_SM[inputs.slots_B, : needed_B.max(initial=0)]
+        bad_BM = table_BM.view(np.uint32) >= kv.num_blocks
+        bad_B |= (bad_BM & (np.arange(table_BM.shape[1]) < needed_B[:, None])).any(1)
+    if bad_B.any():
+        b = int(bad_B.argmax())
         raise EngineError(f"the block table of sequence {b} does not cover its {inputs.kv_len_B[b]} tokens")
-    unseen_U2 = np.zeros((0, 2), np.int32) if inputs.unseen_U2 is None else inputs.unseen_U2
-    for name, values, bound in (
-        ("token id", inputs.tokens_T, vocab_size),
-        ("logit row", inputs.logit_rows_L, total),
-        ("unseen token", unseen_U2[:, 0], total),
-    ):
-        if np.any((values < 0) | (values >= bound)):
-            raise EngineError(f"a {name} is outside 0..{bound - 1}")
+
+
+def _check_ids(name: str, values: IntArray, bound: int) -> None:
+    if (values.view(np.uint32) >= bound).any():  # negative ones are large
+        raise EngineError(f"a {name} is outside 0..{bound - 1}")
 
 
 def check_logit_rows(start: int, stop: int, rows: int | None, limits: Limits) -> None:

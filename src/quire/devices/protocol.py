@@ -111,7 +111,8 @@ class ModelInput(msgspec.Struct, frozen=True):
     `hidden_TD` is float32 and C-contiguous: the output of the previous stage. None if the graph has the first layer.
     `adapters_B` is the slot of each sequence's adapter (Executable.adapt), -1 for none. None: no sequence has one.
     `states`: None if the model has none. `unseen_U2` are places among the T tokens, each with a slot: the device
-    takes the last token that its sampler drew for the slot. None: all tokens are here.
+    takes the last token that its sampler drew for the slot. None: all tokens are here. `appended_C3` are the changes of
+    the block table since the last step, (slot, column, block), for a device that keeps the table; None: it is whole.
     """
 
     tokens_T: IntArray
@@ -126,6 +127,7 @@ class ModelInput(msgspec.Struct, frozen=True):
     adapters_B: IntArray | None = None
     states: StateInput | None = None
     unseen_U2: IntArray | None = None
+    appended_C3: IntArray | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):

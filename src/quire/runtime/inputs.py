@@ -38,12 +38,19 @@ class StepLayout(msgspec.Struct):
 class InputBuilder:
     """Keeps a block table and an adapter per slot, and builds each step's arrays from the batch's delta.
 
-    `slot_of` is the slot of an adapter that is in memory.
+    `slot_of` is the slot of an adapter that is in memory. If the device has `mirrored` the block table, each step says
+    what was appended to it.
     """
 
-    def __init__(self, max_seqs: int, max_blocks_per_seq: int, adapters: bool = False) -> None:
+    def __init__(
+        self, max_seqs: int, max_blocks_per_seq: int, adapters: bool = False, mirrored: bool = False
+    ) -> None:
         self._table_SM = np.zeros((max_seqs, max_blocks_per_seq), np.int32)
         self._num_blocks = [0] * max_seqs
+        self._mirrored = mirrored
+        self._appended: dict[
+            tuple[int, int], int
+        ] = {}  # by slot and column, since the last step that was built
         # The adapter's slot of each sequence; None: there are no adapters.
         self.adapters_S = np.full(max_seqs, -1, np.int32) if adapters else None
         self.slot_of: Callable[[str], int] | None = None
@@ -110,6 +117,11 @@ class InputBuilder:
     def build(self, layout: StepLayout, rows: list[int], greedy: bool) -> ModelInput:
         """Make the arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
         adapters_B = None if self.adapters_S is None else self.adapters_S[layout.slots]
+        appended_C3 = None
+        if self._mirrored:
+            appended = [(*place, block) for place, block in self._appended.items()]
+            appended_C3 = np.array(appended, np.int32).reshape(-1, 3)
+            self._appended.clear()
         t, b = len(layout.tokens), len(layout.ends)
         # One conversion for all lists, because each takes longer than the numbers of a small step.
         every = np.array(
@@ -128,6 +140,7 @@ class InputBuilder:
             adapters_B if adapters_B is not None and adapters_B.max() >= 0 else None,
             None if layout.seqs[0].state is None else states.lay_out(layout.seqs),
             np.array(layout.unseen, np.int32) if layout.unseen else None,
+            appended_C3,
         )
 
     def snapshot(self, layout: StepLayout) -> ModelInput:
@@ -149,6 +162,8 @@ class InputBuilder:
         end = used + len(seq.new_blocks)
         self._table_SM[seq.slot, used:end] = seq.new_blocks
         self._num_blocks[seq.slot] = end
+        if self._mirrored:
+            self._appended.update(((seq.slot, used + i), block) for i, block in enumerate(seq.new_blocks))
 
 
 def _seen(seq: ScheduledSeq, sampled: Mapping[int, Sequence[int]], failed: Container[int]) -> list[int]:

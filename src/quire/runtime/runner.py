@@ -135,7 +135,7 @@ class Runner:
         """Let no submitted batch be unfinished; results that nobody has asked for are lost."""
         self._flying.clear()
         if not self._launches:
-            self._thread.submit(_nothing).result()
+            self._thread.submit(int).result()  # after all submitted batches
 
     def shutdown(self) -> None:
         """End the thread once all submitted batches are computed. May be called more than once."""
@@ -295,7 +295,3 @@ def _failure(error: Exception) -> EngineError:
     if isinstance(error, (DeviceLostError, FailedStepError)):
         return error
     return FailedStepError(message_of(error))
-
-
-def _nothing() -> None:
-    """Come after all submitted batches."""

@@ -35,6 +35,7 @@ class CudaExecutable:
         self._calls = encode(graph, Recorder(run, kv.device, self._arena.act))
         self._adapters = SlotAdapters(graph, kv.device, self._arena.act, limits.max_adapters)
         self._step: CudaStep | None = None
+        self._table: Any = None  # the block tables of all slots, as steps appended to them
 
     @device_errors()
     def run(self, inputs: ModelInput) -> TorchLogits:
@@ -42,7 +43,10 @@ class CudaExecutable:
         check_states(inputs, self._kv.num_states, self._kv.num_open)
         if self._kv.device.type == "cuda":
             torch.cuda.set_device(self._kv.device)  # of this thread, in which Triton launches
-        self._step = step = CudaStep(inputs, self._arena, self._memory, self._kv, self._run)
+        if inputs.appended_C3 is not None and self._table is None:
+            self._table = torch.zeros(inputs.block_table_SM.shape, dtype=torch.int32, device=self._kv.device)
+        mirror = None if inputs.appended_C3 is None else self._table
+        self._step = step = CudaStep(inputs, self._arena, self._memory, self._kv, self._run, mirror)
         step.fill_in(self._last_tokens)
         if inputs.adapters_B is not None:
             step.adapters = StepAdapters(self._adapters, inputs, self._run, step)

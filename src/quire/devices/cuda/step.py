@@ -26,24 +26,28 @@ if TYPE_CHECKING:
 class CudaStep:
     """A `ModelInput` on the device. `step[value]` is a value's tensor [rows, width], wherever its operation is.
 
-    Block tables are compact: row b holds the blocks that sequence b uses. `tapped` fills with the tapped tensors.
+    `mirror` is the device's copy of the block table [S, M], which takes what the step appends. Without it the table is
+    compact: row b holds the blocks that sequence b uses. `tapped` fills with the tapped tensors.
     """
 
     def __init__(
-        self, inputs: ModelInput, arena: Arena, memory: Any, cache: CudaKVCache, run: Launcher
+        self, inputs: ModelInput, arena: Arena, memory: Any, cache: CudaKVCache, run: Launcher, mirror: Any
     ) -> None:
         self.inputs, self.cache, self.tapped = inputs, cache, list[Any]()
         self._arena, self._memory, self._run = arena, memory, run
         self.adapters: StepAdapters | None = None
         self.states: StateStep | None = None
         batch, size = len(inputs.kv_len_B), cache.block_size
-        used = -(-int(inputs.kv_len_B.max()) // size)
-        table_BM = inputs.block_table_SM[inputs.slots_B, :used]
-        sequence_T = np.repeat(np.arange(batch), np.diff(inputs.cu_q_B1))
+        slot_T = np.repeat(inputs.slots_B, np.diff(inputs.cu_q_B1))
         block_T, offset_T = np.divmod(inputs.positions_T, size)
-        places_T = table_BM[sequence_T, block_T].astype(np.int64) * size + offset_T
+        places_T = inputs.block_table_SM[slot_T, block_T].astype(np.int64) * size + offset_T
         parts = [inputs.tokens_T, inputs.positions_T, inputs.logit_rows_L, inputs.cu_q_B1, inputs.kv_len_B]
-        parts += [np.arange(batch, dtype=np.int32), table_BM.reshape(-1)]
+        if mirror is None:
+            table_BM = inputs.block_table_SM[inputs.slots_B, : -(-int(inputs.kv_len_B.max()) // size)]
+            parts += [np.arange(batch, dtype=np.int32), table_BM.reshape(-1)]
+        else:
+            assert inputs.appended_C3 is not None
+            parts += [inputs.slots_B, inputs.appended_C3]
         if inputs.unseen_U2 is not None:
             parts.append(inputs.unseen_U2)
         every = [places_T.view(np.int32), *(_aligned(part) for part in parts)]
@@ -54,7 +58,12 @@ class CudaStep:
             tensor[: part.size] for tensor, part in zip(found, parts, strict=True)
         )
         self.places = places.view(torch.int64)
-        self.sequences = StepTensors(cu_q, kv_len, rows, table.reshape(batch, used))
+        if mirror is None:
+            mirror = table.view(batch, -1)
+        elif len(table):
+            slots, columns, blocks = table.view(-1, 3).T
+            mirror[slots.long(), columns.long()] = blocks
+        self.sequences = StepTensors(cu_q, kv_len, rows, mirror)
         self._counts = {TOKENS: len(self.tokens), ROWS: len(self.logit_rows), PIECE: 0}
         self._views: dict[Value, Any] = {}
         self._works: dict[WorkShape, WorkTensors] = {}
