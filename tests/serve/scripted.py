@@ -23,7 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from quire.client.requests import Front
 from quire.config import EngineConfig
-from quire.engine.verbs import Ping, ResetPrefixCache, Result, Verb
+from quire.engine.verbs import Identify, Ping, ResetPrefixCache, Result, Verb
 from quire.errors import EngineError, ModelError
 from quire.params import SamplingParams
 from quire.program.host import Programs
@@ -253,6 +253,8 @@ class ScriptedCore:
         if isinstance(verb, ResetPrefixCache):
             self.seen.clear()
             return True
+        if isinstance(verb, Identify):
+            return f"scripted, {self.max_running} at once"
         assert isinstance(verb, Ping)
         return None
 

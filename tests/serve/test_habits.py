@@ -138,7 +138,7 @@ def test_fields_that_clients_read_are_null_not_missing(client: openai.OpenAI) ->
     chat = client.chat.completions.create(model="scripted", messages=HELLO, max_tokens=2)
     assert chat.prompt_logprobs is None  # type: ignore[attr-defined]
     assert chat.prompt_token_ids is None  # type: ignore[attr-defined]
-    assert chat.system_fingerprint is None
+    assert str(chat.system_fingerprint).startswith("fp_")
     assert chat.usage is not None
     assert chat.usage.completion_tokens_details is not None
     assert chat.usage.completion_tokens_details.reasoning_tokens == 0

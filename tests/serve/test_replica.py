@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -131,7 +132,7 @@ def test_only_a_router_reaches_internal_routes_and_is_believed(server: Server, h
         assert http.get(path).status_code == 401
         assert http.get(path, headers=alice).status_code == 401
     about = http.get("/internal/replica", headers=headers()).json()
-    assert about["models"] == {"scripted": {"adapter": False}}
+    assert about["models"] == {"scripted": {"adapter": False, "class": about["class"]}}
     assert about["block_bytes"] == 1024
     load = http.get("/internal/load", headers=headers())
     assert set(load.json()) == {"step", "queued", "running", "waiting", "free"}
@@ -246,3 +247,23 @@ def test_a_hung_engine_gives_no_sign_of_life() -> None:
         os.kill(engine, signal.SIGCONT)
     assert times[-1] - times[0] < 4
     assert running.stop() == 0
+
+
+def test_the_fingerprint_names_what_answers_depend_on(server: Server, other: Server) -> None:
+    def fingerprint(one: Server, **body: Any) -> str:
+        found = set()
+        for path, asked in ASKED[:-1]:
+            for stream in (False, True):
+                text = one.post(path, {**asked, "stream": stream}, headers=headers()).text
+                found |= set(re.findall(r'"system_fingerprint":"(\w+)"', text))
+        with one.client as http:
+            found |= {http.get("/v1/models", headers=headers()).json()["data"][0]["system_fingerprint"]}
+            about = http.get("/internal/replica", headers=headers()).json()
+            found |= {about["class"], about["models"]["scripted"]["class"]}
+            found |= set(re.findall(r'_info\{.*system_fingerprint="(\w+)"', http.get("/metrics").text))
+        (named,) = found
+        return str(named)
+
+    unlike = start(tool_call_parser="hermes", router_api_key=[KEY])
+    assert fingerprint(server) == fingerprint(other) != fingerprint(unlike)
+    assert unlike.stop() == 0

@@ -99,6 +99,14 @@ class Families:
             stays.add_metric((metrics.model_name, "0", cause), seconds)
         yield stays
         yield from self._memory()
+        if metrics.fingerprint:
+            family = GaugeMetricFamily(
+                self._name("system_fingerprint_info"),
+                "The class of servers that answer alike; always 1.",
+                labels=("model_name", "engine", "system_fingerprint"),
+            )
+            family.add_metric((metrics.model_name, "0", metrics.fingerprint), 1.0)
+            yield family
         if metrics.cache_config:
             labels = ("model_name", "engine", *metrics.cache_config)
             info = GaugeMetricFamily(

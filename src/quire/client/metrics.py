@@ -171,6 +171,7 @@ class Metrics:
         self.prefix = prefix
         self.stats = EngineStats()
         self.cache_config: dict[str, str] = {}
+        self.fingerprint = ""  # system_fingerprint, once it is known
         # The most adapters of a step, and the names of running and waiting ones; None: adapters are off.
         self.adapters: Callable[[], tuple[int, list[str], list[str]]] | None = None
         self.prompt_tokens = 0

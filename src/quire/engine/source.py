@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from quire import __version__
 from quire.config import EngineConfig, ModelConfig
 from quire.devices import registry
 from quire.engine.directory import model_directory
 from quire.errors import ConfigError, ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
 from quire.model import load
-from quire.model.info import Asked, ModelInfo, Reading
+from quire.model.info import Asked, Reading
 from quire.weights.gguf import is_gguf
 from quire.weights.schemes import FLOAT_KINDS, METHODS, Quantization, scheme
 from quire.weights.source import quantization_method
@@ -63,24 +59,6 @@ def asked_of(config: ModelConfig, path: Path, spare_tokens: int = 0) -> Asked:
     """Collect the options that concern the weights of the model at `path`."""
     reading = Reading(config.architecture, config.config_changes, config.load_format == "dummy", spare_tokens)
     return Asked(config.dtype, quantized_weights(config, path), reading, config.max_model_len)
-
-
-def agreement(config: EngineConfig, model: ModelInfo, fingerprint: str) -> str:
-    """Digest all that must be the same on each rank, so that they compute one model together."""
-    parallel, lora = config.parallel, config.lora
-    facts = (
-        __version__,
-        fingerprint,
-        model.spec,
-        model.dtype,
-        model.quantized,
-        model.num_parameters,
-        config.cache.kv_cache_dtype,
-        (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.nnodes),
-        (parallel.exact_across_ranks, parallel.enable_expert_parallel, parallel.disable_custom_all_reduce),
-        (lora.enable_lora, lora.max_lora_rank, lora.lora_dtype, lora.spare_tokens),
-    )
-    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
 
 
 def find_files(config: ModelConfig, spare_tokens: int = 0) -> load.ModelFiles:

@@ -22,7 +22,7 @@ from quire.engine.memory_release import MemoryRelease
 from quire.engine.plan import EnginePlan, plan_engine
 from quire.engine.rates import step_rates
 from quire.engine.report import StartReport
-from quire.engine.verbs import Result, Sleep, StartProfile, StopProfile, Verb, WakeUp
+from quire.engine.verbs import Identify, Result, Sleep, StartProfile, StopProfile, Verb, WakeUp
 from quire.lazy import Lazy
 from quire.model.loaded import ServedModel
 from quire.model.shard import Shard
@@ -37,11 +37,12 @@ from quire.types import ModelCard
 from quire.weights.schemes import weights_name
 
 if TYPE_CHECKING:
-    from quire.engine import sleep, trace
+    from quire.engine import identity, sleep, trace
     from quire.runtime.slots.protocol import SlotPart
     from quire.text.tokenizer import Tokenizer
 else:
     sleep, trace = Lazy("quire.engine.sleep"), Lazy("quire.engine.trace")
+    identity = Lazy("quire.engine.identity")
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ def begin_start(
         core = EngineCore(_make_scheduler(plan, known), runner, stages + config.scheduler.async_scheduling)
         _obey(core, (StartProfile, StopProfile), lambda: trace.Tracer(core, config.device.trace_directory))
         _obey(core, (Sleep, WakeUp), lambda: sleep.Sleeper(core, released))
+        _obey(core, (Identify,), lambda: identity.Identifier(core, plan))
         if tokenizer is None and has_tokenizer(config.model):
             tokenizer = partial(load_tokenizer, config.model)
         features = Features(config, plan.features)

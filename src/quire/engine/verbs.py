@@ -75,7 +75,21 @@ class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
     digest: str
 
 
-Verb = Ping | ResetPrefixCache | Sleep | WakeUp | StartProfile | StopProfile | LoadAdapter | UnloadAdapter
+class Identify(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Tell the digest of everything that answers depend on: the same for engines that answer alike."""
+
+
+Verb = (
+    Ping
+    | ResetPrefixCache
+    | Sleep
+    | WakeUp
+    | StartProfile
+    | StopProfile
+    | LoadAdapter
+    | UnloadAdapter
+    | Identify
+)
 Result = bool | str | None
 Handler = Callable[[Any], "Result | Future[str]"]
 """Obeys a verb, now or (a Future) beside the steps. QuireError if it cannot."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from quire.devices.protocol import Executable, KVCache, Peers
+from quire.engine.identity import agreement
 from quire.engine.plan import EnginePlan, device_of
-from quire.engine.source import agreement
 from quire.model.loaded import ServedModel
 from quire.ranks.control import Ranks
 from quire.ranks.executable import EarlierStages, RankedExecutable, RankedKVCache, RankedMemoryRelease

@@ -21,9 +21,10 @@ import msgspec
 
 from quire.devices.adapters import Adapter
 from quire.devices.protocol import Backend, Executable, KVCache, ModelInput
+from quire.engine.identity import agreement
 from quire.engine.memory_release import MemoryRelease
 from quire.engine.plan import device_of, kv_dtype, make_backend, tapped
-from quire.engine.source import agreement, find_files
+from quire.engine.source import find_files
 from quire.engine.stages import share_of
 from quire.engine.wire import leave_with_parent, read_frame, write_frame
 from quire.errors import EngineError, ModelError, QuireError

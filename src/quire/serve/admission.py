@@ -8,15 +8,22 @@ import uuid
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.lazy import Lazy
 from quire.serve.callers import Caller, Keys
 from quire.serve.dashboard.router import open_paths
 from quire.serve.errors import ErrorInfo, HttpError, forbidden, not_found, unauthorized
-from quire.serve.routed import REQUEST_ID, ROUTE, read_route
+from quire.serve.ids import REQUEST_ID, ROUTE
+
+if TYPE_CHECKING:
+    from quire.serve import routed
+else:
+    routed = Lazy("quire.serve.routed")
 
 # Open without a key: probes, scrapers, and pages without data (the dashboard asks its user for the key).
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/docs", "/openapi.json"}) | open_paths()
@@ -116,7 +123,7 @@ class Admission:
         owner, created, route, malformed = caller.owner or "", int(time.time()), None, None
         if caller.router and ROUTE in headers:
             try:
-                route = read_route(headers[ROUTE])
+                route = routed.read_route(headers[ROUTE])
                 request_id, owner, created = route.id, route.owner, route.created
             except HttpError as error:
                 malformed = error

@@ -61,6 +61,7 @@ class EngineCall:
     """The requests of one HTTP call in the engine. Leaving its `with` block aborts what still runs."""
 
     resumption: Resumption | None = None  # what it has made elsewhere
+    fingerprint = ""  # of the servers that answer alike
 
     def __init__(
         self, engine: AsyncEngine, call_id: str, created: int, requests: list[Request], config: ServerConfig

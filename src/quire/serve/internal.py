@@ -54,7 +54,11 @@ def about(service: Service) -> dict[str, Any]:
     gaps = seconds["inter_token_latency_seconds"]
     adapters = [adapter.name for adapter in service.adapters.loaded.all]
     return {
-        "models": {name: {"adapter": name in adapters} for name in (*service.names, *adapters)},
+        "class": service.fingerprint(service.name),
+        "models": {
+            name: {"adapter": name in adapters, "class": service.fingerprint(name)}
+            for name in (*service.names, *adapters)
+        },
         "prefill_rate": computed.total / prefill.total if prefill.total else None,
         "decode_rate": gaps.count / gaps.total if gaps.total else None,
         "cache_tokens": metrics.stats.num_blocks * service.engine.config.cache.block_size,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from quire.serve.routed import derived
+from quire.serve.ids import derived
 from quire.serve.tools import OutputReader, Reading
 from quire.text.output.events import CallArguments, CallStart, Content, Event, Reasoning
 

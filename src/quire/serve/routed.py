@@ -1,17 +1,13 @@
-"""What a router tells of a request that it passes on, and ids that depend on the request alone."""
+"""What a router tells of a request that it passes on."""
 
 from __future__ import annotations
-
-import hashlib
-import re
 
 import msgspec
 
 from quire.serve.errors import HttpError, invalid
+from quire.serve.ids import REQUEST_ID, ROUTE
 from quire.types import SEED_MASK, Request
 
-ROUTE = "x-quire-route"
-REQUEST_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
 SEED_STRIDE = 1 << 32
 """SEED_STRIDE lies between the seeds of a call's prompts, whose samples count on from each."""
 
@@ -50,11 +46,6 @@ def check_route(route: Route) -> Route:
 
 def _malformed(why: str) -> HttpError:
     return invalid(f"X-Quire-Route is malformed: {why}", ROUTE, "invalid_value")
-
-
-def derived(*parts: object) -> str:
-    """Make 32 hex digits of `parts`: the same on every server."""
-    return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:32]
 
 
 def seeded(request: Request, seed: int, place: int) -> Request:

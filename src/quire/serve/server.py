@@ -24,6 +24,7 @@ from quire.config import EngineConfig
 from quire.engine import garbage
 from quire.engine.directory import SHIPPED_MODEL
 from quire.engine.log import set_up_logging
+from quire.engine.verbs import Identify
 from quire.errors import ConfigError, EngineError
 from quire.lazy import Lazy
 from quire.serve import banner
@@ -136,6 +137,9 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str, 
         service.front.info = info
         clock.mark("tokenizer and web framework")
         metrics.name_model(service.name, engine_config.cache, info.max_model_len)
+        service.identity = str(await engine.do(Identify()))
+        metrics.fingerprint = service.fingerprint(service.name)
+        clock.mark("identity of the weights")
         await service.adapters.load_given()
         if watched and not config.check:
             shown = banner.lines(url_of(config, listener), config, engine_config, info, metrics.stats)

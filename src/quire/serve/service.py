@@ -20,6 +20,7 @@ from quire.client.grammar_check import GrammarChecker
 from quire.client.metrics import Metrics
 from quire.client.requests import Front
 from quire.errors import RequestError
+from quire.lazy import Lazy
 from quire.serve.adapters import Adapters
 from quire.serve.bodies import read_body
 from quire.serve.call import Call, Prompt
@@ -30,14 +31,18 @@ from quire.serve.json_size import check_values
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig
-from quire.serve.routed import Route, seeded
 from quire.serve.stream import HandedBackError, Running
 from quire.serve.threads import Threads
 from quire.serve.tools import Formats, Offer, offer_of
 from quire.types import Request
 
 if TYPE_CHECKING:
+    from quire.serve import fingerprints, routed
+    from quire.serve.fingerprints import Fingerprints
     from quire.serve.resumption import Resumption
+    from quire.serve.routed import Route
+else:
+    fingerprints, routed = Lazy("quire.serve.fingerprints"), Lazy("quire.serve.routed")
 
 T = TypeVar("T")
 _decode = msgspec.json.Decoder().decode
@@ -59,6 +64,7 @@ class Service:
         self.adapters = Adapters(engine, config)
         self.formats = Formats.of(front, config)
         front.reasoning_parser, front.reasoning_plugins = config.reasoning_parser, config.reasoning_plugins
+        self.identity = ""  # of the engine
         self.draining = False
         self.load: Callable[[], bytes] = bytes  # as routers are told
         self._resumable: set[Running] = set()
@@ -96,6 +102,14 @@ class Service:
             "model",
             "model_not_found",
         )
+
+    def fingerprint(self, model: str) -> str:
+        """Name the class of servers that answer for a model as this one does (`system_fingerprint`)."""
+        return self._fingerprints.of(model)
+
+    @cached_property
+    def _fingerprints(self) -> Fingerprints:
+        return fingerprints.Fingerprints(self)
 
     def offer(self, body: ChatRequest) -> Offer:
         """Read the tools that a chat offers. 400 if they are malformed or the choice is disabled."""
@@ -183,7 +197,9 @@ class Service:
         if resumption is not None:
             await resumption.prepare(self.front, prompts)
         self.check_draining()
-        return Call(self.engine, self.front, call_id, http.state.created, prompts, self.config, resumption)
+        call = Call(self.engine, self.front, call_id, http.state.created, prompts, self.config, resumption)
+        call.fingerprint = self.fingerprint(model)
+        return call
 
     def assigned(
         self, http: HttpRequest, request: Request, call_id: str, model: str, place: int = 0
@@ -195,7 +211,7 @@ class Service:
         self.check_model(model)
         route: Route | None = http.state.route
         if route is not None and route.seed is not None:
-            request = seeded(request, route.seed, place)
+            request = routed.seeded(request, route.seed, place)
         owned = self.owned(http, request, call_id)
         return with_adapter(owned, self.adapters.loaded.find(model), self.front.info)
 

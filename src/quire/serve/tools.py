@@ -15,8 +15,8 @@ from quire.errors import RequestError
 from quire.lazy import Lazy
 from quire.params import SamplingParams, StructuredOutputsParams
 from quire.serve.errors import invalid, unsupported
+from quire.serve.ids import derived
 from quire.serve.options import ServerConfig
-from quire.serve.routed import derived
 from quire.text.formats.registry import reasoning_format, tool_format
 from quire.text.formats.shapes import Place, ReasoningFormat, ToolFormat
 from quire.text.output import constraint

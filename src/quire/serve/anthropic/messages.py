@@ -101,7 +101,9 @@ class MessageAnswer:
         reason, sequence = self._end(items)
         blocks = [_block(item, item.text) for item in items]
         usage = self._usage(self.call.usage)
-        return _encode(MessageObject(self.call.id, self._model, blocks, usage, reason, sequence))
+        message = MessageObject(self.call.id, self._model, blocks, usage, reason, sequence)
+        message.system_fingerprint = self.call.fingerprint
+        return _encode(message)
 
     def _end(self, items: list[Item]) -> tuple[str, str | None]:
         """The stop reason in Anthropic's terms, and the stop sequence."""
@@ -122,6 +124,7 @@ class MessageAnswer:
             usage = self.call.usage
             start = self._usage(Usage(usage.num_prompt, usage.num_cached, 0))
             message = MessageObject(self.call.id, self._model, [], start)
+            message.system_fingerprint = self.call.fingerprint
             chunks.append(_event("message_start", message=message))
             chunks += _changed(self._items.begin())
             chunks.append(_event("ping"))

@@ -185,6 +185,7 @@ class MessageObject(msgspec.Struct, tag="message"):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     role: Literal["assistant"] = "assistant"
+    system_fingerprint: str | None = None
 
 
 def error_body(error: HttpError, request_id: str | None = None) -> bytes:

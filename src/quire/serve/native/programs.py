@@ -16,7 +16,7 @@ from quire.serve.errors import HttpError
 from quire.serve.fields import common
 from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
 from quire.serve.fields.shapes import Fields, Refused
-from quire.serve.routed import derived
+from quire.serve.ids import derived
 from quire.serve.service import Service
 from quire.serve.stream import DONE, event
 from quire.types import Delta, Request
@@ -56,6 +56,7 @@ class ProgramObject(msgspec.Struct):
     usage: dict[str, Any]
     steps: list[dict[str, Any]]
     object: Literal["program"] = "program"
+    system_fingerprint: str | None = None
 
 
 class ProgramsInfo(msgspec.Struct):
@@ -86,10 +87,13 @@ async def describe(service: Service) -> ProgramsInfo:
 class RunningProgram(EngineCall):
     """One program in the engine."""
 
-    def __init__(self, service: Service, call_id: str, created: int, request: Request) -> None:
+    def __init__(
+        self, service: Service, call_id: str, created: int, request: Request, fingerprint: str
+    ) -> None:
         self.reader = ProgramReader(request, call_id)
         self.ended: list[dict[str, Any]] = []  # the last events of gens and selects
         self._last: Delta | None = None
+        self.fingerprint = fingerprint
         super().__init__(service.engine, call_id, created, [request], service.config)
 
     async def take(self) -> list[Delta]:
@@ -151,6 +155,7 @@ class ProgramAnswer:
                 last["session"],
                 last["usage"],
                 self.call.ended,
+                system_fingerprint=self.call.fingerprint,
             )
         )
 
@@ -188,6 +193,5 @@ async def run_program(service: Service, http: HttpRequest) -> ProgramAnswer:
     gens = tuple([await service.with_grammar(http, gen, "steps", call_id) for gen in request.gens])
     request = service.assigned(http, msgspec.structs.replace(request, gens=gens), call_id, model)
     service.check_draining()
-    return ProgramAnswer(
-        RunningProgram(service, call_id, http.state.created, request), model, bool(body.stream)
-    )
+    running = RunningProgram(service, call_id, http.state.created, request, service.fingerprint(model))
+    return ProgramAnswer(running, model, bool(body.stream))

@@ -167,6 +167,7 @@ class ChatAnswer:
         usage = self._usage.of(self.call.usage, self._num_reasoning())
         answer = ChatCompletion(self.call.id, self.call.created, self._model, choices, usage)
         answer.metrics = self._usage.metrics(self.call)
+        answer.system_fingerprint = self.call.fingerprint
         if body.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(stream) or []
         if body.return_token_ids:
@@ -333,7 +334,10 @@ class ChatAnswer:
         return delta
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Any) -> ChatChunk:
-        return ChatChunk(self.call.id, self.call.created, self._model, choices, usage=usage)
+        call = self.call
+        return ChatChunk(
+            call.id, call.created, self._model, choices, usage=usage, system_fingerprint=call.fingerprint
+        )
 
     def error_event(self, error: HttpError) -> bytes:
         return b"data: " + error.body() + b"\n\n" + DONE

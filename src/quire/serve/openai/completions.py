@@ -239,7 +239,10 @@ class CompletionAnswer:
         return b"data: " + error.body() + b"\n\n" + DONE
 
     def _chunk(self, choices: list[CompletionChoice], usage: Any) -> Completion:
-        return Completion(self.call.id, self.call.created, self._model, choices, usage=usage)
+        call = self.call
+        return Completion(
+            call.id, call.created, self._model, choices, usage=usage, system_fingerprint=call.fingerprint
+        )
 
     @property
     def _counts(self) -> Usage:

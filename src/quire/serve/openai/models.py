@@ -20,6 +20,7 @@ class ServedModelCard(msgspec.Struct):
     object: Literal["model"] = "model"
     owned_by: str = "quire"
     parent: str | None = None
+    system_fingerprint: str | None = None
 
 
 class ModelList(msgspec.Struct):
@@ -40,7 +41,12 @@ def model_card(service: Service, name: str, paths: bool) -> ServedModelCard:
     info, adapter = service.front.info, service.adapters.loaded.find(name)
     if adapter is not None and name not in service.names:
         root = adapter.given if paths else name
-        return ServedModelCard(name, service.created, root, info.max_model_len, parent=service.name)
+        card = ServedModelCard(name, service.created, root, info.max_model_len, parent=service.name)
+        card.system_fingerprint = service.fingerprint(name)
+        return card
     if name not in service.names:
         raise not_found(f"The model `{name}` does not exist", "model", "model_not_found")
-    return ServedModelCard(name, service.created, info.name if paths else name, info.max_model_len)
+    root = info.name if paths else name
+    return ServedModelCard(
+        name, service.created, root, info.max_model_len, system_fingerprint=service.fingerprint(name)
+    )

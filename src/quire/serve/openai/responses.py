@@ -205,6 +205,7 @@ class ResponseAnswer:
             truncation=body.truncation or "disabled",
             parallel_tool_calls=body.parallel_tool_calls is not False,
             reasoning=body.reasoning,
+            system_fingerprint=self.call.fingerprint,
         )
 
     def _finished(self, items: list[Item]) -> ResponseObject:

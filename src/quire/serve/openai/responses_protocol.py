@@ -240,3 +240,4 @@ class ResponseObject(msgspec.Struct):
     top_logprobs: int = 0
     service_tier: str = "default"
     reasoning: dict[str, Any] | None = None
+    system_fingerprint: str | None = None
