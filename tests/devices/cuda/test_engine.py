@@ -175,19 +175,6 @@ def test_logits_equal_the_cpu_s(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "operation"),
-    [("minimax_m3", "StoreKeys"), ("qwen4", "Choose")],
-)
-def test_operations_without_a_kernel_are_refused_by_name(tmp_path: Path, family: str, operation: str) -> None:
-    model = write_checkpoint(tmp_path, family)
-    with pytest.raises(
-        ConfigError,
-        match=f"ForCausalLM: the model needs.*{operation}.*which no GPU kernel computes yet: choose device cpu",
-    ):
-        LLM(model=str(model), device="interpreter", **BLOCKS)
-
-
-@pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"quantization": "fp8"}, "no GPU kernel multiplies blocks weights of this form"),

@@ -13,6 +13,7 @@ import numpy as np
 from quire.devices.graph import record
 from quire.devices.ops import Attend, Embed, HeadLinear, Linear, RopeAngles, SelectRows, StoreKV, StoreLatent
 from quire.devices.protocol import Attention, KVSpec, Limits, ModelInput, Rope
+from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.registry import make_backend
 from quire.errors import ConfigError
 
@@ -36,21 +37,44 @@ def compiled(backend: Any, layer: Any) -> Any:
     return backend.compile(graph, backend.kv_cache(SPEC, 2, 16), LIMITS)
 
 
-@pytest.mark.parametrize("more", [{"bias": np.zeros(WIDTH, np.float32)}, {"activation": "sigmoid"}])
-def test_heads_with_more_than_a_product_are_refused_by_name(more: dict[str, Any]) -> None:
-    backend = make_backend(threads=1, device="interpreter")
-    with pytest.raises(ConfigError, match="HeadLinear with a bias or an activation, which no GPU kernel"):
-        compiled(backend, lambda g, matrix, x: g(HeadLinear(x, [matrix(16, 16) for _ in range(2)], **more)))
+STEP = ModelInput(
+    np.array([3, 9, 4], np.int32), np.arange(3, dtype=np.int32), np.array([0, 3], np.int32), np.array([3], np.int32),
+    np.array([0], np.int32), np.array([[1]], np.int32), np.arange(3, dtype=np.int32),
+)  # fmt: skip
 
 
-def test_latents_that_another_layer_stored_are_refused_by_name() -> None:
+def check_equal_to_the_reference(layer: Any) -> None:
+    backends = make_backend(threads=1, device="interpreter"), ReferenceBackend()
+    here, there = (compiled(backend, layer).run(STEP).numpy() for backend in backends)
+    np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("more", [{"bias": np.arange(WIDTH, dtype=np.float32)}, {"activation": "sigmoid"}])
+def test_heads_may_have_a_bias_and_an_activation(more: dict[str, Any]) -> None:
+    check_equal_to_the_reference(
+        lambda g, matrix, x: g(HeadLinear(x, [matrix(16, 16) for _ in range(2)], **more))
+    )
+
+
+def test_latents_that_another_layer_stored_are_computed_plainly(caplog: pytest.LogCaptureFixture) -> None:
     def layer(g: Any, matrix: Any, x: Any) -> Any:
         turn = g(RopeAngles(Rope(np.ones(2, np.float32))))
         latent, rotated = g(Linear(x, matrix(2 * 12, WIDTH))), g(Linear(x, matrix(2 * 4, WIDTH)))
         return g(StoreLatent(None, latent, rotated, 0, turn, None))
 
-    with pytest.raises(ConfigError, match="StoreLatent without keys, which no GPU kernel computes"):
-        compiled(make_backend(threads=1, device="interpreter"), layer)
+    check_equal_to_the_reference(layer)
+    assert "no GPU kernel computes StoreLatent without keys yet" in caplog.text
+
+
+def test_what_nothing_computes_is_refused_by_name() -> None:
+    class Unknown(Linear[Any], frozen=True, eq=False):
+        pass
+
+    with pytest.raises(ConfigError, match="the model needs Unknown, which no GPU kernel computes"):
+        compiled(
+            make_backend(threads=1, device="interpreter"),
+            lambda g, matrix, x: g(Unknown(x, matrix(WIDTH, WIDTH))),
+        )
 
 
 def test_queries_may_look_ahead_as_far_as_positions_go() -> None:

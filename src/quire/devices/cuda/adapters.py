@@ -205,14 +205,9 @@ class StepAdapters:
         return True
 
     def _sums(
-        self,
-        found: dict[int, Placed],
-        weight: CudaMatrix,
-        kind: int,
-        multiply: Callable[[CudaMatrix, Any], None],
-        width: int,
-        gated: bool = False,
-    ) -> Any:
+        self, found: dict[int, Placed], weight: CudaMatrix, kind: int,
+        multiply: Callable[[CudaMatrix, Any], None], width: int, gated: bool = False,
+    ) -> Any:  # fmt: skip
         """Sums of a product [T, O] float32, by a new weight where an adapter brings one."""
         slots = self._slots[kind]
         total = self._step.empty(len(slots), width, dtype=torch.float32)

@@ -24,6 +24,7 @@ from quire.devices.ops import (
     operands,
 )
 from quire.devices.protocol import KVSpec, Limits, Matrix
+from quire.devices.sparse_ops import Choose
 from quire.errors import ConfigError
 
 ALIGNED = 256  # bytes
@@ -61,7 +62,7 @@ class Arena:
             zip(graph.ops, widths(graph, spec), last_reads(graph), strict=True)
         ):
             head = index >= graph.body and Value(index) not in read
-            single = head or isinstance(op, (RopeAngles, Route)) or is_exact(op)
+            single = head or isinstance(op, (RopeAngles, Route, Choose)) or is_exact(op)
             dtype = torch.float32 if single else self.act
             if isinstance(op, RunExperts):
                 pairs = limits.max_tokens * (self.places[op.routes].width // 2)

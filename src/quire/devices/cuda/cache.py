@@ -52,7 +52,7 @@ class CudaKVCache:
 
     def _layer(self, index: int) -> LayerCache:
         layer, spec = self.spec.layer(index), self.spec
-        shape = (self.num_blocks, layer.num_kv_heads, self.block_size)
+        shape = (self.num_blocks, layer.num_kv_heads, layer.rows(self.block_size))
         sides = 2 if layer.value_dim is None else 1
         kept = [self._room(*shape, layer.head_dim, dtype=DTYPES[spec.dtype]) for _ in range(sides)]
         scales: list[Any] = [None, None]

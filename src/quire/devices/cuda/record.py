@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from quire.devices.cuda.kernels import (
 )
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
+from quire.devices.cuda.plain import encode_plain
 from quire.devices.cuda.work import FAR
 from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
 from quire.devices.graph import Graph
@@ -33,11 +35,13 @@ from quire.devices.operands import Norm
 from quire.devices.ops import Op, Value
 from quire.devices.protocol import Array
 from quire.devices.recurrent_ops import EmbedNgrams
+from quire.devices.torch.ops import FORMULAS
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.devices.cuda.step import CudaStep
 
+log = logging.getLogger("quire.devices")
 FUNCTIONS = {Clamp, ColumnScale, GELU, SparseGELU, Temperature, XIELU}
 Call = Callable[["CudaStep"], None]
 
@@ -93,38 +97,50 @@ class Recorder:
 def encode(graph: Graph, recorder: Recorder) -> list[Call]:
     """The launches of a graph, operation by operation."""
     check_operations(graph)
-    return [ENCODERS[type(op)](recorder, op, Value(index)) for index, op in enumerate(graph.ops)]
+    slow = [without_kernel(graph, op) for op in graph.ops]
+    if any(slow):
+        names = ", ".join(sorted(set(slow) - {""}))
+        log.warning("no GPU kernel computes %s yet: plain torch does, row by row, and slowly", names)
+    return [
+        encode_plain(op, Value(index)) if plain else ENCODERS[type(op)](recorder, op, Value(index))
+        for index, (op, plain) in enumerate(zip(graph.ops, slow, strict=True))
+    ]
 
 
 def check_operations(graph: Graph) -> None:
-    """Raise ConfigError for operations that no kernel computes, by name."""
-    lacking = {name for op in graph.ops for name in _lacking(graph, op)}
+    """Raise ConfigError for operations that nothing here computes, by name."""
+    lacking = {name for op in graph.ops for name in _lacking(op)}
     if lacking:
         raise ConfigError(
             f"the model needs {', '.join(sorted(lacking))}, which no GPU kernel computes yet: choose --device cpu"
         )
 
 
-def _lacking(graph: Graph, op: Any) -> Iterator[str]:
-    """Name what no kernel computes of an operation."""
+def without_kernel(graph: Graph, op: Any) -> str:
+    """Name what no kernel computes of an operation, but its formula does; empty if a kernel computes it."""
     name = type(op).__name__
-    if type(op) not in ENCODERS:
-        yield name
     if isinstance(op, ops.Apply) and type(op.function) not in FUNCTIONS:
-        yield f"Apply of {type(op.function).__name__}"
+        return f"Apply of {type(op.function).__name__}"
     if isinstance(op, ops.Attend) and (op.chosen is not None or op.entries is not None):
-        yield "Attend of chosen positions"
-    if isinstance(op, (ops.RunExperts, ops.HeadLinear)) and any(own_matrix(m).packed for m in matrices(op)):
-        yield f"{name} of quantized weights"
-    if isinstance(op, EmbedNgrams) and len({table.shape[1] for table in op.tables}) > 1:
-        yield "EmbedNgrams of tables of several widths"
+        return "Attend of chosen positions"
     if isinstance(op, ops.StoreLatent):
         angles: Any = graph.ops[op.angles]
         rotated = 2 * len(angles.rope.inv_freq)
         if rotated & (rotated - 1):
-            yield f"StoreLatent of {rotated} rotated elements"
-        if op.kv is None:
-            yield "StoreLatent without keys"
+            return f"StoreLatent of {rotated} rotated elements"
+        return "" if op.kv is not None else "StoreLatent without keys"
+    return "" if type(op) in ENCODERS else name
+
+
+def _lacking(op: Any) -> Iterator[str]:
+    """Name what nothing computes of an operation."""
+    name = type(op).__name__
+    if type(op) not in FORMULAS:
+        yield name
+    if isinstance(op, (ops.RunExperts, ops.HeadLinear)) and any(own_matrix(m).packed for m in matrices(op)):
+        yield f"{name} of quantized weights"
+    if isinstance(op, EmbedNgrams) and len({table.shape[1] for table in op.tables}) > 1:
+        yield "EmbedNgrams of tables of several widths"
 
 
 def embed(r: Recorder, op: ops.Embed[Value], out: Value) -> Call:
@@ -222,17 +238,9 @@ def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
 
 
 def product(
-    r: Recorder,
-    step: CudaStep,
-    x: Any,
-    weight: CudaMatrix,
-    out: Any,
-    bias: Any = None,
-    activation: Any = None,
-    residual: Any = None,
-    limit: float = 0.0,
-    gated: bool = False,
-) -> None:
+    r: Recorder, step: CudaStep, x: Any, weight: CudaMatrix, out: Any, bias: Any = None, activation: Any = None,
+    residual: Any = None, limit: float = 0.0, gated: bool = False,
+) -> None:  # fmt: skip
     """A product with floats or a packed weight, gated or not."""
     if weight.packed is None:
         x = x.to(weight.dtype)  # the same tensor, but for exact weights

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from quire.devices import recurrent_ops as ops
+from quire.devices.cuda.copies import sent
 from quire.devices.cuda.kernels import experts, recurrent
 from quire.devices.cuda.kernels.recurrent import Scan, StateStep
 from quire.devices.cuda.pack import own_matrix
@@ -27,31 +28,13 @@ def state_step(inputs: ModelInput, device: Any) -> StateStep:
     order, batch = np.arange(len(counts)), len(counts)
     fresh = inputs.positions_T[inputs.cu_q_B1[:-1]] == given.open_B
     owners = np.concatenate([given.marks_M3[:, 0], order, order])
-    targets = np.concatenate(
-        [
-            given.marks_M3[:, 1:],
-            np.stack([given.kept_B, given.rows_B], 1),
-            np.stack([counts, np.full(batch, -1)], 1),
-        ]
-    )
-    sorted_by_owner = np.argsort(owners, kind="stable")
-    firsts = np.searchsorted(owners[sorted_by_owner], np.arange(batch + 1))
-    parts = [
-        given.rows_B,
-        given.open_B,
-        fresh,
-        given.kept_B,
-        inputs.cu_q_B1,
-        firsts,
-        targets[sorted_by_owner],
-    ]
-    every = [
-        *(part.astype(np.int32).reshape(-1) for part in parts),
-        np.repeat(order, counts).astype(np.int32),
-    ]
-    tensors: Any = torch.split(
-        torch.from_numpy(np.concatenate(every)).to(device), [len(part) for part in every]
-    )
+    taken = np.stack([given.kept_B, given.rows_B], 1), np.stack([counts, np.full(batch, -1)], 1)
+    targets = np.concatenate([given.marks_M3[:, 1:], *taken])
+    by_owner = np.argsort(owners, kind="stable")
+    firsts = np.searchsorted(owners[by_owner], np.arange(batch + 1))
+    parts = [given.rows_B, given.open_B, fresh, given.kept_B, inputs.cu_q_B1, firsts, targets[by_owner]]
+    every = [part.astype(np.int32).reshape(-1) for part in (*parts, np.repeat(order, counts))]
+    tensors: Any = torch.split(sent(np.concatenate(every), device), [len(part) for part in every])
     return StateStep(bool((given.kept_B < counts).any()), *tensors)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTe
 from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_tile
 from quire.devices.cuda.kernels.recurrent import StateStep
 from quire.devices.cuda.launch import Launcher
+from quire.devices.cuda.plain import plain_step
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape, work_list
 from quire.devices.ops import Value
 from quire.devices.protocol import Array, FloatArray, ModelInput
+from quire.devices.torch.cache import TorchStep
 
 if TYPE_CHECKING:
     from quire.devices.cuda.adapters import StepAdapters
@@ -123,6 +126,11 @@ class CudaStep:
     def empty(self, *shape: int, dtype: Any) -> Any:
         """Room that this step needs alone."""
         return torch.empty(shape, dtype=dtype, device=self.cache.device)
+
+    @cached_property
+    def plain(self) -> TorchStep:
+        """The step for operations without a kernel."""
+        return plain_step(self.inputs, self.cache)
 
     def host(self, value: Value) -> FloatArray:
         """A value in host memory, float32."""

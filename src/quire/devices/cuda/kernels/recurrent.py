@@ -271,16 +271,9 @@ WAVE = Shape(4, 1)
 
 
 def scan(
-    run: Launcher,
-    about: Scan,
-    parts: Sequence[Any],
-    queries: Any,
-    rates: Any,
-    out: Any,
-    state: State,
-    step: StateStep,
-    skips: Any = None,
-) -> None:
+    run: Launcher, about: Scan, parts: Sequence[Any], queries: Any, rates: Any, out: Any, state: State,
+    step: StateStep, skips: Any = None,
+) -> None:  # fmt: skip
     """Scan tokens: [T, heads columns]. `parts` are what an open row holds, side by side.
 
     delta: keys, values, steps, beta; space: x, B, and dt if there is one; selective: x, dt, B; gated: x, both gates.
@@ -318,16 +311,9 @@ def keep_open(run: Launcher, parts: Sequence[Any], state: State, step: StateStep
 
 
 def convolve(
-    run: Launcher,
-    x: Any,
-    weight: Any,
-    out: Any,
-    state: State,
-    step: StateStep,
-    bias: Any = None,
-    activation: str | None = None,
-    dilation: int = 1,
-) -> None:
+    run: Launcher, x: Any, weight: Any, out: Any, state: State, step: StateStep, bias: Any = None,
+    activation: str | None = None, dilation: int = 1,
+) -> None:  # fmt: skip
     """A causal convolution of each channel by itself, weight [C, taps] float32: [T, C] -> [T, C]."""
     width, taps = weight.shape
     launch(
@@ -350,17 +336,9 @@ def move(run: Launcher, x: Any, state: State, step: StateStep) -> None:
 
 
 def embed_ngrams(
-    run: Launcher,
-    x: Any,
-    tables: Any,
-    sizes: Any,
-    multipliers: Any,
-    end: int,
-    number: Any,
-    out: Any,
-    state: State,
-    step: StateStep,
-) -> None:
+    run: Launcher, x: Any, tables: Any, sizes: Any, multipliers: Any, end: int, number: Any, out: Any,
+    state: State, step: StateStep,
+) -> None:  # fmt: skip
     """Rows of tables (addresses int64, sizes int32) side by side: x float32 [T, 1] are ids less `end`."""
     count, length = tables.shape[0], state.rows.shape[1]
     width = out.shape[1] // count
