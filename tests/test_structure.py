@@ -86,6 +86,7 @@ DEVICE_NEUTRAL = {
     "stream_ops",
     "registry",
     "sampling",
+    "hidden",
     "host",
     "inputs",
     "processed",

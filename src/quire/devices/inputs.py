@@ -117,8 +117,10 @@ def check_states(inputs: ModelInput, num_states: int, num_open: int) -> None:
 def received(inputs: ModelInput, width: int) -> FloatArray:
     """The hidden states [T, width] that come with a step. EngineError if missing or of another shape."""
     hidden_TD, wanted = inputs.hidden_TD, (len(inputs.tokens_T), width)
-    if hidden_TD is None or hidden_TD.dtype != np.float32 or hidden_TD.shape != wanted:
-        found = "none" if hidden_TD is None else f"{hidden_TD.dtype} {list(hidden_TD.shape)}"
+    if not isinstance(hidden_TD, np.ndarray) or hidden_TD.dtype != np.float32 or hidden_TD.shape != wanted:
+        found = "none" if hidden_TD is None else type(hidden_TD).__name__
+        if isinstance(hidden_TD, np.ndarray):
+            found = f"{hidden_TD.dtype} {list(hidden_TD.shape)}"
         raise EngineError(f"a step of this stage needs hidden states float32 {list(wanted)}, got {found}")
     return hidden_TD
 

@@ -51,6 +51,7 @@ from quire.weights.tensor import QuantTensor
 
 if TYPE_CHECKING:
     from quire.devices.adapters import Adapter
+    from quire.devices.hidden import HiddenRows
 
 IntArray = NDArray[np.int32]
 
@@ -108,7 +109,8 @@ class ModelInput(msgspec.Struct, frozen=True):
 
     `greedy`: only the largest of each row's logits is needed; a backend that finds it may leave the others undefined.
 
-    `hidden_TD` is float32 and C-contiguous: the output of the previous stage. None if the graph has the first layer.
+    `hidden_TD` is the output of the previous stage: float32 and C-contiguous, or the device's own rows. None if the
+    graph has the first layer.
     `adapters_B` is the slot of each sequence's adapter (Executable.adapt), -1 for none. None: no sequence has one.
     `states`: None if the model has none. `unseen_U2` are places among the T tokens, each with a slot: the device
     takes the last token that its sampler drew for the slot. None: all tokens are here. `appended_C3` are the changes of
@@ -123,7 +125,7 @@ class ModelInput(msgspec.Struct, frozen=True):
     block_table_SM: IntArray
     logit_rows_L: IntArray
     greedy: bool = False
-    hidden_TD: FloatArray | None = None
+    hidden_TD: HiddenRows | None = None
     adapters_B: IntArray | None = None
     states: StateInput | None = None
     unseen_U2: IntArray | None = None
@@ -160,8 +162,8 @@ class Executable(Protocol):
         May be called from any thread. EngineError if the adapter changes what the graph does not compute.
         """
 
-    def taps(self) -> tuple[FloatArray, ...]:
-        """Host arrays [T, D]: hidden states after the layers Graph.taps, in order, perhaps views as in `hidden`."""
+    def taps(self) -> tuple[HiddenRows, ...]:
+        """Rows [T, D]: hidden states after the layers Graph.taps, in order. Host arrays may be views as in `hidden`."""
 
 
 class MachineLimits(msgspec.Struct, frozen=True):

@@ -104,7 +104,7 @@ class LayerRunner:
                 taps = executable.taps()
                 for found in inputs:
                     if found.tap >= 0:
-                        observe(found, taps[found.tap])
+                        observe(found, np.asarray(taps[found.tap]))
         if out is not None:
             if not np.isfinite(out).all():
                 raise ModelError(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire.devices.adapters import Adapter
+from quire.devices.hidden import HiddenRows
 from quire.devices.protocol import Executable, FloatArray, KVCache, ModelInput
 from quire.devices.sampling import Logits
 from quire.engine.memory_release import MemoryRelease
@@ -60,7 +61,7 @@ class RankedExecutable:
                 self._ranks.wait_answers()
         return self._own.adapt(slot, adapter)
 
-    def taps(self) -> tuple[FloatArray, ...]:
+    def taps(self) -> tuple[HiddenRows, ...]:
         return self._own.taps()
 
     def _together(self, command: Command, own: Callable[[], T]) -> T:

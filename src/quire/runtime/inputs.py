@@ -117,11 +117,8 @@ class InputBuilder:
     def build(self, layout: StepLayout, rows: list[int], greedy: bool) -> ModelInput:
         """Make the arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
         adapters_B = None if self.adapters_S is None else self.adapters_S[layout.slots]
-        appended_C3 = None
-        if self._mirrored:
-            appended = [(*place, block) for place, block in self._appended.items()]
-            appended_C3 = np.array(appended, np.int32).reshape(-1, 3)
-            self._appended.clear()
+        appended = [(*place, block) for place, block in self._appended.items()]
+        self._appended.clear()
         t, b = len(layout.tokens), len(layout.ends)
         # One conversion for all lists, because each takes longer than the numbers of a small step.
         every = np.array(
@@ -140,7 +137,7 @@ class InputBuilder:
             adapters_B if adapters_B is not None and adapters_B.max() >= 0 else None,
             None if layout.seqs[0].state is None else states.lay_out(layout.seqs),
             np.array(layout.unseen, np.int32) if layout.unseen else None,
-            appended_C3,
+            np.array(appended, np.int32).reshape(-1, 3) if self._mirrored else None,
         )
 
     def snapshot(self, layout: StepLayout) -> ModelInput:

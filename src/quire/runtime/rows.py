@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Any
 
 from quire.devices.protocol import Executable, FloatArray
 from quire.devices.sampling import Logits
@@ -37,7 +38,7 @@ class StepRows:
             yield slice(start, stop), self._some(rows, start, stop)
             start = stop
 
-    def taps(self) -> tuple[FloatArray, ...]:
+    def taps(self) -> tuple[Any, ...]:
         """The tapped hidden states [T, D] of all tokens of the step; see Executable.taps."""
         return self._executable.taps()
 

@@ -57,10 +57,8 @@ class Runner:
     `parts` act in order. A sequence that a part cannot take fails alone; if a part fails in a step, FailedStepError is
     raised, and all its sequences must be set anew. The executable holds `max_logit_rows` rows of logits; more are
     computed and read in pieces. With `earlier` it is the last pipeline stage: a step begins in the earlier stages as
-    soon as it is submitted.
-
-    A step is launched, and its results are collected. If the device `launches` alone, submitted steps are launched at
-    once, and collected when somebody asks for the result; else a thread does both.
+    soon as it is submitted. A submitted step is launched and collected by a thread; if the device `launches` alone, at
+    once, and when somebody asks for the result.
     """
 
     def __init__(

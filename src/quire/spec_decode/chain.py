@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.devices.protocol import FloatArray
+from quire.devices.hidden import HiddenRows, join
 from quire.spec_decode.blocks import DraftBlocks
 from quire.spec_decode.controller import PROBE_SHARE
 from quire.spec_decode.draft_pass import Feed, Pass, Picker, draft_chain
@@ -32,7 +32,7 @@ class Progress:
     """
 
     done: int = -1  # not known yet
-    waiting: list[FloatArray] = field(default_factory=list)
+    waiting: list[HiddenRows] = field(default_factory=list)
     num_waiting: int = 0
     lost: bool = False
 
@@ -114,7 +114,7 @@ class ChainProposer(Proposer):
         if not self._reads_hidden:
             return Feed(seq, start, tokens)
         if len(progress.waiting) > 1:
-            progress.waiting = [np.concatenate(progress.waiting)]
+            progress.waiting = [join(progress.waiting)]
         hidden = progress.waiting[0][: stop - start] if progress.waiting else np.zeros((0, 1), np.float32)
         return Feed(seq, start, tokens, hidden)
 
@@ -174,7 +174,7 @@ class ChainProposer(Proposer):
             self._done(feed, step)
         return [drafts.get(seq.slot, NO_DRAFT) for seq, _ in asks]
 
-    def _following(self, feed: Feed, token: int, state: FloatArray | None) -> Feed:
+    def _following(self, feed: Feed, token: int, state: HiddenRows | None) -> Feed:
         return Feed(feed.seq, feed.start + len(feed.tokens), self._ids([token]), state)
 
     def _missing(self, seq: SpecSequence) -> int:

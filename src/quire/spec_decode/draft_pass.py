@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.devices.hidden import HiddenRows, join
 from quire.devices.host import HostLogits
-from quire.devices.protocol import Executable, FloatArray, IntArray, ModelInput
+from quire.devices.protocol import Executable, IntArray, ModelInput
 from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, takes_largest
 from quire.spec_decode.proposer import Draft, SpecSequence
 
@@ -20,7 +21,7 @@ class Feed:
     seq: SpecSequence
     start: int
     tokens: list[int]
-    hidden: FloatArray | None = None
+    hidden: HiddenRows | None = None
 
 
 class Pass:
@@ -40,7 +41,7 @@ class Pass:
             [np.arange(feed.start, end, dtype=np.int32) for feed, end in zip(feeds, ends, strict=True)]
         )
         states = [feed.hidden for feed in feeds if feed.hidden is not None]
-        hidden = np.concatenate(states, dtype=np.float32) if states else None
+        hidden = join(states) if states else None
         return self._executable.run(
             ModelInput(
                 np.array([token for feed in feeds for token in feed.tokens], np.int32),
@@ -79,10 +80,10 @@ class Pass:
             end = min(len(tokens) + self._max_logit_rows, len(rows))
             logits = self._executable.logits(len(tokens), end)
 
-    def states(self, rows: Sequence[int]) -> FloatArray | None:
+    def states(self, rows: Sequence[int]) -> HiddenRows | None:
         """Copy `rows` of the tapped layer's output, if the graph taps one."""
         taps = self._executable.taps()
-        return taps[0][rows].copy() if taps else None
+        return taps[0][rows] if taps else None
 
 
 class Picker:
@@ -148,7 +149,7 @@ def draft_chain(
     counts: Sequence[int],
     table_SM: IntArray,
     picker: Picker,
-    follow: Callable[[Feed, int, FloatArray | None], Feed],
+    follow: Callable[[Feed, int, HiddenRows | None], Feed],
 ) -> dict[int, Draft]:
     """Draft `counts[i]` tokens after `feeds[i]`, one with each of `runners`. Returns the drafts by slot.
 

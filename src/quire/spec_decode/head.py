@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.devices.hidden import HiddenRows, join, normalized
 from quire.devices.protocol import Backend, FloatArray, Graph, IntArray, KVSpec, Matrix
 from quire.engine.drafter_config import read_drafter
 from quire.errors import ModelError
@@ -63,16 +64,13 @@ class Head:
     def graphs(self) -> list[Graph]:
         return [g for g in (self.first, self.again, self.block, *self.stages) if g is not None]
 
-    def features(self, taps: Sequence[FloatArray], rows: range) -> FloatArray:
+    def features(self, taps: Sequence[HiddenRows], rows: range) -> HiddenRows:
         """Join rows of the target's tapped layers side by side: [rows, F]. `taps` are the graph's, ascending."""
         order = sorted(set(self.taps))
         parts = [taps[order.index(tap)][rows.start : rows.stop] for tap in self.taps]
         if self.tap_norms:
-            parts = [
-                x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(self.tap_eps)) * weight
-                for x, weight in zip(parts, self.tap_norms, strict=True)
-            ]
-        return np.concatenate(parts, axis=1, dtype=np.float32)
+            parts = [normalized(x, w, self.tap_eps) for x, w in zip(parts, self.tap_norms, strict=True)]
+        return join(parts, axis=1)
 
 
 class HeadSource:

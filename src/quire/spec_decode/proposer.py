@@ -6,11 +6,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quire.devices.protocol import FloatArray, IntArray
+from quire.devices.hidden import HiddenRows
+from quire.devices.protocol import IntArray
 from quire.spec_decode.acceptance import Odds
 from quire.types import Request
 
-Taps = tuple[FloatArray, ...]
+Taps = tuple[HiddenRows, ...]
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.devices.protocol import FloatArray
+from quire.devices.hidden import HiddenRows
 from quire.spec_decode.draft_pass import Feed, Pass, Picker, draft_chain
 from quire.spec_decode.head import Head
 from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, Proposer, SpecSequence, StepView
@@ -22,7 +22,7 @@ class StageProposer(Proposer):
     def __init__(self, head: Head, stages: Sequence[Pass], picker: Picker, max_seqs: int) -> None:
         self._head, self._stages, self._picker = head, stages, picker
         self._table_SM = np.zeros((max_seqs, 1), np.int32)  # nothing is cached
-        self._last: dict[int, tuple[int, FloatArray]] = {}  # by slot: a position, and its features [1, F]
+        self._last: dict[int, tuple[int, HiddenRows]] = {}  # by slot: a position, and its features [1, F]
 
     def stop(self, seq: SpecSequence) -> None:
         self._last.pop(seq.slot, None)
@@ -45,5 +45,5 @@ class StageProposer(Proposer):
         return [drafts.get(seq.slot, NO_DRAFT) for seq, _ in asks]
 
 
-def _following(feed: Feed, token: int, state: FloatArray | None) -> Feed:
+def _following(feed: Feed, token: int, state: HiddenRows | None) -> Feed:
     return Feed(feed.seq, 0, [token], feed.hidden if state is None else state)

@@ -30,7 +30,7 @@ from quire.devices.cuda.plain import encode_plain
 from quire.devices.cuda.work import FAR
 from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
 from quire.devices.graph import Graph
-from quire.devices.inputs import all_gathered, all_reduced, received
+from quire.devices.inputs import all_gathered, all_reduced
 from quire.devices.operands import Norm
 from quire.devices.ops import Op, Value
 from quire.devices.protocol import Array
@@ -159,7 +159,7 @@ def embed_positions(r: Recorder, op: ops.EmbedPositions[Value], out: Value) -> C
 
 
 def receive(r: Recorder, op: ops.Receive[Value], out: Value) -> Call:
-    return lambda step: step[out].copy_(torch.from_numpy(received(step.inputs, op.columns)))
+    return lambda step: step[out].copy_(step.received(op.columns))
 
 
 def add(r: Recorder, op: ops.Add[Value], out: Value) -> Call:

@@ -12,6 +12,7 @@ from quire.devices.cuda.adapters import SlotAdapters, StepAdapters
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.errors import device_errors
+from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.record import Recorder, encode
 from quire.devices.cuda.states import state_step
@@ -80,8 +81,8 @@ class CudaExecutable:
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
         return self._adapters.put(slot, adapter)
 
-    def taps(self) -> tuple[FloatArray, ...]:
-        return () if self._step is None else tuple(map(_numpy, self._step.tapped))
+    def taps(self) -> tuple[CudaRows, ...]:
+        return () if self._step is None else tuple(CudaRows(tensor.clone()) for tensor in self._step.tapped)
 
 
 def _numpy(tensor: Any) -> FloatArray:

@@ -11,6 +11,7 @@ import torch
 from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.copies import sent
+from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors
 from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_tile
 from quire.devices.cuda.kernels.recurrent import StateStep
@@ -18,6 +19,7 @@ from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.plain import plain_step
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape, work_list
+from quire.devices.inputs import received
 from quire.devices.ops import Value
 from quire.devices.protocol import Array, FloatArray, ModelInput
 from quire.devices.torch.cache import TorchStep
@@ -77,6 +79,13 @@ class CudaStep:
         for pairs in self._unseen:
             places, slots = pairs.view(-1, 2).T.long()
             self.tokens[places] = last_tokens[slots]
+
+    def received(self, width: int) -> Any:
+        """The hidden states [T, width] that come with the step. EngineError if missing or of another shape."""
+        hidden = self.inputs.hidden_TD
+        if isinstance(hidden, CudaRows) and hidden.tensor.shape == (len(self.tokens), width):
+            return hidden.tensor
+        return torch.from_numpy(received(self.inputs, width))
 
     def narrow(self, hidden: Value, start: int, stop: int) -> None:
         """Compute the logits of these logit rows next: the hidden states are theirs from now on."""
