@@ -35,7 +35,8 @@ import numpy as np
 
 from quire.cluster.choice import Ask, Choice
 from quire.cluster.loads import Load, Replica, State
-from quire.cluster.prefixes import Held, Prefixes
+from quire.cluster.prefixes import Prefixes
+from quire.serve.held import Held
 
 BLOCK = 512
 STAMP = 3.0

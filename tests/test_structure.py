@@ -71,6 +71,7 @@ ALLOWED = {
     ("commands", "bench"),
     ("program", "grammar"),
     ("ranks", "lora"),
+    ("cluster", "serve"),
 }
 # The only modules of devices/ that other parts import: no backend is named outside.
 DEVICE_NEUTRAL = {

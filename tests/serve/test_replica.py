@@ -267,3 +267,36 @@ def test_the_fingerprint_names_what_answers_depend_on(server: Server, other: Ser
     unlike = start(tool_call_parser="hermes", router_api_key=[KEY])
     assert fingerprint(server) == fingerprint(other) != fingerprint(unlike)
     assert unlike.stop() == 0
+
+
+def test_prefixes_that_come_and_go_are_told_to_routers() -> None:
+    running = open_server()
+    with running.client as http:
+
+        def ask(number: int, wait: float = 0) -> dict[str, Any]:
+            path = f"/internal/events?since={number}&wait={wait}"
+            found: dict[str, Any] = http.get(path, headers=headers()).raise_for_status().json()
+            return found
+
+        def complete(*prefix: str) -> int:
+            body = {"prompt": "x" * 64, "max_tokens": 1}
+            return http.post("/v1/completions", json=body, headers=headers(prefix=prefix)).status_code
+
+        first, second = "0" * 15 + "1", "0" * 15 + "2"
+        empty = ask(-1)
+        assert (empty["reset"], empty["events"]) == (True, [["+"]])
+        assert set(empty["load"]) == {"step", "queued", "running", "waiting", "free"}
+        assert complete(first) == 200
+        told = ask(empty["next"], 10)
+        assert (told["reset"], told["events"]) == (False, [["+", first]])
+        assert complete(first, second) == 200
+        assert ask(told["next"])["events"] == [["+", second]]
+        assert ask(-1)["events"] == [["+", first, second]]
+        assert ask(ask(-1)["next"], 0.05)["events"] == []
+        assert complete("xyz") == 400
+        os.kill(running.engine_pid, signal.SIGKILL)
+        limit = time.monotonic() + 30
+        while not (after := ask(told["next"]))["reset"]:
+            assert time.monotonic() < limit
+        assert after["events"] == [["+"]]
+    assert running.stop() == 0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -11,11 +15,17 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.client.client import AsyncEngine
+from quire.serve.held import Held, read
 from quire.serve.service import Service
+from quire.serve.threads import within
+
+log = logging.getLogger("quire.serve")
 
 BLOCK_BYTES = 1024
 """BLOCK_BYTES of text make a block of a prefix, for routers."""
 LOAD_SECONDS = 0.1  # for which a load is told again
+KEPT = 4096  # changes that are told one by one: who has missed more hears all
+MOST_WAIT = 60.0
 
 _encode = msgspec.json.Encoder().encode
 
@@ -44,6 +54,45 @@ class Load:
             "waiting": engine.num_queued,
             "free": (stats.num_free_blocks + stats.num_cached_blocks) * engine.config.cache.block_size,
         }
+
+
+class Events:
+    """Tells routers which prefixes the cache is believed to hold: those of the requests that they named."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._news = asyncio.Event()
+        self._restarts = 0
+
+    @cached_property
+    def _held(self) -> Held:
+        size = self._service.metrics.stats.num_blocks * self._service.engine.config.cache.block_size
+        return Held(size, kept=KEPT, number=time.time_ns() // 1000)
+
+    def touch(self, prefix: Sequence[str], num_tokens: int) -> None:
+        """Note a request of `num_tokens`, whose text begins with the blocks of `prefix`."""
+        self._begin()
+        self._held.touch(read(prefix), max(1, num_tokens // len(prefix)))
+        self._news.set()
+
+    def _begin(self) -> None:
+        """Forget what an engine held that has ended."""
+        if self._restarts != (restarts := self._service.metrics.restarts):
+            self._restarts = restarts
+            self._held.clear()
+
+    async def since(self, number: int, wait: float) -> bytes:
+        """Tell the changes since a number, once there are some, or after `wait` seconds."""
+        self._begin()
+        if number == self._held.number and wait > 0:
+            self._news.clear()
+            try:
+                await within(min(wait, MOST_WAIT), self._news.wait())
+            except asyncio.TimeoutError:
+                log.debug("no prefix came in %g s", wait)
+        following, reset, events = self._held.since(number)
+        load = msgspec.Raw(self._service.load())
+        return _encode({"next": following, "reset": reset, "load": load, "events": events})
 
 
 def about(service: Service) -> dict[str, Any]:
@@ -77,5 +126,14 @@ def add_internal(app: FastAPI, service: Service) -> None:
     async def load() -> Response:
         return Response(service.load(), media_type="application/json")
 
-    for path, handler in (("/internal/replica", replica), ("/internal/load", load)):
+    async def events(since: int = -1, wait: float = 0.0) -> Response:
+        return Response(await held.since(since, wait), media_type="application/json")
+
+    held = Events(service)
+    service.on_prefix = held.touch
+    for path, handler in (
+        ("/internal/replica", replica),
+        ("/internal/load", load),
+        ("/internal/events", events),
+    ):
         app.add_api_route(path, handler, methods=["GET"], include_in_schema=False)

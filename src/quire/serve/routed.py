@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from quire.serve.errors import HttpError, invalid
 from quire.serve.ids import REQUEST_ID, ROUTE
 from quire.types import SEED_MASK, Request
 
+MOST_PREFIX = 4096
+_NAME = re.compile(r"^[0-9a-f]{16}$")
 SEED_STRIDE = 1 << 32
 """SEED_STRIDE lies between the seeds of a call's prompts, whose samples count on from each."""
 
@@ -39,6 +43,8 @@ def read_route(header: str) -> Route:
 
 def check_route(route: Route) -> Route:
     """Return the route. HttpError 400: it is not what a router sends."""
+    if len(route.prefix) > MOST_PREFIX or not all(map(_NAME.match, route.prefix)):
+        raise _malformed("prefix has names of 16 hex digits")
     if not REQUEST_ID.match(route.id) or len(route.owner) > 128 or not 0 <= route.created < 1 << 40:
         raise _malformed("id, owner or created is not what a router sends")
     return route

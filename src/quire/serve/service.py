@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -67,6 +67,7 @@ class Service:
         self.identity = ""  # of the engine
         self.draining = False
         self.load: Callable[[], bytes] = bytes  # as routers are told
+        self.on_prefix: Callable[[Sequence[str], int], None] | None = None  # told what routers name
         self._resumable: set[Running] = set()
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run for the life of the server
         self._numbers = itertools.count()
@@ -199,6 +200,8 @@ class Service:
         self.check_draining()
         call = Call(self.engine, self.front, call_id, http.state.created, prompts, self.config, resumption)
         call.fingerprint = self.fingerprint(model)
+        if self.on_prefix is not None and http.state.route is not None and http.state.route.prefix:
+            self.on_prefix(http.state.route.prefix, sum(len(p.request.tokens) for p in prompts))
         return call
 
     def assigned(
