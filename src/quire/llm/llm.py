@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from quire.llm.pending import PendingOutput, PendingOutputs
     from quire.llm.pooling import PoolingMethods
     from quire.llm.programs import ProgramMethods
+    from quire.llm.resumed import ResumeMethods
     from quire.logits_processor import ProcessorClass
     from quire.text.template import render
 else:
@@ -54,13 +55,14 @@ else:
         "ProgramMethods",
         "run_program _program_events end_session role_frames",
     )
+    ResumeMethods = lazy_methods("quire.llm.resumed", "ResumeMethods", "resume")
     beams, pending = Lazy("quire.client.beams"), Lazy("quire.llm.pending")
     render, arrays = Lazy("quire.text.template.render"), Lazy("quire.llm.arrays")
 
 L = TypeVar("L", bound="LLM")
 
 
-class LLM(ChatMethods, PoolingMethods, ProgramMethods, OperatorMethods, RunningEngine):
+class LLM(ChatMethods, PoolingMethods, ProgramMethods, OperatorMethods, ResumeMethods, RunningEngine):
     """A model ready to generate. Any number of threads may call it; their requests share one batch.
 
     An interrupt (Ctrl-C) ends the call that it hits and leaves the object usable. Use the object in a `with` block, or
