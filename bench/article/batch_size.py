@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from functools import partial
+
 import numpy as np
 
 from bench.article.curves import Curves
@@ -18,18 +21,24 @@ def measure(setting: Setting) -> Result:
     lengths = conversations(setting.data, setting.count(128, 16), LONGEST)
     tokens = sum(output for _, output in lengths)
     fits = {"max_model_len": LONGEST + 1}
-    with setting.llm(model=fits) as llm:
-        prompts = [setting.prompt(llm, prompt) for prompt, _ in lengths]
-        busy = seconds(llm, prompts, [output for _, output in lengths])
+
+    def all_at_once() -> float:
+        with setting.llm(model=fits) as llm:
+            prompts = [setting.prompt(llm, prompt) for prompt, _ in lengths]
+            return seconds(llm, prompts, [output for _, output in lengths])
+
+    busy = setting.once("all at once", all_at_once)
     rows: list[tuple[str | float, ...]] = []
     curves: dict[str, list[tuple[float, float]]] = {}
     for load, share in LOADS.items():
         gaps = setting.rng
-        times = np.cumsum([gaps.expovariate(share * len(lengths) / busy) for _ in lengths])
-        requests = [Timed(float(at), *pair) for at, pair in zip(times, lengths, strict=True)]
+        times = setting.once(
+            f"arrivals, {load}", partial(_arrivals, gaps, share * len(lengths) / busy, len(lengths))
+        )
+        requests = [Timed(at, *pair) for at, pair in zip(times, lengths, strict=True)]
         for slots in SLOTS:
             config = setting.with_options(model=fits, scheduler={"max_num_seqs": slots})
-            found = timed(config, requests, setting.rng)
+            found = setting.once(f"{load}, {slots} slots", partial(timed, config, requests, setting.rng))
             first = [got[0] - request.at for got, request in zip(found, requests, strict=True)]
             between = np.concatenate([np.diff(got) for got in found])
             rate = tokens / max(got[-1] for got in found)
@@ -46,6 +55,11 @@ def measure(setting: Setting) -> Result:
         f"{len(lengths)} requests with the lengths of chats; arrivals are Poisson.",
         Curves("max-num-seqs", "output tokens per second", curves, log_x=True),
     )
+
+
+def _arrivals(rng: random.Random, rate: float, count: int) -> list[float]:
+    """Draw times of arrival; the requests of an interrupted run came at the same."""
+    return [float(at) for at in np.cumsum([rng.expovariate(rate) for _ in range(count)])]
 
 
 STUDY = Study(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bench.article.lengths import conversations
@@ -30,14 +31,16 @@ def measure(setting: Setting) -> Result:
         "continuous, prompts whole": (seconds, LONGEST * SLOTS),
         f"continuous, chunks of {CHUNK}": (seconds, CHUNK),
     }
-    rates = {}
-    for name, (run, budget) in runs.items():
+
+    def rate(run: Callable[..., float], budget: int) -> float:
         scheduler = {"max_num_seqs": SLOTS, "max_num_batched_tokens": budget}
         with setting.llm(scheduler=scheduler, model={"max_model_len": LONGEST}) as llm:
             prompts = [setting.prompt(llm, prompt) for prompt, _ in lengths]
             run(llm, prompts[:2], [4, 4])  # page in the weights
             llm.reset_prefix_cache()
-            rates[name] = tokens / run(llm, prompts, [output for _, output in lengths])
+            return tokens / run(llm, prompts, [output for _, output in lengths])
+
+    rates = {name: setting.once(name, partial(rate, *given)) for name, given in runs.items()}
     static = rates["static batches"]
     longest, mean = max(out for _, out in lengths), statistics.mean(out for _, out in lengths)
     return Result(

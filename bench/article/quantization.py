@@ -42,14 +42,28 @@ def measure(setting: Setting) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, options) in enumerate(METHODS.items()):
             out, figures = Path(folder) / str(number), Path(folder) / f"{number}.json"
-            calibrated = options[1] in READERS["samples"]
-            samples = ["--samples", str(setting.count(128, 8))] if calibrated else []
-            began = time.perf_counter()
-            _quire("quantize", "--model", model, "-o", str(out), *options, *samples)
-            took = time.perf_counter() - began
-            quality = ["--model", str(out), "--base", model, "--text", text, "--output-json", str(figures)]
-            _quire("bench", "quality", *quality, "--max-tokens", str(setting.count(8192, 512)))
-            found[name] = json.loads(figures.read_text())
+
+            def one_method(options: list[str] = options, out: Path = out, figures: Path = figures) -> Any:
+                """Measure a method: the figures of its quality, and seconds."""
+                calibrated = options[1] in READERS["samples"]
+                samples = ["--samples", str(setting.count(128, 8))] if calibrated else []
+                began = time.perf_counter()
+                _quire("quantize", "--model", model, "-o", str(out), *options, *samples)
+                took = time.perf_counter() - began
+                quality = [
+                    "--model",
+                    str(out),
+                    "--base",
+                    model,
+                    "--text",
+                    text,
+                    "--output-json",
+                    str(figures),
+                ]
+                _quire("bench", "quality", *quality, "--max-tokens", str(setting.count(8192, 512)))
+                return [json.loads(figures.read_text()), took]
+
+            found[name], took = setting.once(name, one_method)
             one = found[name]
             rows.append((name, one["perplexity"] / one["perplexity_float32"], one["kl_mean"],
                          f"{one['top1_agreement']:.1f}%", took, took / 60 / billions))  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bench.article.curves import Curves
 from bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study, exactly
 from quire.config import EngineConfig
@@ -44,7 +46,7 @@ def measure(setting: Setting) -> Result:
     found, texts = {}, {}
     for name, options in modes.items():
         config = setting.with_options(speculation={"speculative_config": options})
-        found[name], texts[name] = rates(config, count)
+        found[name], texts[name] = setting.once(name, partial(rates, config, count))
     assert texts["plain"] == texts["always drafting"] == texts["controller"]
     plain = found["plain"]
     rows: list[tuple[str | float, ...]] = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bench.article.curves import Curves
 from bench.article.study import (
     GUIDE,
@@ -28,12 +30,14 @@ SIZES = (1, 4, 8, 16, 64)
 
 def measure(setting: Setting) -> Result:
     steps = setting.count(48, 4)
-    rates: dict[str, list[float]] = {}
-    for name, options in LAYOUTS.items():
+
+    def decode(options: dict[str, str]) -> list[float]:
+        """Measure tokens a second by batch size."""
         with setting.llm(model=options) as llm:
-            for size in SIZES:
-                prompts = [setting.prompt(llm, 16) for _ in range(size)]
-                rates.setdefault(name, []).append(size / decode_seconds(llm, prompts, steps))
+            batches = [[setting.prompt(llm, 16) for _ in range(size)] for size in SIZES]
+            return [len(prompts) / decode_seconds(llm, prompts, steps) for prompts in batches]
+
+    rates = {name: setting.once(name, partial(decode, options)) for name, options in LAYOUTS.items()}
     plain = rates["bfloat16"]
     rows: list[tuple[str | float, ...]] = [
         (name, *(f"{rate:,.0f} ({rate / base:.2f} x)" for rate, base in zip(found, plain, strict=True)))
