@@ -38,7 +38,11 @@ class CudaMatrix:
     ) -> CudaMatrix:
         """Round parts to `dtype` and stack them. ConfigError for a type that no kernel multiplies."""
         if isinstance(dtype, Quantized):
-            if not packs(dtype.layout) or dtype.activations not in ("int8", "float"):
+            if dtype.activations not in ("int8", "float"):
+                raise ConfigError(
+                    "no GPU kernel rounds activations as the checkpoint says: choose --quantization-activations int8"
+                )
+            if not packs(dtype.layout):
                 raise ConfigError(
                     f"no GPU kernel multiplies {dtype.layout.name} weights of this form: choose --quantization int8 or "
                     "int4, leave it out (quantized checkpoints are then held as floats), or choose --device cpu"

@@ -138,7 +138,7 @@ def _lacking(op: Any) -> Iterator[str]:
     if type(op) not in FORMULAS:
         yield name
     if isinstance(op, (ops.RunExperts, ops.HeadLinear)) and any(own_matrix(m).packed for m in matrices(op)):
-        yield f"{name} of quantized weights"
+        yield f"{name} of quantized weights (--dtype float32 decodes them)"
     if isinstance(op, EmbedNgrams) and len({table.shape[1] for table in op.tables}) > 1:
         yield "EmbedNgrams of tables of several widths"
 

@@ -1,0 +1,82 @@
+"""Every layout of docs/quantization.md is served on a device, or refused by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+
+from quire.devices.protocol import Limits, ModelInput
+from quire.devices.registry import make_backend
+from quire.errors import ConfigError
+from quire.quantize.methods import Name
+from quire.weights.schemes import FLOAT_KINDS, scheme
+from tests.models import load_model
+from tests.quantize.test_run import quantize
+from tests.shared import DATA, cases_of
+from tests.tiny import write_checkpoint
+
+QUANTIZED = DATA / "quantized"
+EVERY = [
+    path for path in QUANTIZED.glob("*") if (path / "expected.npz").exists() and path.name[:6] != "float-"
+]
+FIRST = {path.name.split("-")[0]: path for path in sorted(EVERY, reverse=True)}
+REFUSED = {
+    "ct-int8-w8a8-static": "no GPU kernel rounds activations as the checkpoint says: choose --quantization-activations",
+    "ct-moe-w4a16-g32": r"RunExperts of quantized weights \(--dtype float32 decodes them\), which no GPU kernel",
+    "gptq-moe-4bit-g32": r"RunExperts of quantized weights \(--dtype float32 decodes them\), which no GPU kernel",
+}
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+
+
+def logits(model: Path, tokens: list[int], device: str = "interpreter", **more: Any) -> Any:
+    backend = make_backend(threads=1, device=device)
+    loaded, places = load_model(model, backend, **more), np.arange(len(tokens), dtype=np.int32)
+
+    def row(*values: int) -> Any:
+        return np.array(values, np.int32)
+
+    kv = backend.kv_cache(loaded.info.kv_spec("float32"), 2, 16)
+    executable = backend.compile(loaded.graph, kv, Limits(16, 1, 16))
+    bounds, length = row(0, len(tokens)), row(len(tokens))
+    step = ModelInput(row(*tokens), places, bounds, length, row(0), row(1).reshape(1, 1), places)
+    return executable.run(step).numpy()
+
+
+@pytest.mark.parametrize("folder", cases_of(QUANTIZED, sorted(FIRST.values())), ids=lambda path: path.name)
+def test_a_checkpoint_of_each_method_gives_its_logits(folder: Path) -> None:
+    expected = np.load(folder / "expected.npz")
+    found = logits(folder, expected["prompt"].tolist()[:6])
+    assert np.abs(found - expected["logits"][:6]).max() < 0.04
+
+
+@pytest.mark.parametrize(
+    "folder", cases_of(QUANTIZED, [QUANTIZED / name for name in REFUSED]), ids=lambda path: path.name
+)
+def test_other_forms_are_refused_by_name(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[folder.name]):
+        logits(folder, [1])
+
+
+@pytest.mark.parametrize("name", [name for name in get_args(Name) if name != "int8-static"])
+def test_what_quire_quantize_writes_is_served(name: Name, tmp_path: Path) -> None:
+    quantize(
+        write_checkpoint(tmp_path / "in", "llama", **WIDE, num_key_value_heads=4), tmp_path / "out", name
+    )
+    here, there = (logits(tmp_path / "out", [3, 9, 4], device) for device in ("interpreter", "cpu"))
+    assert np.abs(here - there).max() < 0.02 * np.abs(there).max()
+
+
+@pytest.mark.parametrize("name", ["int8", "int8wo", "int4", "int4wo", *FLOAT_KINDS])
+def test_every_quantization_is_served_or_refused_by_name(name: str, tmp_path: Path) -> None:
+    model, asked = write_checkpoint(tmp_path, "llama", **WIDE), scheme(name, rounds=True)
+    if name in FLOAT_KINDS:
+        with pytest.raises(ConfigError, match=r"no GPU kernel multiplies \w+ weights of this form"):
+            logits(model, [3], quantized=asked)
+        return
+    here, there = (logits(model, [3, 9, 4], device, quantized=asked) for device in ("interpreter", "cpu"))
+    assert np.abs(here - there).max() < 0.02 * np.abs(there).max()
