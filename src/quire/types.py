@@ -232,7 +232,7 @@ class StepOutput(msgspec.Struct):
     The last `forced[slot]` tokens of a slot were not sampled but follow from its grammar, so their KV is not computed
     yet. Slots in `ended` are complete: their grammar allows nothing more. Slots in `deferred` sampled nothing because
     their grammar was not ready; they compute their last token again. Slots in `refused` failed because their requests
-    contradict themselves. Slots in `moved` were freed by steps that began before this one's results were collected.
+    contradict themselves. Steps launched before the results were collected freed slots in `moved`, compute `ahead`.
     """
 
     step: int
@@ -247,6 +247,7 @@ class StepOutput(msgspec.Struct):
     deferred: set[int] = set()
     refused: set[int] = set()
     moved: set[int] = set()
+    ahead: set[int] = set()
 
 
 class FinishReason(str, enum.Enum):

@@ -11,7 +11,7 @@ import pytest
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import ModelInput
-from quire.devices.sampling import NOT_DRAWN, Samples
+from quire.devices.sampling import Samples
 from quire.errors import DeviceLostError, DeviceMemoryError
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -81,7 +81,7 @@ class Late(NativeBackend):
 
         def draw(logits: Any, slots: list[int], *more: Any) -> Hidden:
             samples = sample(logits, slots, *more).result()
-            self.last.update((s, t) for s, t in zip(slots, samples.tokens, strict=True) if t != NOT_DRAWN)
+            self.last.update((s, max(t, 0)) for s, t in zip(slots, samples.tokens, strict=True))
             return Hidden(samples)
 
         sampler.sample = draw  # type: ignore[method-assign]
@@ -113,18 +113,23 @@ def answers(llm: LLM, params: list[SamplingParams] = PARAMS) -> list[Any]:
         {"max_num_seqs": 3, "max_num_batched_tokens": 8},
         {"num_gpu_blocks_override": 7, "max_num_seqs": 6},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}},
+        {"speculative_config": {"model": "qwen2", "num_speculative_tokens": 2}},
     ],
-    ids=["together", "in chunks", "preempted", "drafted"],
+    ids=["together", "in chunks", "preempted", "drafted", "drafted by a model"],
 )
 def test_late_results_change_no_token(
     tiny_model: Callable[..., str], late: Callable[..., LLM], options: dict[str, Any]
 ) -> None:
-    options = {"max_model_len": 64, "block_size": 16, **options}
-    with LLM(tiny_model("llama"), **options) as llm:
+    sizes: dict[str, Any] = {"max_model_len": 64, "block_size": 16}
+    with LLM(tiny_model("llama"), **sizes) as llm:
         wanted = answers(llm)
-    with late(tiny_model("llama"), **options) as llm:
+    drafts = options.get("speculative_config", {})
+    if "model" in drafts:
+        options = {"speculative_config": {**drafts, "model": tiny_model(drafts["model"])}}
+    with late(tiny_model("llama"), **sizes, **options) as llm:
         assert answers(llm) == wanted
         assert answers(llm) == wanted
+        assert "model" not in drafts or llm.stats().spec_drafts > 0
         assert Late.ahead > 0
         llm._engine.ask(lambda core: core.scheduler.check())  # type: ignore[attr-defined]
 

@@ -122,6 +122,7 @@ class Runner:
             return self._thread.submit(self._execute_ahead, batch, begun)
         for launched in self._flying:
             launched.output.moved.update(batch.freed)
+            launched.output.ahead.update([seq.slot for seq in batch.seqs])
         try:
             launched = self._launch(batch, None)
         except Exception as error:

@@ -13,7 +13,7 @@ from quire.runtime.rows import StepRows
 from quire.spec_decode.acceptance import Odds, Tally
 from quire.spec_decode.controller import PROBE_SHARE, Controller
 from quire.spec_decode.lookup import PredictionProposer
-from quire.spec_decode.proposer import Computed, Draft, Proposer, SpecSequence, StepView, Taps
+from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, Proposer, SpecSequence, StepView, Taps
 from quire.types import NewSeq, StepOutput
 
 MOST_PREDICTED = 64
@@ -191,13 +191,13 @@ class SpeculationPart:
             count = limits.get(seq.slot, 0) if draft is None else len(draft.tokens)
             chances.append((draft and draft.probabilities) or seq.odds.cumulative(count))
         counts = self.controller.plan(chances, num_seqs)
-        wanted: list[Ask] = []
+        wanted, seconds = list[Ask](), 0.0
         for seq, count in zip(drawing, counts, strict=True):
-            if count and seq.slot in drafts:
-                output.drafts[seq.slot] = drafts[seq.slot].tokens[:count]
+            if count and (seq.slot in drafts or seq.slot in output.ahead):
+                # None if its next step is launched: then it waits for that result.
+                output.drafts[seq.slot] = drafts.get(seq.slot, NO_DRAFT).tokens[:count]
             elif count:
                 wanted.append((seq, count))
-        seconds = 0.0
         if wanted and proposer is not None:
             began = time.perf_counter()
             for slot, draft in self._ask(proposer, wanted, view).items():
