@@ -52,6 +52,7 @@ class Entry:
 
 COMMANDS: dict[str, Entry] = {
     "serve": Entry("quire.commands.serve", "Serve a model over HTTP with OpenAI's API."),
+    "route": Entry("quire.commands.route", "Serve many replicas at one address."),
     "chat": Entry("quire.commands.chat", "Talk to a model in the terminal."),
     "generate": Entry("quire.commands.generate", "Continue a text."),
     "complete": Entry("quire.commands.complete", "Continue texts through a running server."),

@@ -1,0 +1,312 @@
+"""The replicas of a router: their addresses, their health, their own word on load and cache. Chooses by `Choice`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from quire.cluster.choice import Ask, Choice
+from quire.cluster.loads import Booking, Load, Replica, State
+from quire.cluster.options import RouteConfig
+from quire.cluster.upstream import Address, Lost, Upstream
+from quire.errors import ConfigError
+from quire.serve.threads import within
+
+log = logging.getLogger("quire.route")
+
+PACE = 0.2
+"""Seconds between two looks at a replica's load and cache."""
+LOOK_AGAIN = 0.5
+MOST_LOOKS = 100
+"""Looks a second at replicas that are not there."""
+STEADY, MOST_FLAPS, MOST_WAIT = 5.0, 2, 10.0
+"""A replica that failed within STEADY seconds, more than MOST_FLAPS times, waits longer each time up to MOST_WAIT."""
+ADDRESS_SECONDS = 1.0
+
+
+class _Model(msgspec.Struct):
+    kind: str = msgspec.field(name="class", default="")
+
+
+class About(msgspec.Struct):
+    """What a replica says of itself: its class of equal replicas, its models, its measured rates, its cache."""
+
+    kind: str = msgspec.field(name="class", default="")
+    models: dict[str, _Model] = {}
+    prefill_rate: float | None = None
+    decode_rate: float | None = None
+
+
+class _Told(msgspec.Struct):
+    next: int
+    reset: bool = False
+    load: Load = Load()
+    events: list[list[str]] = []
+
+
+_about, _told = msgspec.json.Decoder(About), msgspec.json.Decoder(_Told)
+_load = msgspec.json.Decoder(Load)
+
+
+class Member:
+    """One replica as this router knows it. `number` names it to those who may not see addresses."""
+
+    def __init__(self, address: Address, key: str, number: int, index: int) -> None:
+        self.address, self.number, self.index = address, number, index
+        self.upstream = Upstream(address, key)
+        self.about: About | None = None
+        self.state: State = "down"
+        self.drained = self.gone = False
+        self.heard = self.up_since = self.again = 0.0
+        self.flaps, self.why = 0, "not reached yet"
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def kind(self) -> str:
+        """Its class; "" while it is away."""
+        return self.about.kind if self.about else ""
+
+    def kind_of(self, model: str) -> str:
+        """Name the class of one of its models: an adapter has its own."""
+        found = self.about.models.get(model) if self.about else None
+        return (found.kind if found else "") or self.kind
+
+    def __str__(self) -> str:
+        return f"replica {self.number} ({self.address.text})"
+
+    def describe(self) -> dict[str, object]:
+        """Describe it to operators."""
+        models, running = sorted(self.about.models) if self.about else [], len(self.upstream.live)
+        told = {"replica": self.number, "address": self.address.text, "state": self.state, "why": self.why}
+        return {**told, "class": self.kind, "models": models, "running": running}
+
+
+def label(model: str, kind: str = "") -> str:
+    """Name the pool of the replicas that have a model, of one class or of any."""
+    return f"{model}\0{kind}" if kind else model
+
+
+class Replicas:
+    """All replicas, which `choice` chooses among. Raises ConfigError for a wrong address."""
+
+    def __init__(self, choice: Choice, config: RouteConfig) -> None:
+        self.choice, self._config, self._silence = choice, config, config.silence_timeout
+        self.members: dict[str, Member] = {}
+        self._by_index: dict[int, Member] = {}
+        self._seen, self._number, self.num_up = "", 0, 0
+        self._change = asyncio.Event()
+        self.longest_silence = 0.0
+        self._listed()
+
+    # --- choosing
+
+    def states(self) -> Counter[str]:
+        """Count the replicas by state."""
+        return Counter(member.state for member in self.members.values())
+
+    def knows(self, model: str) -> bool:
+        """Whether a replica that was reached serves `model`."""
+        return any(member.about and model in member.about.models for member in self.members.values())
+
+    def choose(self, ask: Ask, excluded: Iterable[int] = ()) -> tuple[Member, Booking] | None:
+        """Choose a replica and book the request there; None if none is up."""
+        booking = self.choice.choose(ask, time.monotonic(), set(excluded))
+        return None if booking is None else (self._by_index[booking.index], booking)
+
+    def end(self, booking: Booking, computed: bool) -> None:
+        """Release a booking."""
+        self.choice.end(booking, time.monotonic(), computed=computed)
+
+    async def changed(self, seconds: float) -> None:
+        """Wait until a replica changes its state, for a time at most."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(seconds, self._change.wait())
+
+    # --- health
+
+    def failed(self, member: Member, cause: str, why: str) -> None:
+        """Note that a replica failed. If it fell silent, those who wait for its answers are told."""
+        now = time.monotonic()
+        if member.state == "up":
+            member.flaps = member.flaps + 1 if now - member.up_since < STEADY else 0
+        if why != member.why:
+            log.log(logging.WARNING if member.about else logging.INFO, "%s is not used: %s", member, why)
+        member.about, member.why = None, why
+        member.again = now + min(MOST_WAIT, LOOK_AGAIN * 2 ** max(0, member.flaps - MOST_FLAPS))
+        self._set(member, "ejected" if member.flaps > MOST_FLAPS else "down")
+        if cause == "silent":
+            for connection in [c for c in member.upstream.live if now - c.heard >= self._silence * 0.9]:
+                connection.fail(Lost("silent", why))
+
+    def word(self, member: Member, told: bytes) -> None:
+        """Take a replica's word on its load."""
+        with contextlib.suppress(msgspec.MsgspecError):
+            self._take(member, _load.decode(told))
+
+    def drain(self, number: int, drained: bool) -> Member | None:
+        """Send a replica no new requests, or send it some again; None if there is no such replica."""
+        found = next((member for member in self.members.values() if member.number == number), None)
+        if found is not None:
+            found.drained = drained
+            if found.about is not None:
+                self._set(found, "draining" if drained else "up")
+        return found
+
+    def _take(self, member: Member, load: Load) -> None:
+        member.heard = time.monotonic()
+        if not member.gone:
+            self.choice.at(member.index).word(load, member.heard)
+
+    def _set(self, member: Member, state: State) -> None:
+        if member.gone or state == member.state:
+            return
+        self.num_up += (state == "up") - (member.state == "up")
+        member.state, now = state, time.monotonic()
+        if state == "up":
+            member.up_since = now
+        self.choice.set_state(member.index, state, now)
+        self._change.set()
+        self._change = asyncio.Event()
+
+    # --- addresses
+
+    def _listed(self) -> list[str]:
+        """Read the addresses that are given and those in the file."""
+        found, file = [*self._config.replica], self._config.replicas_file
+        try:
+            lines = Path(file).read_text().splitlines() if file is not None else []
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--replicas-file {file!r} cannot be read: {error}") from error
+        found += filter(None, (line.partition("#")[0].strip() for line in lines))
+        for text in found:
+            Address(text)
+        return found
+
+    async def _resolved(self) -> list[str]:
+        """Ask DNS for addresses."""
+        if (name := self._config.replicas_dns) is None:
+            return []
+        host, _, port = name.rpartition(":")
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise ConfigError(f"--replicas-dns {name!r}: {error}") from error
+        return [f"[{a[4][0]}]:{port}" if ":" in str(a[4][0]) else f"{a[4][0]}:{port}" for a in found]
+
+    async def run(self) -> None:
+        """Follow addresses and health. Never returns."""
+        next_look = 0.0
+        try:
+            while True:
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + ADDRESS_SECONDS
+                    await self._look()
+                self._find_silent()
+                await asyncio.sleep(min(0.25, self._silence / 8))
+        finally:
+            for member in [*self.members.values()]:
+                self._remove(member)
+
+    async def _look(self) -> None:
+        """Read the addresses again; what cannot be read changes nothing."""
+        try:
+            found = self._listed() + await self._resolved()
+        except ConfigError as error:
+            if str(error) != self._seen:
+                log.warning("the list of replicas stays as it is: %s", error)
+            self._seen = str(error)
+            return
+        for text in [text for text in dict.fromkeys(found) if text not in self.members]:
+            index = self.choice.add(Replica(text, state="down"))
+            member = Member(Address(text), self._config.router_api_key[0], self._number, index)
+            self._number += 1
+            self.members[text] = self._by_index[index] = member
+            member.task = asyncio.get_running_loop().create_task(self._follow(member))
+        for member in [one for text, one in self.members.items() if text not in found]:
+            log.info("%s is no longer listed", member)
+            self._remove(member)
+
+    def _remove(self, member: Member) -> None:
+        """Forget a replica. Its streams go on to their ends."""
+        if member.task is not None:
+            member.task.cancel()
+        self._set(member, "down")
+        member.gone = True
+        self.choice.remove(member.index)
+        del self.members[member.address.text], self._by_index[member.index]
+        member.upstream.close()
+
+    def _find_silent(self) -> None:
+        now = time.monotonic()
+        for member in [*self.members.values()]:
+            longest = max((now - one.heard for one in member.upstream.live if one.signs), default=0.0)
+            self.longest_silence = max(self.longest_silence, longest)
+            if longest > self._silence:
+                self.failed(member, "silent", f"a stream was silent for {longest:.1f} s")
+
+    # --- one replica
+
+    async def _follow(self, member: Member) -> None:
+        number = 0
+        while True:
+            while (now := time.monotonic()) < member.again and self.num_up:
+                await asyncio.sleep(min(LOOK_AGAIN, member.again - now))
+            try:
+                if member.about is None:
+                    await self._meet(member)
+                    number = 0
+                number = await self._hear(member, number)
+            except Lost as lost:
+                # A replica whose streams go on is only busy.
+                if lost.cause != "silent" or time.monotonic() - member.heard >= self._silence:
+                    self.failed(member, lost.cause, str(lost))
+            except msgspec.MsgspecError as error:
+                self.failed(member, "killed", f"it does not answer as a replica of Quire does: {error}")
+            await asyncio.sleep(PACE if member.about else max(PACE, len(self.members) / MOST_LOOKS))
+
+    async def _meet(self, member: Member) -> None:
+        """Get to know a replica that was away."""
+        await self._get(member, "/health")
+        about = _about.decode(await self._get(member, "/internal/replica"))
+        others = {one.kind for one in self.members.values() if one.about} - {about.kind}
+        if others:
+            why = "where none of a stream's class is up it goes on in another, as --failover-across allows"
+            log.warning("%s is of class %s, others are of %s: %s", member, about.kind, sorted(others), why)
+        member.about = about
+        kinds = [(model, member.kind_of(model)) for model in ("", *about.models)]
+        self.choice.label(member.index, [label(model, kind) for model, own in kinds for kind in ("", own)])
+        replica = self.choice.at(member.index)
+        replica.rate = about.prefill_rate or replica.rate
+        replica.decode_rate = about.decode_rate or replica.decode_rate
+        self.choice.prefixes.clear(member.index)
+        member.why = ""
+        self._set(member, "draining" if member.drained else "up")
+        log.info("%s is up: %s", member, ", ".join(about.models))
+
+    async def _hear(self, member: Member, number: int) -> int:
+        """Take what changed in its cache and its load; returns the number of the next change."""
+        told = _told.decode(await self._get(member, f"/internal/events?since={number}&wait=1"))
+        self._take(member, told.load)
+        if not member.gone:
+            self.choice.prefixes.events(member.index, told.events, reset=told.reset)
+        return told.next
+
+    async def _get(self, member: Member, path: str) -> bytes:
+        """Get a page of a replica. Lost: there is none."""
+        status, body = await member.upstream.get(path, self._silence)
+        member.heard = time.monotonic()
+        if status == 200:
+            return body
+        why = {
+            401: "it does not take this router's key: compare --router-api-key of both",
+            404: f"it has no {path}: start it with --router-api-key",
+        }
+        raise Lost("killed", why.get(status, f"its {path} answers {status}"))

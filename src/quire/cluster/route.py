@@ -1,0 +1,199 @@
+"""The router: one address for many replicas. Bodies pass untouched; what acts on one replica does not pass at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+from fastapi import FastAPI
+from prometheus_client import generate_latest
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quire import __version__
+from quire.cluster.choice import Choice
+from quire.cluster.options import RouteConfig
+from quire.cluster.relay import Relay, Request
+from quire.cluster.replicas import Replicas
+from quire.cluster.tally import Tally
+from quire.engine import garbage
+from quire.engine.log import set_up_logging
+from quire.errors import EngineError
+from quire.hooks import ENDPOINTS as ENTRY_POINTS
+from quire.hooks import load_hooks
+from quire.serve import banner
+from quire.serve.app import guard, with_dialects
+from quire.serve.bodies import read_body
+from quire.serve.errors import not_found, unavailable
+from quire.serve.extensions import configure_logging
+from quire.serve.native.control import for_operators
+from quire.serve.openapi import json_response
+from quire.serve.system_limits import check_limits
+from quire.serve.tls import check_tls
+from quire.serve.web import WebServer, listen, url_of
+
+log = logging.getLogger("quire.route")
+
+MODELS_SECONDS = 5.0
+OWN_PATHS = frozenset(
+    {"/health", "/ping", "/version", "/metrics", "/v1/models", "/replicas", "/drain", "/undrain"}
+)
+
+
+class Router:
+    """What all requests share: the replicas, the counts, how many run."""
+
+    def __init__(self, config: RouteConfig) -> None:
+        self.config = config
+        self.replicas = Replicas(Choice(config.policy, first=random.randrange(1 << 16)), config)
+        self.tally = Tally(config.metrics_prefix, self._gauges)
+        self.live: set[Relay] = set()
+        self.draining = False
+
+    def _gauges(self) -> Mapping[str, Mapping[str, float]]:
+        return {
+            "replicas": self.replicas.states(),
+            "running": {"requests": len(self.live)},
+            "longest_silence_seconds": {"streams": self.replicas.longest_silence},
+        }
+
+    async def forward(self, http: HttpRequest) -> Response:
+        """Pass a request on to a replica."""
+        body = await read_body(http, self.config.max_body_bytes) if http.method == "POST" else b""
+        if self.draining:
+            self.tally.count("refusals", "draining")
+            raise unavailable("the router is shutting down: send this request to another")
+        if len(self.live) >= self.config.max_requests:
+            self.tally.count("refusals", "full")
+            raise unavailable(f"{len(self.live)} requests are on their way (--max-requests): try again later")
+        return Relay(Request(http.scope, body), self.replicas, self.tally, self.config, self.live)
+
+    async def models(self, http: HttpRequest) -> Response:
+        """Join the models of all classes of replicas."""
+        up = [member for member in self.replicas.members.values() if member.about and member.state == "up"]
+        kinds = {(member.kind, *sorted(member.about.models)): member for member in up if member.about}
+        headers = [pair for pair in http.scope["headers"] if pair[0] == b"anthropic-version"]
+        asking = [member.upstream.get("/v1/models", MODELS_SECONDS, headers) for member in kinds.values()]
+        found: dict[str, Any] = {}
+        cards: dict[str, Any] = {}
+        for told in await asyncio.gather(*asking, return_exceptions=True):
+            if isinstance(told, BaseException):
+                log.warning("a replica does not list its models: %s", told)
+            elif told[0] == 200:
+                found = {**msgspec.json.decode(told[1]), **found}
+                cards = {**{card["id"]: card for card in msgspec.json.decode(told[1])["data"]}, **cards}
+                found["data"] = [*cards.values()]
+        if not found:
+            raise unavailable("no replica is up: try again later", 5)
+        if "last_id" in found:
+            found["last_id"] = found["data"][-1]["id"]
+        return json_response(found)
+
+    async def health(self, http: HttpRequest) -> Response:
+        if self.draining or not self.replicas.num_up:
+            raise unavailable("the router is shutting down" if self.draining else "no replica is up")
+        return Response()
+
+    async def version(self, http: HttpRequest) -> Response:
+        return json_response({"version": __version__})
+
+    async def metrics(self, http: HttpRequest) -> Response:
+        return Response(generate_latest(self.tally.registry), media_type="text/plain; version=0.0.4")
+
+    async def listed(self, http: HttpRequest) -> Response:
+        """List the replicas, for operators."""
+        return json_response([member.describe() for member in self.replicas.members.values()])
+
+    async def drain(self, http: HttpRequest) -> Response:
+        """Let a replica run its requests to their ends, and send it no new ones; or send it some again."""
+        given = http.query_params.get("replica", "")
+        drained = http.url.path.endswith("/drain")
+        member = self.replicas.drain(int(given), drained) if given.isdecimal() else None
+        if member is None:
+            raise not_found(
+                f"no replica {given[:20]!r}: GET /replicas lists their numbers", "replica", "not_found"
+            )
+        return json_response(member.describe())
+
+
+def make_app(router: Router) -> FastAPI:
+    """The application around one router."""
+    app = FastAPI(title="Quire's router", docs_url=None, redoc_url=None, openapi_url=None)
+    paths = [endpoint.path for endpoint in with_dialects(load_hooks(ENTRY_POINTS))]
+    for path in paths:
+        app.add_route(path, router.forward, methods=["POST"])
+    app.add_route("/v1/programs", router.forward, methods=["GET"])
+    app.add_route("/v1/models", router.models, methods=["GET"])
+    app.add_route("/v1/models/{model_id:path}", router.forward, methods=["GET"])
+    for path, handler in (("/health", router.health), ("/ping", router.health), ("/version", router.version)):
+        app.add_route(path, handler, methods=["GET"])
+    app.add_route("/metrics", router.metrics, methods=["GET"])
+    app.add_route("/replicas", router.listed, methods=["GET"])
+    for path in ("/drain", "/undrain"):
+        app.add_route(path, router.drain, methods=["POST"])
+    for_operators(app, "/replicas", "/drain", "/undrain")
+    known = {*paths, *OWN_PATHS}
+    guard(
+        app,
+        router.config,
+        lambda method, path, status: router.tally.answers.labels(
+            method, path if path in known else "other", str(status)
+        ).inc(),
+    )
+    return app
+
+
+class _Server(WebServer):
+    """The router's server: its requests run on replicas."""
+
+    def __init__(self, router: Router, listener: socket.socket) -> None:
+        super().__init__(make_app(router), router.config, listener)
+        self._router = router
+        self.background = [router.replicas.run]
+
+    @property
+    def num_live(self) -> int:
+        return len(self._router.live)
+
+    def drain(self) -> None:
+        self._router.draining = True
+
+    def abort(self) -> None:
+        for relay in [*self._router.live]:
+            relay.fail(EngineError("the router was stopped before this request finished: send it again"))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        config = self._router.config
+        log.info("serving the replicas' models at %s", url_of(config, self.listener))
+        if who := banner.reach(config):
+            log.log(logging.WARNING if who == banner.OPEN_TO_ALL else logging.INFO, who)
+
+
+def route(config: RouteConfig) -> int:
+    """Route until a signal; returns the exit status. SIGTERM: no new requests, and running ones have their time."""
+    check_limits()
+    garbage.collect_rarely()
+    set_up_logging(config.log_format, config.log_level)
+    configure_logging(config)
+    return uvloop.run(_route(config))
+
+
+async def _route(config: RouteConfig) -> int:
+    check_tls(config)
+    config.keys()
+    router = Router(config)
+    listener = listen(config)
+    try:
+        return await _Server(router, listener).run()
+    finally:
+        listener.close()
+        if config.uds is not None:
+            Path(config.uds).unlink(missing_ok=True)

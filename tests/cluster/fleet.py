@@ -1,0 +1,168 @@
+"""Replicas of the shipped model as processes that a test kills, freezes and starts again, and what clients must see."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.cluster.stand_in import KEY, Running
+from tests.serve.running import Server, start
+from tests.serve.test_resume import KINDS, joined
+
+STEPS = [{"type": "text", "text": "Once"}, {"type": "gen", "name": "a", "max_tokens": 20}]
+# With several choices, the first event of a later one has the scores of the prompt only if they have come by then.
+ONE = {"logprobs": {"n": 1}, "prompt-logprobs": {"n": 1}}
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (path, {**body, "model": "m", **ONE.get(name, {})}) for name, (path, body) in KINDS.items()},
+    "long": ("/v1/completions", {"prompt": "A", "max_tokens": 200, "ignore_eos": True, "stream": True}),
+    "program": ("/v1/programs", {"steps": STEPS, "stream": True}),
+    "whole": ("/v1/completions", {"prompt": "A dog", "max_tokens": 40, "n": 2, "logprobs": 1}),
+    "beams": ("/v1/completions", {"prompt": "A dog", "max_tokens": 8, "use_beam_search": True, "n": 2}),
+    "whole chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "A dog?"}], "max_tokens": 30},
+    ),
+}
+ENDS = ("data: [DONE]", "event: message_stop", "event: response.completed", "event: response.incomplete")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def engine_of(pid: int) -> int:
+    """The child that runs the engine; others check constraints and render templates."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return next(int(c) for c in children if b"engine.process" in Path(f"/proc/{c}/cmdline").read_bytes())
+
+
+class Fleet:
+    """Three replicas."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.ports = [free_port() for _ in range(count)]
+        self.servers: list[Server | None] = [None] * count
+        starting = [threading.Thread(target=self.start, args=(place,)) for place in range(count)]
+        for one in starting:
+            one.start()
+        for one in starting:
+            one.join()
+        assert all(self.servers)
+
+    def start(self, place: int) -> None:
+        self.servers[place] = start(
+            maker="tests.serve.slowed", model="", threads=1, router_api_key=[KEY], served_model_name=["m"],
+            tool_call_parser="hermes", reasoning_parser="qwen3", max_model_len=512, port=self.ports[place],
+            kv_cache_memory_bytes=1 << 26, shutdown_timeout=5,
+        )  # fmt: skip
+
+    def options(self) -> list[str]:
+        return [word for port in self.ports for word in ("--replica", f"http://127.0.0.1:{port}")]
+
+    def disturb(self, place: int, how: str) -> None:
+        """Do one harm, and let the replica be well again after it."""
+        server = self.servers[place]
+        assert server is not None
+        if how == "engine":
+            os.kill(engine_of(server.process.pid), signal.SIGKILL)
+            return
+        if how in ("freeze", "freeze engine"):
+            pid = server.process.pid if how == "freeze" else engine_of(server.process.pid)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(5)
+            os.kill(pid, signal.SIGCONT)
+            return
+        server.process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        server.wait()
+        self.start(place)
+
+    def stop(self) -> None:
+        for server in self.servers:
+            if server is not None:
+                server.process.kill()
+                server.wait()
+
+
+def ask(running: Running, kind: str, waits: list[float]) -> str:
+    """The answer to one request, whole. `waits` gets the longest time without bytes."""
+    path, body = ASKED[kind]
+    headers = {"x-request-id": f"id-{kind.replace(' ', '-')}"}
+    with (
+        httpx.Client(base_url=running.url, timeout=90) as client,
+        client.stream("POST", path, json=body, headers=headers) as answer,
+    ):
+        parts, last, longest = [], time.monotonic(), 0.0
+        for part in answer.iter_text():
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            parts.append(part)
+        text = "".join(parts)
+        waits.append(longest)
+        assert answer.status_code == 200, (kind, text)
+    return text
+
+
+def said(kind: str, text: str) -> Any:
+    """What an answer says, however it was cut into events. It has one time and one end."""
+    assert len(set(re.findall(r'"created(?:_at)?": ?[0-9.]+', text))) <= 1, kind
+    text = re.sub(r'"created(?:_at)?": ?[0-9.]+', '"created":0', text)
+    if not ASKED[kind][1].get("stream"):
+        whole = json.loads(text)
+        whole.pop("usage", None)
+        return whole
+    events = [block for block in text.split("\n\n")[:-1] if not block.startswith(":")]
+    assert sum(block.startswith(ENDS) for block in events) == 1, (kind, text[-300:])
+    assert events[-1].startswith(ENDS), kind
+    if kind == "program":
+        return events
+    found = joined(events)
+    for usage in [one for parts in found.values() for one in parts if isinstance(one, dict)]:
+        for cached in ("prompt_tokens_details", "cache_read_input_tokens", "input_tokens"):
+            usage.pop(cached, None)  # another replica finds other prefixes in its cache
+    return found
+
+
+class Load:
+    """Clients that ask all kinds again and again, and compare."""
+
+    def __init__(self, running: Running, clients: int, kinds: list[str] | None = None) -> None:
+        self.running, self.kinds = running, kinds or list(ASKED)
+        self.wanted = {kind: said(kind, ask(running, kind, [])) for kind in self.kinds}
+        self.wrong: list[str] = []
+        self.count = 0
+        self.waits: list[float] = []
+        self.over = threading.Event()
+        self.threads = [threading.Thread(target=self._run, args=(number,)) for number in range(clients)]
+        for one in self.threads:
+            one.start()
+
+    def _run(self, number: int) -> None:
+        order = random.Random(number)
+        while not self.over.is_set():
+            kind = order.choice(self.kinds)
+            try:
+                if (got := said(kind, ask(self.running, kind, self.waits))) != self.wanted[kind]:
+                    self.wrong.append(f"{kind}: got {got} instead of {self.wanted[kind]}")
+            except (AssertionError, httpx.HTTPError, ValueError, KeyError) as error:
+                self.wrong.append(f"{kind}: {type(error).__name__} {error}")
+            self.count += 1
+
+    @property
+    def longest(self) -> float:
+        return max(self.waits, default=0.0)
+
+    def end(self) -> None:
+        self.over.set()
+        for one in self.threads:
+            one.join()

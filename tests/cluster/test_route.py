@@ -1,0 +1,289 @@
+"""The router over stand-ins for replicas: every fault in mid-stream and before, and what the client sees."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cluster.stand_in import KEY, Loop, Running, StandIn, router, wait_until
+
+
+@pytest.fixture(scope="module")
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def replicas(loop: Loop) -> Iterator[list[StandIn]]:
+    made = [StandIn() for _ in range(3)]
+    for one in made:
+        loop.run(one.open())
+    yield made
+    for one in made:
+        one.hangs = False
+        loop.run(one.close())
+
+
+@pytest.fixture
+def routed(replicas: list[StandIn]) -> Iterator[Running]:
+    addresses = [word for one in replicas for word in ("--replica", one.url)]
+    options = ("--policy", "round_robin", "--silence-timeout", "1", "--admin-api-key", "boss")
+    with router(*addresses, *options) as running:
+        wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 3)
+        yield running
+
+
+def stream(running: Running, path: str = "/v1/completions", **fields: Any) -> str:
+    body = {"model": "stories", "prompt": "Once", "stream": True, "seed": 7, **fields}
+    headers = {"x-request-id": "same"}
+    with running.client as client, client.stream("POST", path, json=body, headers=headers) as answer:
+        assert answer.status_code == 200
+        return "".join(answer.iter_text())
+
+
+FAULTS = ("killed", "cut", "half", "moved", "moved engine", "silent")
+PATHS = ("/v1/messages", "/v1/responses", "/v1/programs")
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [*(("/v1/completions", fault) for fault in FAULTS), *((path, "killed") for path in PATHS)],
+)
+def test_a_stream_goes_on_where_it_stopped(
+    routed: Running, replicas: list[StandIn], path: str, fault: str
+) -> None:
+    whole = stream(routed, path)
+    for one in replicas:
+        one.faults = [(fault, 5)]
+        one.computed = 0
+    replicas[0].faults = replicas[1].faults = []
+    replicas[2].faults = [(fault, 5)]
+    texts = [stream(routed, path) for _ in range(3)]
+    assert texts == [whole] * 3
+    assert not [word for word in (": t ", ": s ", "moved") if word in whole]
+    assert routed.metric("quire_route_moves_total") == 1
+    if path != "/v1/programs":  # resumed: no token was computed twice
+        assert sum(one.computed for one in replicas) == 61  # the one that was lost, twice
+        assert sum(one.paths().count("/internal/resume") for one in replicas) == 1
+
+
+def test_a_stream_survives_five_moves_and_no_more(routed: Running, replicas: list[StandIn]) -> None:
+    whole = stream(routed, max_tokens=60)
+    replicas[0].faults = [("moved", 4)] * 2
+    replicas[1].faults = [("moved", 4)] * 2
+    replicas[2].faults = [("moved", 4)]
+    assert stream(routed, max_tokens=60).replace(": keep-alive\n\n", "") == whole
+    for one in replicas:
+        one.faults = [("moved", 4)] * 9
+    text = stream(routed, max_tokens=60)
+    assert whole.startswith(text.partition('data: {"error"')[0].replace(": keep-alive\n\n", ""))
+    assert "moved 5 times" in text
+    assert "[DONE]" not in text
+
+
+def test_two_dead_engines_are_enough(routed: Running, replicas: list[StandIn]) -> None:
+    for one in replicas:
+        one.faults = [("moved engine", 3)]
+    assert "2 engines died" in stream(routed)
+    assert sum(len(one.seen) for one in replicas) == 2
+    for one in replicas:
+        one.faults = [("engine", 0)]
+        one.seen.clear()
+    wait_until(lambda: routed.metric('quire_route_replicas{what="up"}') == 3)
+    answer = httpx.post(f"{routed.url}/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 500
+    assert sum(len(one.seen) for one in replicas) == 2
+
+
+@pytest.mark.parametrize("fault", ["killed", "half", "engine", "silent"])
+def test_a_whole_answer_is_asked_for_again(routed: Running, replicas: list[StandIn], fault: str) -> None:
+    replicas[1].faults = [(fault, 0)]
+    for _ in range(3):
+        answer = httpx.post(
+            f"{routed.url}/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "me"}, timeout=20
+        )
+        assert answer.status_code == 200
+        assert answer.json()["id"] == "me"
+    assert routed.metric("quire_route_retries_total") == 1
+
+
+def test_busy_replicas_are_asked_once_and_then_say_when_to_come_back(
+    routed: Running, replicas: list[StandIn]
+) -> None:
+    for one in replicas:
+        one.status = 503
+    answer = httpx.post(f"{routed.url}/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "7"
+    assert "secret" not in answer.text
+    assert [len(one.seen) for one in replicas] == [1, 1, 1]
+
+
+def test_streams_wait_while_all_are_dead(routed: Running, replicas: list[StandIn], loop: Loop) -> None:
+    whole = stream(routed, max_tokens=100)
+    with routed.client as client:
+        body = {"model": "stories", "prompt": "Once", "stream": True, "seed": 7, "max_tokens": 100}
+        with client.stream("POST", "/v1/completions", json=body, headers={"x-request-id": "same"}) as answer:
+            parts = answer.iter_text()
+            text = next(parts)
+            for one in replicas:
+                loop.run(one.close())
+            time.sleep(2)
+            for one in replicas:
+                loop.run(one.open())
+            text += "".join(parts)
+    assert text.replace(": keep-alive\n\n", "") == whole
+    assert ": keep-alive" in text
+
+
+def test_unlike_replicas_continue_only_when_they_say_so(loop: Loop) -> None:
+    first, second = StandIn(faults=[("killed", 5)]), StandIn(kind="class-b")
+    loop.run(first.open())
+    addresses = ["--replica", first.url]
+    loop.run(second.open())
+    second.healthy = False
+    addresses += ["--replica", second.url]
+    for across in ("allow", "refuse"):
+        with router(*addresses, "--failover-across", across, "--failover-timeout", "1.5") as running:
+            wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 1)
+            second.healthy = True
+            wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 2)
+            assert "class class-b" in running.log
+            text = ""
+            for _ in range(2):
+                text += stream(running)
+            if across == "allow":
+                assert ": quire crossed class-b\n\n" in text
+                assert running.metric('quire_route_moves_total{cause="crossed"}') == 1
+            else:
+                assert "crossed" not in text
+                assert "no replica" in text
+        first.faults = [("killed", 5)]
+        second.healthy = False
+        loop.run(first.open())
+    for one in (first, second):
+        loop.run(one.close())
+
+
+def test_a_client_reaches_nothing_but_the_api(routed: Running, replicas: list[StandIn]) -> None:
+    base = routed.url
+    inside = ("/internal/load", "/internal/resume", "//internal/load", "/v1/../internal/load")
+    for path in (*inside, "/sleep", "/reset_prefix_cache", "/stats", "/v1/load_lora_adapter"):
+        for method in ("GET", "POST"):
+            assert httpx.request(method, base + path).status_code in (404, 405), path
+    assert httpx.get(f"{base}/replicas").status_code in (401, 403)
+    assert httpx.post(f"{base}/drain?replica=0").status_code in (401, 403)
+    sent = {
+        "x-quire-route": json.dumps({"id": "evil", "owner": "victim"}),
+        "x-quire-load": "{}",
+        "x-gateway-destination-endpoint": "10.0.0.1:80",
+        "x-forwarded-for": "10.0.0.1",
+        "authorization": "Bearer mine",
+        "cookie": "a=b",
+        "host": "other.localhost",
+    }
+    body = b'{ "prompt":"a",\n "unknown" : 1e400, "structured_outputs": {"regex": "a"}}'
+    answer = httpx.post(
+        f"{base}/v1/completions", content=body, headers={**sent, "content-type": "application/json"}
+    )
+    assert answer.status_code == 200
+    seen = next(one.seen[-1] for one in replicas if one.seen)
+    assert seen.body == body
+    assert seen.headers["authorization"] == f"Bearer {KEY}"
+    assert json.loads(seen.headers["x-quire-route"])["owner"] == ""
+    assert json.loads(seen.headers["x-quire-route"])["id"] != "evil"
+    assert not {"x-gateway-destination-endpoint", "x-forwarded-for", "cookie", "x-quire-load"} & set(
+        seen.headers
+    )
+    assert not [name for name in answer.headers if name.startswith("x-quire")]
+    assert KEY not in routed.log
+    shown = httpx.get(f"{base}/metrics").text
+    assert str(replicas[0].port) not in shown
+    assert "127.0.0.1" not in shown
+
+
+def test_operators_drain_a_replica(routed: Running, replicas: list[StandIn]) -> None:
+    boss = {"authorization": "Bearer boss"}
+    listed = httpx.get(f"{routed.url}/replicas", headers=boss).json()
+    assert [one["address"] for one in listed] == [one.url for one in replicas]
+    assert httpx.post(f"{routed.url}/drain?replica=9", headers=boss).status_code == 404
+    assert httpx.post(f"{routed.url}/drain?replica=1", headers=boss).json()["state"] == "draining"
+    for _ in range(6):
+        stream(routed)
+    assert not replicas[1].seen
+    assert httpx.post(f"{routed.url}/undrain?replica=1", headers=boss).json()["state"] == "up"
+    for _ in range(6):
+        stream(routed)
+    assert replicas[1].seen
+
+
+def test_models_are_joined(loop: Loop) -> None:
+    both = [StandIn(models=("a", "b")), StandIn(kind="other", models=("b", "c"))]
+    for one in both:
+        loop.run(one.open())
+    with router("--replica", both[0].url, "--replica", both[1].url) as running:
+        wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 2)
+        models = httpx.get(f"{running.url}/v1/models").json()["data"]
+        assert sorted(one["id"] for one in models) == ["a", "b", "c"]
+        for model, place in (("a", 0), ("c", 1)):
+            for _ in range(4):
+                httpx.post(f"{running.url}/v1/completions", json={"model": model, "prompt": "x"})
+            assert all(json.loads(one.body)["model"] != model for one in both[1 - place].seen)
+    for one in both:
+        loop.run(one.close())
+
+
+def test_a_list_in_a_file_changes_without_dropping_a_stream(loop: Loop, tmp_path: Any) -> None:
+    first, second = StandIn(pause=0.03), StandIn()
+    for one in (first, second):
+        loop.run(one.open())
+    file = tmp_path / "replicas"
+    file.write_text(f"# ours\n{first.url}\n")
+    with router("--replicas-file", str(file)) as running:
+        wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 1)
+        with running.client as client:
+            body = {"prompt": "Once", "stream": True, "max_tokens": 100}
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                parts = answer.iter_text()
+                text = next(parts)
+                many = [f"http://127.0.0.1:{port}" for port in range(1, 512)]
+                file.write_text("\n".join([second.url, *many]))
+                wait_until(lambda: "no longer listed" in running.log)
+                file.write_text("\n".join([second.url, "not an address at all"]))
+                wait_until(lambda: "stays as it is" in running.log)
+                file.write_text(second.url)
+                stream(running)
+                text += "".join(parts)
+        assert "[DONE]" in text
+        assert running.metric("quire_route_moves_total") == 0
+        assert second.seen
+    for one in (first, second):
+        loop.run(one.close())
+
+
+def test_a_router_that_stops_lets_streams_end(replicas: list[StandIn]) -> None:
+    with router("--replica", replicas[0].url) as routed:
+        wait_until(lambda: routed.metric('quire_route_replicas{what="up"}') == 1)
+        for one in replicas:
+            one.pause = 0.05
+        whole = stream(routed, max_tokens=30)
+        with routed.client as client:
+            body = {"model": "stories", "prompt": "Once", "stream": True, "seed": 7, "max_tokens": 30}
+            with client.stream(
+                "POST", "/v1/completions", json=body, headers={"x-request-id": "same"}
+            ) as answer:
+                parts = answer.iter_text()
+                text = next(parts)
+                routed.process.terminate()
+                wait_until(lambda: "no new requests" in routed.log)
+                assert httpx.get(f"{routed.url}/health").status_code == 503
+                refused = httpx.post(f"{routed.url}/v1/completions", json={"prompt": "a"})
+                assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+                text += "".join(parts)
+        assert text == whole
+        assert routed.process.wait(10) == 0
