@@ -22,6 +22,14 @@ PACKAGING = Path(__file__).parents[2] / "packaging"
 if not PACKAGING.is_dir():
     pytest.skip("needs the checkout", allow_module_level=True)
 
+# Shown with --machine-limits, or within a control group.
+SOMETIMES = {
+    "quire:engine_arithmetic_perc",
+    "quire:engine_bandwidth_perc",
+    "quire:memory_left_bytes",
+    "quire:memory_used_bytes",
+}
+
 
 @pytest.fixture(scope="module")
 def server(shipped: Server) -> Server:
@@ -51,7 +59,7 @@ def test_the_dashboard_asks_for_metrics_that_exist(http: httpx.Client) -> None:
         name for panel in panels for t in panel["targets"] for name in re.findall(r"quire:\w+", t["expr"])
     }
     assert len(asked) >= 10
-    assert asked <= known_metrics(http)
+    assert asked <= known_metrics(http) | SOMETIMES
 
 
 def test_the_services_find_each_other() -> None:
