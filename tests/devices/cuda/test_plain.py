@@ -9,16 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import SamplingParams
+from quire import LLM, SamplingParams
 from quire.devices.protocol import KVDtype
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.registry import make_backend
 from tests.devices.cuda.test_engine import COMMON, answers, tokens
 from tests.devices.sparse_cases import FORMS, plain
 from tests.devices.test_sparse import check_schedules, listed, machine
+from tests.model import test_encoders as encoders
 from tests.tiny import write_checkpoint
 
 pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+
+
+make = encoders.make
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +70,11 @@ def test_tokens_of_sparse_models_equal_the_cpu_s(
     for [(_, _, found)], [(_, _, wanted)] in zip(here, there, strict=True):
         assert found == [pytest.approx(place, abs=1e-3) for place in wanted]
     assert "no GPU kernel computes Attend of chosen positions, Choose," in caplog.text
+
+
+def test_scores_by_distance_make_the_vectors_of_transformers(make: encoders.Make) -> None:
+    directory, model = make("deberta-v3", num_hidden_layers=2)
+    with LLM(str(directory), device="interpreter", max_num_seqs=4, block_size=16) as llm:
+        for output in llm.embed(["a b c d", "z y x q"], pooling="mean", use_tqdm=False):
+            expected = encoders.unit(encoders.hidden(model, output.prompt_token_ids).mean(0))
+            np.testing.assert_allclose(output.outputs.embedding, expected, atol=1e-4)
