@@ -37,7 +37,7 @@ from quire.serve.native.control import for_operators
 from quire.serve.openapi import json_response
 from quire.serve.system_limits import check_limits
 from quire.serve.tls import check_tls
-from quire.serve.web import WebServer, listen, url_of
+from quire.serve.web import Job, WebServer, listen, url_of
 
 log = logging.getLogger("quire.route")
 
@@ -177,22 +177,27 @@ class _Server(WebServer):
             log.log(logging.WARNING if who == banner.OPEN_TO_ALL else logging.INFO, who)
 
 
-def route(config: RouteConfig) -> int:
-    """Route until a signal; returns the exit status. SIGTERM: no new requests, and running ones have their time."""
+def route(config: RouteConfig, *jobs: Job) -> int:
+    """Route until a signal, beside `jobs`; returns the exit status.
+
+    SIGTERM: no new requests, and running ones have their time.
+    """
     check_limits()
     garbage.collect_rarely()
     set_up_logging(config.log_format, config.log_level)
     configure_logging(config)
-    return uvloop.run(_route(config))
+    return uvloop.run(_route(config, jobs))
 
 
-async def _route(config: RouteConfig) -> int:
+async def _route(config: RouteConfig, jobs: tuple[Job, ...]) -> int:
     check_tls(config)
     config.keys()
     router = Router(config)
     listener = listen(config)
     try:
-        return await _Server(router, listener).run()
+        server = _Server(router, listener)
+        server.background += jobs
+        return await server.run()
     finally:
         listener.close()
         if config.uds is not None:

@@ -11,13 +11,17 @@ from quire.lazy import Lazy
 from quire.serve.options import ServerConfig
 
 if TYPE_CHECKING:
+    from quire.cluster import parallel
     from quire.serve import server
 else:
-    server = Lazy("quire.serve.server")
+    parallel, server = Lazy("quire.cluster.parallel"), Lazy("quire.serve.server")
 
 
 def run(config: EngineConfig, options: ServerConfig, files: tuple[Path, ...]) -> None:
-    status = server.serve(config, options, files=files)
+    if options.data_parallel_size > 1:
+        status = parallel.serve(config, options)
+    else:
+        status = server.serve(config, options, files=files)
     if status:
         raise SystemExit(status)
 

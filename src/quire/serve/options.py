@@ -117,6 +117,12 @@ class ServerConfig(WebConfig):
     share_prefix_cache: bool = option(
         False, "Let requests with different API keys reuse each other's cached prefixes."
     )
+    data_parallel_size: int = option(
+        1,
+        "Servers on this machine, each with its share of threads and memory, behind one address.",
+        low=1,
+        high=64,
+    )
     check: bool = option(False, "Start everything, say whether it is ready to serve, and exit.")
 
     def __post_init__(self) -> None:

@@ -33,6 +33,8 @@ FLUSH_SECONDS = 5
 # The same signal again within this many seconds is the same wish: `docker stop` and shells may send it twice.
 SAME_SIGNAL_SECONDS = 1.0
 
+Job = Callable[[], Coroutine[Any, Any, None]]
+
 
 class WebServer(uvicorn.Server):
     """uvicorn with signals that drain it. Subclasses say which requests run and how they end."""
@@ -62,7 +64,7 @@ class WebServer(uvicorn.Server):
             )
         )
         self.listener = listener
-        self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run for the life of the server
+        self.background: list[Job] = []  # run for the life of the server
         self._web = config
         self._drain: asyncio.Task[None] | None = None
         self._last_signal = (0, 0.0)  # number and time
