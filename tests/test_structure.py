@@ -236,10 +236,10 @@ SERVER = """
 from quire.client.client import AsyncEngine, ClientOptions
 from quire.client.metrics import Metrics
 from quire.commands.serve import EngineConfig, ServerConfig
-from quire.serve import server
+from quire.serve import served, server
 config = EngineConfig()
 engine = AsyncEngine(config, ClientOptions(), Metrics("", "vllm:"))
-server._prepare(engine, config, ServerConfig(), server.MAKER)
+served.prepare(engine, ServerConfig(), server.MAKER)
 """
 ENGINE = """
 from quire.config import EngineConfig

@@ -20,7 +20,6 @@ from quire.errors import QuireError
 from quire.hooks import ENDPOINTS as ENTRY_POINTS
 from quire.hooks import load_hooks
 from quire.lazy import Lazy
-from quire.serve import elsewhere
 from quire.serve.admission import VERSION, Admission, CountAnswer, HeadLimits, is_anthropic, route_path
 from quire.serve.anthropic import count_tokens, messages
 from quire.serve.anthropic import models as anthropic_models
@@ -52,8 +51,9 @@ from quire.serve.stream import Disconnected, reply
 from quire.serve.web_options import WebConfig
 
 if TYPE_CHECKING:
-    from quire.serve import internal, resumption
+    from quire.serve import elsewhere, internal, resumption
 else:
+    elsewhere = Lazy("quire.serve.elsewhere")
     resumption = Lazy("quire.serve.resumption")
     internal = Lazy("quire.serve.internal")
 
@@ -139,6 +139,22 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 
 def make_app(service: Service) -> FastAPI:
     """The application around one service."""
+    app = make_routes(service)
+    add_middleware(app, service.config)
+    known = {getattr(route, "path", "") for route in app.routes}
+    guard(
+        app,
+        service.config,
+        lambda method, path, status: service.metrics.answered(
+            method, path if path in known else "other", status
+        ),
+        service.load,
+    )
+    return app
+
+
+def make_routes(service: Service) -> FastAPI:
+    """The endpoints of one service, which `guard` or another application protects."""
     config = service.config
     app = FastAPI(
         title="Quire",
@@ -162,16 +178,6 @@ def make_app(service: Service) -> FastAPI:
         internal.add_internal(app, service)
         streaming = frozenset(endpoint.path for endpoint in endpoints if isinstance(endpoint, Generating))
         resumption.add_resumption(app, service, streaming)
-    add_middleware(app, config)
-    known = {getattr(route, "path", "") for route in app.routes}
-    guard(
-        app,
-        config,
-        lambda method, path, status: service.metrics.answered(
-            method, path if path in known else "other", status
-        ),
-        service.load,
-    )
     bodies = tuple({endpoint.body: None for endpoint in endpoints})
     answers = (
         *dict.fromkeys(e.answer for e in endpoints if isinstance(e.answer, type)),
@@ -194,16 +200,7 @@ def guard(
 
     Answers to routers tell the `load`.
     """
-    for kind in (
-        HttpError,
-        QuireError,
-        msgspec.MsgspecError,
-        UnicodeDecodeError,
-        RecursionError,
-        HTTPException,
-        Exception,
-    ):
-        app.add_exception_handler(kind, _handle)
+    add_handlers(app)
     keys = config.keys()
     app.add_middleware(
         Admission,
@@ -222,6 +219,20 @@ def guard(
         allow_headers=list(config.allowed_headers),
         allow_credentials=config.allow_credentials,
     )
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Answer errors in the shape of each API."""
+    for kind in (
+        HttpError,
+        QuireError,
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+        HTTPException,
+        Exception,
+    ):
+        app.add_exception_handler(kind, _handle)
 
 
 def _error_response(scope: Scope, error: HttpError) -> Response:

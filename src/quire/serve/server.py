@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import logging
 import os
 import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from quire.client.client import AsyncEngine, ClientOptions
-from quire.client.grammar_check import GrammarChecker
-from quire.client.maker import load_maker
-from quire.client.metrics import Metrics
 from quire.config import EngineConfig
 from quire.engine import garbage
 from quire.engine.directory import SHIPPED_MODEL
 from quire.engine.log import set_up_logging
-from quire.engine.verbs import Identify
 from quire.errors import ConfigError, EngineError
 from quire.lazy import Lazy
-from quire.serve import banner
+from quire.serve import banner, served
 from quire.serve.adapters import check_adapters
 from quire.serve.example import example_call
 from quire.serve.extensions import configure_logging
 from quire.serve.options import ServerConfig, for_serving
+from quire.serve.served import Clock
 from quire.serve.service import Service
 from quire.serve.system_limits import check_limits
 from quire.serve.tls import check_tls
 from quire.serve.web import WebServer, listen, url_of
-from quire.types import UNKNOWN_MODEL
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -53,7 +45,6 @@ else:
 
 log = logging.getLogger("quire.serve")
 
-MakeApp = Callable[[Service], "FastAPI"]
 MAKER = "quire.client.start"
 # Threads that work on large bodies give way to the event loop after SWITCH_SECONDS.
 SWITCH_SECONDS = 0.001
@@ -107,100 +98,34 @@ def _summary(service: Service, engine_config: EngineConfig) -> str:
 
 async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str, watched: bool = False) -> int:
     """Start, and listen unless the start is a check. If a person watches, the banner is printed then."""
-    clock = _Clock()
+    clock = Clock(time.monotonic() - _process_age())
     check_tls(config)
     check_adapters(engine_config, config)
     config.keys()
     listener = listen(config)
     clock.mark("imports and options")
-    metrics = Metrics("", config.metrics_prefix)
-    options = ClientOptions(
-        maker=maker,
-        max_num_queued_reqs=config.max_num_queued_reqs,
-        max_num_queued_tokens=config.max_num_queued_tokens,
-        health_timeout=config.health_timeout,
-        log_format=config.log_format,
-        log_level=config.log_level if not watched else "warning",
-    )
-    engine = AsyncEngine(engine_config, options, metrics)
+    service: Service | None = None
     try:
-        # This process prepares itself while the engine process loads the model.
-        preparing = asyncio.create_task(asyncio.to_thread(_prepare, engine, engine_config, config, maker))
-        try:
-            info = await engine.start()
-        except BaseException:
-            # Its error, if any, has the same cause.
-            await asyncio.gather(preparing, return_exceptions=True)
-            raise
-        clock.add(engine.startup.phases, engine.startup.total)
-        service, app = await preparing
-        service.front.info = info
-        clock.mark("tokenizer and web framework")
-        metrics.name_model(service.name, engine_config.cache, info.max_model_len)
-        service.identity = str(await engine.do(Identify()))
-        metrics.fingerprint = service.fingerprint(service.name)
-        clock.mark("identity of the weights")
-        await service.adapters.load_given()
+        level = config.log_level if not watched else "warning"
+        service, app = await served.start(engine_config, config, maker, level, clock)
         if watched and not config.check:
-            shown = banner.lines(url_of(config, listener), config, engine_config, info, metrics.stats)
+            info, stats = service.front.info, service.metrics.stats
+            shown = banner.lines(url_of(config, listener), config, engine_config, info, stats)
             print(shown, file=sys.stderr)
         server = _Server(service, app, listener, clock)
-        try:
-            if config.check:
-                server.config.load()
-                _ = service.front.template
-                print(_summary(service, engine_config))
-                return 0
-            with records.recorded(service.names, url_of(config, listener), config.metrics_prefix):
-                return await server.run()
-        finally:
-            await service.grammars.close()
+        if config.check:
+            server.config.load()
+            _ = service.front.template
+            print(_summary(service, engine_config))
+            return 0
+        with records.recorded(service.names, url_of(config, listener), config.metrics_prefix):
+            return await server.run()
     finally:
         listener.close()
         if config.uds is not None:
             Path(config.uds).unlink(missing_ok=True)
-        await engine.stop()
-
-
-def _prepare(
-    engine: AsyncEngine, engine_config: EngineConfig, config: ServerConfig, maker: str
-) -> tuple[Service, FastAPI]:
-    """Prepare everything that does not need the engine. Importing the web framework is slow, so only here."""
-    make_app: MakeApp = importlib.import_module("quire.serve.app").make_app
-    front = load_maker(maker).start_front(engine_config, UNKNOWN_MODEL)
-    front.template_defaults, front.content_format = (
-        config.template_defaults,
-        config.chat_template_content_format,
-    )
-    service = Service(engine, front, config, GrammarChecker(engine_config, maker))
-    return service, make_app(service)
-
-
-class _Clock:
-    """Times of the start by phase. Each phase is measured from the end of the last, so they add up to the total."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic() - _process_age()
-        self._last = self._began
-        self.phases: dict[str, float] = {}
-
-    def mark(self, name: str) -> None:
-        """Attribute the time since the last mark to `name`."""
-        now = time.monotonic()
-        self.phases[name] = self.phases.get(name, 0.0) + now - self._last
-        self._last = now
-
-    def add(self, phases: dict[str, float], total: float) -> None:
-        """Attribute `total` seconds since the last mark to `phases`."""
-        for name, seconds in phases.items():
-            self.phases[name] = self.phases.get(name, 0.0) + seconds
-        self._last += total
-
-    def log(self) -> None:
-        """Log total and phases; the phases as shown add up to the total as shown, to the millisecond."""
-        shown = {name: round(seconds, 3) for name, seconds in self.phases.items()}
-        parts = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in shown.items())
-        log.info("ready in %.3f s: %s", sum(shown.values()), parts)
+        if service is not None:
+            await served.stop(service)
 
 
 def _process_age() -> float:
@@ -214,7 +139,7 @@ def _process_age() -> float:
 class _Server(WebServer):
     """The server of one model: its requests run in the engine."""
 
-    def __init__(self, service: Service, app: FastAPI, listener: socket.socket, clock: _Clock) -> None:
+    def __init__(self, service: Service, app: FastAPI, listener: socket.socket, clock: Clock) -> None:
         super().__init__(app, service.config, listener)
         self.background = service.background
         self._service = service
@@ -236,7 +161,7 @@ class _Server(WebServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._clock.mark("listening")
-        self._clock.log()
+        self._clock.log("ready")
         config = self._service.config
         url = url_of(config, self.listener)
         log.info("serving %s at %s", self._service.name, url)
