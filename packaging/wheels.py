@@ -2,7 +2,9 @@
 
 A wheel runs on any Linux of its architecture with the C library of its tag or a newer one; kernels for all instruction
 sets are inside. `--aarch64` cross-compiles with Debian's
-`g++-aarch64-linux-gnu`. On macOS run `python -m pip wheel --no-deps .` (never run here).
+`g++-aarch64-linux-gnu`; `--run ROOT` then runs the wheel under QEMU with the Python of an arm64 Debian unpacked in
+ROOT, and leaves that Python with Quire as ROOT/quire/python. On macOS run `python -m pip wheel --no-deps .` (never run
+here).
 
 A compiler cache is used if CMake is told of one: CMAKE_CXX_COMPILER_LAUNCHER=ccache make wheels
 """
@@ -13,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,13 +32,20 @@ def main() -> None:
     parser.add_argument("--python", action="append", help=f"a version, once or more (default: {PYTHONS})")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where the wheels go (default: dist)")
     parser.add_argument("--aarch64", action="store_true", help="cross-compile for 64-bit ARM")
+    parser.add_argument(
+        "--run", type=Path, metavar="ROOT", help="run it under QEMU: an arm64 Debian unpacked there"
+    )
     options = parser.parse_args()
     found = [version for version in options.python or PYTHONS if runs(f"python{version}")]
     if not found:
         sys.exit(f"none of {', '.join(options.python or PYTHONS)} is on the path as pythonX.Y")
     for version in found:
         wheel = build(version, options.out, options.aarch64)
-        print(wheel, "(not run)" if options.aarch64 else check(wheel, version), flush=True)
+        if not options.aarch64:
+            told = check(wheel, version)
+        else:
+            told = check_emulated(wheel, version, options.run.resolve()) if options.run else "(not run)"
+        print(wheel, told, flush=True)
 
 
 def runs(python: str) -> bool:
@@ -100,23 +110,55 @@ def check(wheel: Path, version: str) -> str:
             str(wheel),
         ]
         subprocess.run(install, check=True, env={**os.environ, **alone}, stderr=subprocess.DEVNULL)
-        command = [f"{place}/bin/quire", "serve", "--port", "0"]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=alone) as server:
-            assert server.stderr is not None
-            try:
-                address = next(filter(None, (re.search(r"http://\S+:\d+", line) for line in server.stderr)))
-                body = {
-                    "model": "quire-stories",
-                    "prompt": "Once upon a time",
-                    "max_tokens": 8,
-                    "temperature": 0,
-                }
-                request = Request(f"{address[0]}/v1/completions", json.dumps(body).encode())
-                request.add_header("Content-Type", "application/json")
-                with urlopen(request) as answer:
-                    return repr(json.load(answer)["choices"][0]["text"])
-            finally:
-                server.terminate()
+        return served([f"{place}/bin/quire"], alone)
+
+
+def check_emulated(wheel: Path, version: str, root: Path) -> str:
+    """Install a wheel for an arm64 Python, generate and serve under QEMU, and return both answers."""
+    site, python = root / "quire/site", root / "quire/python"
+    shutil.rmtree(site, ignore_errors=True)
+    platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in (34, 31, 28, 27, 26, 24, 17)]
+    install = [
+        f"--target={site}",
+        *platforms,
+        f"--python-version={version}",
+        "--only-binary=:all:",
+        str(wheel),
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", *install], check=True, stderr=subprocess.DEVNULL
+    )
+    emulate = f"qemu-aarch64-static -L {root} -E PYTHONPATH={site} {root}/usr/bin/python{version}"
+    python.write_text(f'#!/bin/sh\nexec {emulate} "$@"\n')
+    python.chmod(0o755)
+    # The processes that Quire starts run under QEMU too.
+    (site / "sitecustomize.py").write_text(f"import sys\nsys.executable = {str(python)!r}\n")
+    quire = [str(python), "-c", "from quire.cli import main; main()"]
+    alone = {"PATH": os.environ["PATH"], "HOME": str(root / "quire")}
+    generate = [*quire, "generate", "Once upon a time", "--max-tokens", "8", "--temperature", "0"]
+    text = subprocess.run(generate, check=True, capture_output=True, text=True, env=alone).stdout
+    return f"{text.strip()!r} {served(quire, alone)}"
+
+
+def served(quire: list[str], variables: dict[str, str]) -> str:
+    """Serve, and return what the server answers."""
+    command = [*quire, "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables) as server:
+        assert server.stderr is not None
+        try:
+            address = next(filter(None, (re.search(r"http://\S+:\d+", line) for line in server.stderr)))
+            body = {
+                "model": "quire-stories",
+                "prompt": "Once upon a time",
+                "max_tokens": 8,
+                "temperature": 0,
+            }
+            request = Request(f"{address[0]}/v1/completions", json.dumps(body).encode())
+            request.add_header("Content-Type", "application/json")
+            with urlopen(request) as answer:
+                return repr(json.load(answer)["choices"][0]["text"])
+        finally:
+            server.terminate()
 
 
 if __name__ == "__main__":

@@ -35,16 +35,21 @@ constexpr int kProbeChains = 12;
 constexpr int kProbeChains = 6;
 #endif
 
+// Lanes that differ: the compiler would compute equal registers of a vector once.
+constexpr int32_t kProbeLanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 // Operations per step; runs `steps` of them.
 inline double probe_fp32(int64_t steps) {
   V acc[kProbeChains];
-  for (int i = 0; i < kProbeChains; ++i) acc[i] = set1(float(i));
+#pragma GCC unroll 16
+  for (int i = 0; i < kProbeChains; ++i) acc[i] = to_float(iload(kProbeLanes) + iset1(i));
   const V x = set1(0.5f), y = set1(0.3f);
   for (int64_t s = 0; s < steps; ++s) {
 #pragma GCC unroll 16
     for (int i = 0; i < kProbeChains; ++i) acc[i] = fma(x, acc[i], y);
   }
   V sum = acc[0];
+#pragma GCC unroll 16
   for (int i = 1; i < kProbeChains; ++i) sum = sum + acc[i];
   volatile float sink = reduce_add(sum);
   (void)sink;
@@ -53,15 +58,17 @@ inline double probe_fp32(int64_t steps) {
 
 #if defined(QUIRE_BF16_DOT) && !defined(QUIRE_BF16_DOT_EMULATED)
 inline double probe_bf16(int64_t steps) {
-  __m512 acc[kProbeChains];
-  for (int i = 0; i < kProbeChains; ++i) acc[i] = _mm512_set1_ps(float(i));
-  const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3c003c00), y = (__m512bh)_mm512_set1_epi32(0x3c013c00);
+  V acc[kProbeChains];
+#pragma GCC unroll 16
+  for (int i = 0; i < kProbeChains; ++i) acc[i] = to_float(iload(kProbeLanes) + iset1(i));
+  const I x = iset1(0x3c003c00), y = iset1(0x3c013c00);
   for (int64_t s = 0; s < steps; ++s) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kProbeChains; ++i) acc[i] = _mm512_dpbf16_ps(acc[i], x, y);
+    for (int i = 0; i < kProbeChains; ++i) acc[i] = dot_pairs(acc[i], x, y);
   }
-  V sum = {acc[0]};
-  for (int i = 1; i < kProbeChains; ++i) sum = sum + V{acc[i]};
+  V sum = acc[0];
+#pragma GCC unroll 16
+  for (int i = 1; i < kProbeChains; ++i) sum = sum + acc[i];
   volatile float sink = reduce_add(sum);
   (void)sink;
   return double(kProbeChains) * 64;
@@ -82,7 +89,7 @@ inline I probe_dots(I sum, I x, I y) { return dot_bytes(sum, x, y); }
 inline double probe_int8(int64_t steps) {
   I acc[kProbeChains];
 #pragma GCC unroll 16
-  for (int i = 0; i < kProbeChains; ++i) acc[i] = iset1(i);
+  for (int i = 0; i < kProbeChains; ++i) acc[i] = iload(kProbeLanes) + iset1(i);
   const I x = iset1(0x01020304), y = iset1(0x02030101);
   for (int64_t s = 0; s < steps; ++s) {
 #pragma GCC unroll 16

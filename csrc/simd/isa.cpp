@@ -3,6 +3,12 @@
 
 #include <stdexcept>
 
+#if defined(QUIRE_HAS_neon) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(QUIRE_HAS_neon)
+#include <sys/auxv.h>
+#endif
+
 #include "kernels/kernels.h"
 
 namespace quire {
@@ -21,6 +27,9 @@ QUIRE_DECLARE(avx512_vnni)
 QUIRE_DECLARE(avx512_bf16)
 QUIRE_DECLARE(avx512_bf16_emulated)
 QUIRE_DECLARE(neon)
+QUIRE_DECLARE(neon_dot)
+QUIRE_DECLARE(neon_i8mm)
+QUIRE_DECLARE(neon_bf16)
 #undef QUIRE_DECLARE
 
 namespace {
@@ -42,6 +51,22 @@ bool has_avx512_bf16() {
 bool has_quick_bf16() { return has_avx512_bf16() && !__builtin_cpu_is("intel"); }
 #endif
 
+#if defined(QUIRE_HAS_neon) && defined(__APPLE__)
+bool has_feature(const char* name) {
+  int value = 0;
+  size_t size = sizeof(value);
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+bool has_neon_dot() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_neon_i8mm() { return has_neon_dot() && has_feature("hw.optional.arm.FEAT_I8MM"); }
+bool has_neon_bf16() { return has_neon_i8mm() && has_feature("hw.optional.arm.FEAT_BF16"); }
+#elif defined(QUIRE_HAS_neon)
+// Linux's HWCAP_ASIMDDP, HWCAP2_I8MM and HWCAP2_BF16.
+bool has_neon_dot() { return getauxval(AT_HWCAP) >> 20 & 1; }
+bool has_neon_i8mm() { return has_neon_dot() && (getauxval(AT_HWCAP2) >> 13 & 1); }
+bool has_neon_bf16() { return has_neon_i8mm() && (getauxval(AT_HWCAP2) >> 14 & 1); }
+#endif
+
 }  // namespace
 
 std::vector<std::string> available_isas() {
@@ -55,6 +80,9 @@ std::vector<std::string> available_isas() {
   if (has_avx2()) names.push_back("avx2");
 #endif
 #ifdef QUIRE_HAS_neon
+  if (has_neon_bf16()) names.push_back("neon_bf16");
+  if (has_neon_i8mm()) names.push_back("neon_i8mm");
+  if (has_neon_dot()) names.push_back("neon_dot");
   names.push_back("neon");
 #endif
   names.push_back("scalar");
@@ -87,6 +115,9 @@ const Kernels& kernels_for(const std::string& isa) {
       {avx512::float_kernels, avx512::byte_kernels, avx512_bf16_emulated::pair_kernels, "avx512_bf16_emulated"},
 #endif
 #ifdef QUIRE_HAS_neon
+      {neon::float_kernels, neon_i8mm::byte_kernels, neon_bf16::pair_kernels, "neon_bf16"},
+      {neon::float_kernels, neon_i8mm::byte_kernels, neon::pair_kernels, "neon_i8mm"},
+      {neon::float_kernels, neon_dot::byte_kernels, neon::pair_kernels, "neon_dot"},
       {neon::float_kernels, neon::byte_kernels, neon::pair_kernels, "neon"},
 #endif
       {scalar::float_kernels, scalar::byte_kernels, scalar::pair_kernels, "scalar"},

@@ -13,6 +13,8 @@
 #include "simd/simd_avx512.h"
 #elif defined(QUIRE_AVX2)
 #include "simd/simd_avx2.h"
+#elif defined(QUIRE_NEON)
+#include "simd/simd_neon.h"
 #else
 #include "simd/simd_generic.h"
 #endif
@@ -108,6 +110,12 @@ inline float reduce_add(V v) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
+#elif defined(QUIRE_NEON)
+inline float reduce_add(V v) {
+  const float32x4_t four = (v.q[0] + v.q[2]) + (v.q[1] + v.q[3]);
+  const float32x2_t two = vget_low_f32(four) + vget_high_f32(four);
+  return two[0] + two[1];
+}
 #else
 inline float reduce_add(V v) {
   alignas(64) float a[kLanes];
@@ -123,6 +131,9 @@ inline uint32_t lane_bits(M m) {
   return m.m;
 #elif defined(QUIRE_AVX2)
   return uint32_t(_mm256_movemask_ps(m.a)) | uint32_t(_mm256_movemask_ps(m.b)) << 8;
+#elif defined(QUIRE_NEON)
+  constexpr uint32x4_t bits = {1, 2, 4, 8};
+  return vaddvq_u32((m.q[0] & bits) + (m.q[1] & bits << 4) + (m.q[2] & bits << 8) + (m.q[3] & bits << 12));
 #else
   uint32_t bits = 0;
   for (int i = 0; i < kLanes; ++i) bits |= uint32_t(m.m[i] & 1) << i;
@@ -133,6 +144,10 @@ inline uint32_t lane_bits(M m) {
 // In any order: the result is undefined if a lane is NaN.
 #if defined(QUIRE_AVX512)
 inline float reduce_max(V v) { return _mm512_reduce_max_ps(v.r); }
+#elif defined(QUIRE_NEON)
+inline float reduce_max(V v) {
+  return vmaxvq_f32(vmaxq_f32(vmaxq_f32(v.q[0], v.q[1]), vmaxq_f32(v.q[2], v.q[3])));
+}
 #else
 inline float reduce_max(V v) {
   alignas(64) float a[kLanes];

@@ -101,6 +101,28 @@ inline I load_bytes(const void* p) {
   return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
 }
 #else
+#if defined(QUIRE_NEON)
+QUIRE_EACH(I, operator|, (I a, I b), vorrq_s32(a.q[i], b.q[i]))
+QUIRE_EACH(I, operator*, (I a, I b), vmulq_s32(a.q[i], b.q[i]))
+QUIRE_EACH(I, lookup, (I table, I bytes), vreinterpretq_s32_u8(vqtbl1q_u8(bytes_of(table.q[i]), bytes_of(bytes.q[i]))))
+QUIRE_EACH(I, repeat16, (const void* table), vreinterpretq_s32_u8(load_quarter(table, 0)))
+inline I gather(const uint32_t* table, I index) {
+  int32_t at[kLanes];
+  istore(at, index);
+  for (int32_t& i : at) i = int32_t(table[i]);
+  return iload(at);
+}
+inline float32x4_t widen_halves(uint16x4_t h) { return vcvt_f32_f16(vreinterpret_f16_u16(h)); }
+QUIRE_EACH(V, low_half, (I a), widen_halves(vmovn_u32(vreinterpretq_u32_s32(a.q[i]))))
+QUIRE_EACH(V, load_halves, (const void* p), widen_halves(vld1_u16(static_cast<const uint16_t*>(p) + 4 * i)))
+inline I load_bytes(const void* p) {
+  const uint8x16_t bytes = load_quarter(p, 0);
+  const uint16x8_t words[2] = {vmovl_u8(vget_low_u8(bytes)), vmovl_high_u8(bytes)};
+  return quarters<I>([&](int i) {
+    return vreinterpretq_s32_u32(i % 2 ? vmovl_high_u16(words[i / 2]) : vmovl_u16(vget_low_u16(words[i / 2])));
+  });
+}
+#endif
 template <int bits>
 inline I shr(I x) {
   return shift_right(x, bits);
@@ -109,6 +131,7 @@ template <int bits>
 inline I shl(I x) {
   return shift_left(x, bits);
 }
+#if !defined(QUIRE_NEON)
 inline I operator|(I x, I y) { return {x.v | y.v}; }
 inline I operator*(I x, I y) { return {Ints(Bits(x.v) * Bits(y.v))}; }
 // table[b] for each byte b, all below 16; the table is repeated in each 16 bytes.
@@ -150,6 +173,7 @@ inline V load_halves(const void* p) {
 inline I load_bytes(const void* p) {
   return each([&](int i) { return int32_t(static_cast<const uint8_t*>(p)[i]); });
 }
+#endif
 #endif
 
 inline V high_half(I a) { return low_half(shr<16>(a)); }

@@ -95,6 +95,25 @@ inline void store_word_pairs(void* to, I x) {
   put(0, x.a), put(1, x.b);
 }
 #endif
+#elif defined(QUIRE_NEON)
+// sum + the four products of bytes of each lane, both signed.
+inline int32x4_t dot_signed(int32x4_t sum, int8x16_t a, int8x16_t b) {
+#if defined(QUIRE_DOT)
+  return vdotq_s32(sum, a, b);
+#else
+  const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b)), high = vmull_high_s8(a, b);
+  return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+#endif
+}
+inline int8x16_t signed_of(int32x4_t q) { return vreinterpretq_s8_s32(q); }
+QUIRE_EACH(I, dot_low_bytes, (I sum, I u, I s), dot_signed(sum.q[i], signed_of(u.q[i]), signed_of(s.q[i])))
+#if defined(QUIRE_I8MM)
+QUIRE_EACH(I, dot_bytes, (I sum, I u, I s), vusdotq_s32(sum.q[i], bytes_of(u.q[i]), signed_of(s.q[i])))
+#else
+// u s = (u - 128) s + 128 s; the compiler shares the latter between products with one s.
+QUIRE_EACH(I, dot_minus_128, (I s), dot_signed(vdupq_n_s32(0), signed_of(s.q[i]), vdupq_n_s8(-128)))
+inline I dot_bytes(I sum, I u, I s) { return dot_low_bytes(sum, u ^ iset1(int32_t(0x80808080u)), s) - dot_minus_128(s); }
+#endif
 #else
 inline I dot_bytes(I sum, I u, I s) {
   return each([&](int i) {
@@ -103,6 +122,10 @@ inline I dot_bytes(I sum, I u, I s) {
     return total;
   });
 }
+#endif
+
+#if !defined(QUIRE_WORD_DOTS) && !defined(QUIRE_NEON)
+inline I dot_low_bytes(I sum, I u, I s) { return dot_bytes(sum, u, s); }  // bytes of u below 128
 #endif
 
 // Activations for dot_words: the first and third of four bytes as words, then the second and fourth.
@@ -159,7 +182,7 @@ inline void add_dots(const uint32_t* a, const I (&w)[P], I (&acc)[R][P]) {
 using SmallSum = I;
 constexpr int kSmallDots = 2;
 inline SmallSum small_sum(int32_t begin) { return iset1(begin); }
-inline SmallSum add_small(SmallSum sum, I u, I s) { return dot_bytes(sum, u, s); }
+inline SmallSum add_small(SmallSum sum, I u, I s) { return dot_low_bytes(sum, u, s); }
 inline SmallSum gather(SmallSum sum) { return sum; }
 inline I whole(SmallSum sum) { return sum; }
 #endif

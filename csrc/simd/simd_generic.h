@@ -1,4 +1,4 @@
-// V in plain C++ with the compiler's vector extension: any CPU, and NEON on aarch64. Part of simd.h.
+// V in plain C++ with the compiler's vector extension: any CPU. Part of simd.h.
 #pragma once
 
 #include <cstdint>

@@ -85,6 +85,39 @@ inline V signed_byte(I x) {
   return {byte(x.a), byte(x.b)};
 }
 inline I to_int(V v) { return {_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)}; }
+#elif defined(QUIRE_NEON)
+struct I {
+  int32x4_t q[4];
+};
+inline uint8x16_t load_quarter(const void* p, int i) { return vld1q_u8(static_cast<const uint8_t*>(p) + 16 * i); }
+inline uint8x16_t bytes_of(int32x4_t q) { return vreinterpretq_u8_s32(q); }
+QUIRE_EACH(I, iset1, (int32_t x), vdupq_n_s32(x))
+QUIRE_EACH(I, iload, (const void* p), vreinterpretq_s32_u8(load_quarter(p, i)))
+inline void istore(void* p, I v) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) vst1q_u8(static_cast<uint8_t*>(p) + 16 * i, bytes_of(v.q[i]));
+}
+QUIRE_EACH(I, operator+, (I a, I b), vaddq_s32(a.q[i], b.q[i]))
+QUIRE_EACH(I, operator-, (I a, I b), vsubq_s32(a.q[i], b.q[i]))
+QUIRE_EACH(I, operator&, (I a, I b), vandq_s32(a.q[i], b.q[i]))
+QUIRE_EACH(I, operator^, (I a, I b), veorq_s32(a.q[i], b.q[i]))
+QUIRE_EACH(I, shift_right, (I a, int bits), vreinterpretq_s32_u32(vreinterpretq_u32_s32(a.q[i]) >> bits))
+QUIRE_EACH(I, shift_left, (I a, int bits), vreinterpretq_s32_u32(vreinterpretq_u32_s32(a.q[i]) << bits))
+QUIRE_EACH(I, max, (I a, I b), vmaxq_s32(a.q[i], b.q[i]))
+QUIRE_EACH(I, magnitude_bits, (V v), vreinterpretq_s32_f32(vabsq_f32(v.q[i])))
+QUIRE_EACH(V, float_of, (I a), vreinterpretq_f32_s32(a.q[i]))
+QUIRE_EACH(V, to_float, (I a), vcvtq_f32_s32(a.q[i]))
+template <int j>
+inline V signed_byte(I a) {
+  return quarters<V>([&](int i) { return vcvtq_f32_s32(shift_left(a, 24 - 8 * j).q[i] >> 24); });
+}
+// To nearest even. As on x86: NaN and values out of range become the least integer.
+QUIRE_EACH(I, to_int, (V v), vbslq_s32(vcltq_f32(v.q[i], vdupq_n_f32(0x1p31f)), vcvtnq_s32_f32(v.q[i]),
+                                       vdupq_n_s32(std::numeric_limits<int32_t>::min())))
+inline void store_int8(int8_t* p, I a) {  // of each integer the low byte
+  auto words = [&](int i) { return vcombine_s16(vmovn_s32(a.q[i]), vmovn_s32(a.q[i + 1])); };
+  vst1q_s8(p, vcombine_s8(vmovn_s16(words(0)), vmovn_s16(words(2))));
+}
 #else
 struct I {
   Ints v;
@@ -147,7 +180,20 @@ inline I held(I x) { return x; }
 inline V pair_first(I a) { return float_of(shift_left(a, 16)); }
 inline V pair_second(I a) { return float_of(a & iset1(int32_t(0xffff0000u))); }
 
-#if defined(QUIRE_BF16_DOT)
+#if defined(QUIRE_BF16_DOT) && defined(QUIRE_NEON)
+// sum + (the two products of bfloat16 of each lane): both additions round to odd, and denormal numbers count as 0.
+QUIRE_EACH(V, dot_pairs, (V sum, I x, I y),
+           vbfdotq_f32(sum.q[i], vreinterpretq_bf16_s32(x.q[i]), vreinterpretq_bf16_s32(y.q[i])))
+inline void store_halves(uint16_t* p, V v) { store_bf16(p, v); }
+// Pairs of the 16 bfloat16 at `first` and at `second`; the first, or second, ones are 0 if bit 0, or 1, of `halves` is clear.
+inline I load_pairs(const uint16_t* first, const uint16_t* second, uint32_t halves) {
+  const int32_t mask = (halves & 1 ? 0xffff : 0) | (halves & 2 ? -0x10000 : 0);
+  return iset1(mask) & quarters<I>([&](int i) {
+    const uint16x4_t a = vld1_u16(first + 4 * i), b = vld1_u16(second + 4 * i);
+    return vreinterpretq_s32_u32(vmovl_u16(a) | vshll_n_u16(b, 16));
+  });
+}
+#elif defined(QUIRE_BF16_DOT)
 // sum + the two products of bfloat16 of each lane, the second ones first.
 inline V dot_pairs(V sum, I x, I y) {
 #if defined(QUIRE_BF16_DOT_EMULATED)
@@ -176,11 +222,13 @@ inline I load_pairs(const uint16_t* first, const uint16_t* second, uint32_t halv
 #endif
 
 #if !defined(QUIRE_AVX512)
+#if !defined(QUIRE_NEON)
 inline void store_int8(int8_t* p, I a) {
   int32_t lanes[kLanes];
   istore(lanes, a);
   for (int i = 0; i < kLanes; ++i) p[i] = int8_t(lanes[i]);
 }
+#endif
 inline void store_every_fourth(void* to, int place, const int8_t* bytes) {
   for (int i = 0; i < kLanes; ++i) static_cast<int8_t*>(to)[4 * i + place] = bytes[i];
 }
@@ -190,6 +238,9 @@ inline V nibble_less_8(I a) { return to_float((a & iset1(15)) - iset1(8)); }
 #if defined(QUIRE_AVX512)
 inline int32_t reduce_add(I a) { return _mm512_reduce_add_epi32(a.r); }
 inline int32_t reduce_max(I a) { return _mm512_reduce_max_epi32(a.r); }
+#elif defined(QUIRE_NEON)
+inline int32_t reduce_add(I a) { return vaddvq_s32(vaddq_s32(vaddq_s32(a.q[0], a.q[1]), vaddq_s32(a.q[2], a.q[3]))); }
+inline int32_t reduce_max(I a) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.q[0], a.q[1]), vmaxq_s32(a.q[2], a.q[3]))); }
 #else
 inline int32_t reduce_add(I a) {
   uint32_t lanes[kLanes], total = 0;

@@ -51,6 +51,19 @@ inline M has_bit(I code) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(code.a, 31 - bit)),
           _mm256_castsi256_ps(_mm256_slli_epi32(code.b, 31 - bit))};
 }
+#elif defined(QUIRE_NEON)
+struct Table16 {
+  uint8x16x4_t bytes;
+};
+inline Table16 table16(const float* p) { return {vld1q_u8_x4(reinterpret_cast<const uint8_t*>(p))}; }
+inline V pick(const Table16& table, I code) {
+  const I places = (code & iset1(15)) * iset1(0x04040404) + iset1(0x03020100);
+  return quarters<V>([&](int i) { return vreinterpretq_f32_u8(vqtbl4q_u8(table.bytes, bytes_of(places.q[i]))); });
+}
+template <int bit>
+inline M has_bit(I code) {
+  return quarters<M>([&](int i) { return vtstq_s32(code.q[i], vdupq_n_s32(1 << bit)); });
+}
 #else
 struct Table16 {
   float values[16];
@@ -78,6 +91,23 @@ inline M has_bit(I code) {
 // fourth. So bytes, and half bytes two apart, lie in the two halves of an integer.
 
 // table[the low four bits] of each 16 bits.
+#if defined(QUIRE_NEON)
+struct PairTable {
+  uint8x16x2_t bytes;
+};
+inline PairTable pair_table(const uint16_t* sixteen) {
+  return {vld1q_u8_x2(reinterpret_cast<const uint8_t*>(sixteen))};
+}
+inline I pick_pairs(const PairTable& table, I codes) {
+  const I places = (codes & iset1(0x000f000f)) * iset1(0x0202) + iset1(0x01000100);
+  return quarters<I>([&](int i) { return vreinterpretq_s32_u8(vqtbl2q_u8(table.bytes, bytes_of(places.q[i]))); });
+}
+// Pairs of neighbouring columns in crossed order.
+inline I crossed(I halves) {
+  constexpr uint8x16_t order = {0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15};
+  return quarters<I>([&](int i) { return vreinterpretq_s32_u8(vqtbl1q_u8(bytes_of(halves.q[i]), order)); });
+}
+#else
 struct PairTable {
   __m512i values;
 };
@@ -85,6 +115,12 @@ inline PairTable pair_table(const uint16_t* sixteen) {
   return {_mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(sixteen)))};
 }
 inline I pick_pairs(const PairTable& table, I codes) { return {_mm512_permutexvar_epi16(codes.r, table.values)}; }
+// Pairs of neighbouring columns in crossed order.
+inline I crossed(I halves) {
+  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+  return {_mm512_shuffle_epi8(halves.r, _mm512_broadcast_i32x4(order))};
+}
+#endif
 
 // Of eight columns in half bytes, the first four in the low halves of the bytes: their k-th pair, in the lowest bits.
 template <int k>
@@ -92,6 +128,17 @@ QUIRE_INLINE I crossed_half(I w) {
   return shr<k % 2 * 8 + k / 2 * 4>(w);
 }
 
+// Four columns of E4M3: calls put(0, pairs) and put(1, pairs).
+#if defined(QUIRE_BF16_DOT_EMULATED) || defined(QUIRE_NEON)
+template <class Put>
+QUIRE_INLINE void crossed_e4m3(I w, Put&& put) {
+  unrolled<2>([&](auto odd) QUIRE_INLINE_LAMBDA {
+    const I halves = e4m3_halves(odd.value ? w : shl<8>(w));
+    const V first = low_half(halves) * set1(kE4m3Scale), second = high_half(halves) * set1(kE4m3Scale);
+    put(odd.value, shr<16>(iload(&first)) | (iload(&second) & iset1(-0x10000)));
+  });
+}
+#else
 // The bytes of the numbers of E4M3 as bfloat16, without a sign. Codes 0 to 7 are multiples of 2^-9.
 struct E4m3Bytes {
   uint8_t low[128], high[128];
@@ -109,20 +156,6 @@ constexpr E4m3Bytes e4m3_bytes() {
 }
 alignas(64) inline constexpr E4m3Bytes kE4m3Bytes = e4m3_bytes();
 
-// Four columns of E4M3: calls put(0, pairs) and put(1, pairs).
-#if defined(QUIRE_BF16_DOT_EMULATED)
-template <class Put>
-QUIRE_INLINE void crossed_e4m3(I w, Put&& put) {
-  uint8_t codes[64];
-  uint16_t numbers[2][32];
-  istore(codes, w);
-  for (int i = 0; i < 64; ++i) {
-    const int at = codes[i] & 127, sign = codes[i] >> 7;
-    numbers[i % 2][i / 2] = uint16_t(sign << 15 | kE4m3Bytes.high[at] << 8 | kE4m3Bytes.low[at]);
-  }
-  put(0, iload(numbers[0])), put(1, iload(numbers[1]));
-}
-#else
 template <class Put>
 QUIRE_INLINE void crossed_e4m3(I w, Put&& put) {
   const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kE4m3Bytes.low), w.r, _mm512_load_si512(kE4m3Bytes.low + 64));
@@ -134,11 +167,6 @@ QUIRE_INLINE void crossed_e4m3(I w, Put&& put) {
   put(1, I{_mm512_mask_shuffle_epi8(high, 0x5555555555555555ull, low, after)});
 }
 #endif
-// Pairs of neighbouring columns in crossed order.
-inline I crossed(I halves) {
-  const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
-  return {_mm512_shuffle_epi8(halves.r, _mm512_broadcast_i32x4(order))};
-}
 #endif
 
 // Eight entries, so that the fourth bit does not count.

@@ -53,7 +53,7 @@ class MultipliedBlock {
 #if defined(QUIRE_VNNI)
     keep_order();
 #endif
-    total_[g] = dot_bytes(total_[g], v, x);
+    total_[g] = kShape.top < 128 ? dot_low_bytes(total_[g], v, x) : dot_bytes(total_[g], v, x);
 #endif
   }
 

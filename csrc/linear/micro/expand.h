@@ -35,6 +35,9 @@ using StepTable = __m256i;
 inline StepTable step_table(const char* table) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
 }
+#elif defined(QUIRE_NEON)
+using StepTable = uint8x16_t;
+inline StepTable step_table(const char* table) { return load_quarter(table, 0); }
 #else
 using StepTable = const char*;
 inline StepTable step_table(const char* table) { return table; }
@@ -64,6 +67,18 @@ QUIRE_INLINE StepPairs expand(const char* step, StepTable table) {
       (side ? first->b : first->a) = _mm256_unpacklo_epi8(low, high);
       (side ? second->b : second->a) = _mm256_unpackhi_epi8(low, high);
     }
+  return result;
+#elif defined(QUIRE_NEON)
+  StepPairs result;
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const uint8x16_t codes = load_quarter(step, i), low_0 = load_quarter(step + 64, i), low_1 = load_quarter(step + 128, i);
+    const uint8x16_t high_0 = vqtbl1q_u8(table, codes & 15), high_1 = vqtbl1q_u8(table, codes >> 4);
+    result.pairs[0].q[i] = vreinterpretq_s32_u8(vzip1q_u8(low_0, high_0));
+    result.pairs[1].q[i] = vreinterpretq_s32_u8(vzip2q_u8(low_0, high_0));
+    result.pairs[2].q[i] = vreinterpretq_s32_u8(vzip1q_u8(low_1, high_1));
+    result.pairs[3].q[i] = vreinterpretq_s32_u8(vzip2q_u8(low_1, high_1));
+  }
   return result;
 #else
   uint16_t pairs[kCompactPairs][32];

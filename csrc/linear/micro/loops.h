@@ -22,6 +22,9 @@ constexpr int max_panels(int rows) { return rows <= 6 ? 4 : 2; }
 #elif defined(QUIRE_AVX2)
 constexpr int kMaxRows = 6;
 constexpr int max_panels(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+#elif defined(QUIRE_NEON)
+constexpr int kMaxRows = 6;
+constexpr int max_panels(int rows) { return rows <= 2 ? 2 : 1; }
 #else
 constexpr int kMaxRows = 3;
 constexpr int max_panels(int) { return 1; }

@@ -31,7 +31,8 @@ else:
 
 BackendName = Literal["auto", "native", "reference", "torch"]
 GPU_NODE = Path("/dev/nvidiactl")
-Isa = Literal["auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon"]
+X86 = Literal["avx2", "avx512", "avx512_vnni", "avx512_bf16"]
+Isa = Literal["auto", "scalar", X86, "neon", "neon_dot", "neon_i8mm", "neon_bf16"]
 
 
 def make_backend(

@@ -142,7 +142,7 @@ class NativeBackend:
             pairs = weight.activations == "float" and multiplies_pairs(weight.layout)
         else:
             pairs = weight == "bfloat16"
-        return "bf16" if pairs and self.isa == "avx512_bf16" else "fp32"
+        return "bf16" if pairs and self.isa.endswith("_bf16") else "fp32"
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
         return measure_limits(self.threads, arithmetic, self.isa)
