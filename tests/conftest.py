@@ -26,7 +26,9 @@ settings.load_profile("quire")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--isa", help="test as on a CPU whose best instruction set this is, for example avx2")
-    parser.addoption("--aarch64", metavar="PYTHON", help="a Python on 64-bit ARM that has Quire, also under QEMU")
+    parser.addoption(
+        "--aarch64", metavar="PYTHON", help="a Python on 64-bit ARM that has Quire, also under QEMU"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
