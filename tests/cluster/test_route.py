@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -287,3 +288,46 @@ def test_a_router_that_stops_lets_streams_end(replicas: list[StandIn]) -> None:
                 text += "".join(parts)
         assert text == whole
         assert routed.process.wait(10) == 0
+
+
+SMUGGLED = "GET /internal/load HTTP/1.1\r\nhost: localhost\r\n\r\n"
+TRICKS = [
+    f"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{SMUGGLED}",
+    f"transfer-encoding: chunked\r\ncontent-length: {len(SMUGGLED)}\r\n\r\n0\r\n\r\n{SMUGGLED}",
+    f"content-length: 2\r\ncontent-length: {len(SMUGGLED)}\r\n\r\n{{}}{SMUGGLED}",
+    f"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n{SMUGGLED}",
+    f"content-length: 2\n\n{{}}{SMUGGLED}",
+    "x-quire-route: {}\r\n x-folded: 1\r\ncontent-length: 2\r\n\r\n{}",
+]
+
+
+@pytest.mark.parametrize("rest", TRICKS)
+def test_requests_that_two_readers_cut_differently_reach_no_replica_twice(
+    routed: Running, replicas: list[StandIn], rest: str
+) -> None:
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", httpx.URL(routed.url).port)) as raw:
+        raw.settimeout(10)
+        raw.sendall((head + rest).encode())
+        raw.shutdown(socket.SHUT_WR)
+        said = b""
+        while data := raw.recv(65536):
+            said += data
+    assert b'"step"' not in said
+    assert len([path for one in replicas for path in one.paths()]) <= 1
+    assert {path for one in replicas for path in one.paths()} <= {"/v1/completions"}
+
+
+def test_half_requests_hold_up_nobody(routed: Running, replicas: list[StandIn]) -> None:
+    port = httpx.URL(routed.url).port
+    half = []
+    try:
+        for number in range(400):
+            half.append(socket.create_connection(("127.0.0.1", port)))
+            body = "" if number % 2 else "host: localhost\r\ncontent-length: 999\r\n\r\n{"
+            half[-1].sendall(f"POST /v1/completions HTTP/1.1\r\n{body}".encode())
+        assert "[DONE]" in stream(routed)
+        assert sum(len(one.seen) for one in replicas) == 1
+    finally:
+        for one in half:
+            one.close()
