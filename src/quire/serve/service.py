@@ -249,8 +249,10 @@ class Service:
 
     @contextmanager
     def handed_back(self, call: Running) -> Iterator[None]:
-        """Hand `call` back if the server drains while inside."""
+        """Hand `call` back if the server drains, or did so before."""
         self._resumable.add(call)
+        if self.draining:
+            call.fail(HandedBackError("the server is shutting down: go on at another"))
         try:
             yield
         finally:
