@@ -1,0 +1,1 @@
+"""The stages of bench/gpu.py, and the problems that they solve."""

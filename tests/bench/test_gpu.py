@@ -1,0 +1,86 @@
+"""bench/gpu.py without a GPU: every stage in the interpreter at tiny sizes, and verdicts that see what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+
+from bench import gpu
+from bench.visit import kernels
+from bench.visit.cases import Case
+from bench.visit.place import open_place
+
+
+def test_a_visit_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        gpu.__file__,
+        "--check",
+        "--seconds",
+        "60",
+        "--device",
+        "interpreter",
+        "--out",
+        tmp_path,
+    ]
+    told = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout[-3000:] + told.stderr[-3000:]
+    found = json.loads((tmp_path / "gpu.json").read_text())["stages"]
+    assert [*found] == [*gpu.STAGES]
+    assert [row for stage in found.values() for row in stage["rows"] if row["ok"] is False] == []
+    assert found["environment"]["state"] == "done"
+    assert any(row["ok"] for row in found["bits"]["rows"])
+    assert "right" in told.stdout
+
+
+def test_what_is_wrong_is_reported_and_other_checks_go_on() -> None:
+    rows = list[dict[str, Any]]()
+    place = open_place("interpreter", rows.append, False, 60.0, {}, (0, 1))
+    x = place.draw(70, 8)
+
+    def sized(picked: Any) -> Any:
+        return x[picked] * (1 if len(x[picked]) > 17 else 2)
+
+    def unwritten(picked: Any) -> Any:
+        return place.empty(*x[picked].shape)
+
+    def failing(picked: Any) -> Any:
+        raise RuntimeError("no kernel image")
+
+    for name, compute in {"sized": sized, "unwritten": unwritten, "failing": failing}.items():
+        make = partial(Case, name, 70, compute, lambda picked: x[picked].double())
+        place.attempt(name, kernels.row_bits, place, make)
+    assert [(row["name"], row["ok"]) for row in rows] == [
+        ("sized", False), ("unwritten", False), ("failing", False)
+    ]  # fmt: skip
+    assert rows[0]["differs_at"] == [1, 17]
+    assert "no kernel image" in rows[2]["error"]
+
+
+def hang(*args: Any) -> None:
+    time.sleep(600)
+
+
+def test_a_stage_that_hangs_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "environment", hang)
+    stage: dict[str, Any] = {"rows": []}
+    options = Namespace(check=True, layers=1, target="sm_90")
+    assert [*gpu.run_stage("environment", "interpreter", 0.5, options, {}, stage)] == []
+    assert stage["state"] == "cut at its limit"
+
+
+def test_stages_are_picked_by_name() -> None:
+    assert gpu.picked("bits", "cuda", False) == ["bits"]
+    assert gpu.picked("engine", "cuda", False) == ["ceilings", "engine"]
+    assert gpu.picked("engine", "cuda", True) == ["engine"]
+    assert "table" not in gpu.picked("", "cuda", True)
