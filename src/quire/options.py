@@ -34,7 +34,7 @@ def option(
     writes: Literal["file", "directory"] | None = None,
     replaces: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field with its help text, numeric range (inclusive), one-letter flag, and other names of values.
+    """A dataclass field with its help text, numeric range (inclusive), shorter flag, and other names of values.
 
     `--help` shows only common fields, or all of a command that has none. A path that it `writes` is tried before its
     work begins. On the command line an option takes the place of those that it `replaces` in a file.

@@ -138,7 +138,7 @@ def add_options(
                 group.add_argument(flag, dest="model_flag", help=argparse.SUPPRESS)
         else:
             flags = [f.metadata["short"]] if f.metadata["short"] else []
-            group.add_argument(*flags, flag, **settings)
+            group.add_argument(*flags, flag, dest=f.name, **settings)
     return hidden
 
 

@@ -171,7 +171,7 @@ def _typed(
         if shared and not known.engine and name in OTHER_MEANING:
             continue
         if name in known.types:
-            found[name] = _converted(value, known.types[name], actions[name].type, f"{called}: {name}")
+            found[name] = converted(value, known.types[name], actions[name].type, f"{called}: {name}")
         elif name in known.foreign():
             found[name] = value
         elif name not in known.everywhere():
@@ -182,7 +182,7 @@ def _typed(
     return found
 
 
-def _converted(value: Any, hint: Any, read: Any, called: str) -> Any:
+def converted(value: Any, hint: Any, read: Any, called: str) -> Any:
     """Convert `value` to the type of a field, whose text `read` reads.
 
     A repeatable option takes a list or one value, and numbers as text.

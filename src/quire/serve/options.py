@@ -123,6 +123,15 @@ class ServerConfig(WebConfig):
         low=1,
         high=64,
     )
+    models_file: str | None = option(
+        None, "YAML file of models to serve: name, path, options, pin, weight of each.", short="--models"
+    )
+    models_dir: str | None = option(None, "Directory whose models are served.")
+    models_max: int | None = option(None, "Most models that are loaded at once.", low=1)
+    models_memory: float | None = option(None, "GB of all loaded models; default as for one model.", low=0.01)
+    models_turn: float = option(5.0, "Seconds that a busy model is kept while others wait.", low=0)
+    models_idle: float | None = option(None, "Seconds after which an idle model is unloaded.", low=0)
+    models_wait: float = option(120.0, "Seconds that a request waits for its model before a 503.", low=0.1)
     check: bool = option(False, "Start everything, say whether it is ready to serve, and exit.")
 
     def __post_init__(self) -> None:

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from quire.engine import suggested
     from quire.ranks import node
     from quire.serve import records
+    from quire.serve.many import server as several
 else:
+    several = Lazy("quire.serve.many.server")
     node = Lazy("quire.ranks.node")
     records = Lazy("quire.serve.records")
     suggested = Lazy("quire.engine.suggested")
@@ -69,16 +71,17 @@ def serve(
     sys.setswitchinterval(SWITCH_SECONDS)
     garbage.collect_rarely()
     engine_config = for_serving(engine_config)
+    serving = several.serve if config.models_file or config.models_dir else _serve
     if not banner.wanted(config):
         set_up_logging(config.log_format, config.log_level)
         configure_logging(config)
         for file in files:
             log.info("options of %s", file)
-        return uvloop.run(_serve(engine_config, config, maker))
+        return uvloop.run(serving(engine_config, config, maker))
     set_up_logging(config.log_format, "warning")
     configure_logging(config)
     try:
-        return uvloop.run(_serve(engine_config, config, maker, watched=True))
+        return uvloop.run(serving(engine_config, config, maker, watched=True))
     finally:
         print(meter.CLEAR * meter.draws(), end="", file=sys.stderr)  # what the engine process drew
 

@@ -1,0 +1,266 @@
+"""Several models behind one address: answers like those of single servers, switches, states, pins, bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.serve.many import server as several
+from quire.serve.many.entries import read_entries
+from quire.serve.options import ServerConfig
+from tests.serve.running import Server, start
+
+MAKER = "quire.client.start"
+OPTIONS = {"maker": MAKER, "model": "", "threads": 1, "skip_tokenizer_init": True}
+MB = 1 << 20
+
+
+def listed(folder: Path, *models: dict[str, Any]) -> str:
+    path = folder / "models.yaml"
+    path.write_text(json.dumps({"models": list(models)}))  # JSON is YAML
+    return str(path)
+
+
+def entry(name: str, path: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "path": path, "options": {"kv_cache_memory_bytes": 8 * MB}, **more}
+
+
+def body(model: str | None, **more: Any) -> dict[str, Any]:
+    asked = {
+        "prompt": [3, 1, 4, 1, 5],
+        "max_tokens": 12,
+        "temperature": 1,
+        "seed": 7,
+        "return_token_ids": True,
+    }
+    return {**asked, **({} if model is None else {"model": model}), **more}
+
+
+def tokens(answer: httpx.Response) -> list[int]:
+    assert answer.status_code == 200, answer.text
+    found: list[int] = answer.json()["choices"][0]["token_ids"]
+    return found
+
+
+def cards(server: Server) -> list[dict[str, Any]]:
+    with server.client as client:
+        return [card for card in client.get("/v1/models").json()["data"] if "state" in card]
+
+
+def states(server: Server) -> dict[str, str]:
+    return {card["id"]: card["state"] for card in cards(server)}
+
+
+@pytest.fixture(scope="module")
+def paths(tiny_model: Callable[..., str]) -> dict[str, str]:
+    return {"a": tiny_model(), "b": tiny_model("qwen2"), "c": tiny_model("gemma2")}
+
+
+@pytest.fixture(scope="module")
+def server(paths: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Room for one and a half models; a third one is no model at all when it is loaded."""
+    models = [entry(name, paths[name]) for name in "ab"]
+    models[0]["aliases"] = ["first"]
+    file = listed(tmp_path_factory.mktemp("many"), *models)
+    running = start(**OPTIONS, models_file=file, models_memory=0.11, sse_keep_alive_interval=0.05)
+    yield running
+    assert running.stop() == 0, running.log
+    assert "unexpected error" not in running.log, running.log
+
+
+def test_models_that_do_not_fit_together_answer_in_turn_like_single_servers(
+    server: Server, paths: dict[str, str]
+) -> None:
+    alone = {}
+    for name in "ab":
+        single = start(**{**OPTIONS, "model": paths[name]}, kv_cache_memory_bytes=8 * MB)
+        alone[name] = tokens(single.post("/v1/completions", body(None)))
+        single.stop()
+    for name in "abab":
+        assert tokens(server.post("/v1/completions", body(name))) == alone[name]
+        assert sorted(states(server).values()) == ["ready", "unloaded"]
+    assert tokens(server.post("/v1/completions", body("first"))) == alone["a"]
+    assert alone["a"] != alone["b"]
+
+
+def test_a_busy_server_aborts_nothing_and_serves_both(server: Server) -> None:
+    def ask(number: int) -> list[int]:
+        return tokens(server.post("/v1/completions", body("ab"[number % 2], seed=number % 2)))
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ask, range(24)))
+    assert all(answer == found[number % 2] for number, answer in enumerate(found))
+
+
+def test_a_stream_that_waits_is_kept_alive(server: Server) -> None:
+    for name in "ab":
+        with (
+            server.client as client,
+            client.stream("POST", "/v1/completions", json=body(name, stream=True)) as got,
+        ):
+            text = got.read().decode()
+        assert text.rstrip().endswith("data: [DONE]")
+    assert text.startswith(": keep-alive")
+    server.post("/v1/completions", body("a"))
+    wrong = server.post("/v1/completions", body("b", stream=True, max_tokens=-1)).text
+    assert wrong.startswith(": keep-alive")
+    assert json.loads(wrong.split("data: ")[1])["error"]["param"] == "max_tokens"
+    assert wrong.endswith("data: [DONE]\n\n")
+
+
+def test_clients_that_leave_give_up_their_place(server: Server) -> None:
+    server.post("/v1/completions", body("a"))
+    for _ in range(3):
+        with pytest.raises(httpx.TimeoutException):
+            server.post("/v1/completions", body("b"), timeout=0.05)
+    limit = time.monotonic() + 20
+    while any(card["waiting"] or card["running"] for card in cards(server)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not any(card["waiting"] or card["running"] for card in cards(server))
+    assert tokens(server.post("/v1/completions", body("b")))
+
+
+def test_bodies_name_a_model(server: Server) -> None:
+    none = server.post("/v1/completions", body(None))
+    assert none.status_code == 400
+    assert none.json()["error"]["param"] == "model"
+    other = server.post("/v1/completions", body("z"))
+    assert other.status_code == 404
+    assert "this server has a, b" in other.json()["error"]["message"]
+    assert (
+        server.post(
+            "/v1/completions", None, content=b"{", headers={"content-type": "application/json"}
+        ).status_code
+        == 400
+    )
+    assert server.post("/v1/completions", [1]).status_code == 400
+
+
+def test_operators_load_unload_and_pin(server: Server) -> None:
+    assert server.post("/v1/models/load", {"model": "a"}).json()["state"] == "ready"
+    refused = server.post("/v1/models/pin", {"model": "a"})
+    assert refused.status_code == 400
+    assert "finds no room" in refused.json()["error"]["message"]
+    assert server.post("/v1/models/unload", {"model": "a"}).status_code == 200
+    limit = time.monotonic() + 20
+    while states(server)["a"] != "unloaded" and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert states(server)["a"] == "unloaded"
+    assert server.post("/v1/models/load", {"model": "z"}).status_code == 404
+    assert server.post("/v1/models/load", {"name": "a"}).status_code == 400
+
+
+def test_metrics_are_those_of_a_model(server: Server) -> None:
+    server.post("/v1/completions", body("a"))
+    with server.client as client:
+        text = client.get("/metrics?model=a").text
+        assert client.get("/metrics?model=b").status_code == 503
+    assert "http_requests_total" in text or 'model_name="a"' in text
+
+
+def test_a_model_that_fails_harms_no_other(paths: dict[str, str], tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in Path(paths["b"]).iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    file = listed(tmp_path, entry("good", paths["a"], pin=True), entry("bad", str(broken)))
+    running = start(
+        **OPTIONS,
+        models_file=file,
+        admin_api_key=["root"],
+        api_key=["user"],
+        models_idle=0.5,
+        models_memory=1,
+    )
+    user, root = ({"headers": {"authorization": f"Bearer {key}"}} for key in ("user", "root"))
+    for weights in broken.glob("*.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:100])
+    bad = running.post("/v1/completions", body("bad"), **user)
+    assert bad.status_code == 500
+    assert bad.json()["error"]["code"] == "model_not_loaded"
+    assert str(broken) not in bad.text
+    assert len(tokens(running.post("/v1/completions", body("good"), **user))) == 12
+    assert running.post("/v1/models/load", {"model": "bad"}, **user).status_code == 403
+    assert running.post("/v1/completions", body("good")).status_code == 401
+    shown = {}
+    for name, options in (("user", user), ("root", root)):
+        with running.client as client:
+            shown[name] = client.get("/v1/models/bad", **options).json()
+    assert shown["user"]["state"] == "failed"
+    assert shown["user"].get("error") is None
+    assert shown["root"]["error"]
+    time.sleep(1)
+    with running.client as client:
+        assert client.get("/v1/models/good", **user).json()["state"] == "ready"  # pinned, though idle
+    assert running.stop() == 0, running.log
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: [{name: a, path: PATH, pinn: true}]", "unknown word 'pinn'; did you mean pin?"),
+        ("models: [{name: a, path: PATH}, {name: a, path: PATH}]", "two models have the name 'a'"),
+        (
+            "models: [{name: a, path: PATH}, {name: b, path: PATH, aliases: [a]}]",
+            "two models have the name 'a'",
+        ),
+        ("models: [{name: a, path: PATH, options: {max_model_length: 3}}]", "did you mean max_model_len?"),
+        ("models: [{name: a, path: PATH, options: {port: 3}}]", "port is an option of the whole server"),
+        ("models: [{name: a, path: PATH, options: {block_size: many}}]", "block_size"),
+        ("models: [{name: a, path: PATH, weight: 0}]", "weight must be from 0.01 to 100"),
+        ("models: [{name: a}]", "needs a path"),
+        ("models: &x [*x]", "write each model out"),
+        ("models: []", "list 0 models"),
+        ("models: [", "cannot be read"),
+        ("- {name: a, path: /nowhere}", "model a: "),
+        ("- {name: a, path: PATH, options: {kv_cache_memory_bytes: 900000000}}", "model a: "),
+    ],
+)
+def test_bad_input_is_one_line(text: str, said: str, paths: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text(text.replace("PATH", paths["a"]))
+    config = ServerConfig(port=0, models_file=str(tmp_path / "models.yaml"), models_memory=0.2)
+    with pytest.raises(ConfigError) as refused:
+        asyncio.run(several.serve(EngineConfig(), config, MAKER))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"models_dir": "empty"}, "list 0 models"),
+        ({"models_dir": "absent"}, "cannot be read"),
+        ({"models_file": "absent.yaml"}, "cannot be read"),
+        ({"models_dir": "models", "served_model_name": ("x",)}, "leave out --served-model-name"),
+        ({"models_dir": "models", "models_memory": 0.01}, "a"),
+    ],
+)
+def test_options_that_list_models(options: dict[str, Any], said: str, folder: Path) -> None:
+    given = {k: str(folder / v) if isinstance(v, str) else v for k, v in options.items()}
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        asyncio.run(several.serve(EngineConfig(), ServerConfig(port=0, **given), MAKER))
+
+
+@pytest.fixture
+def folder(paths: dict[str, str], tmp_path: Path) -> Path:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "models").mkdir()
+    for name in "ab":
+        (tmp_path / "models" / name).symlink_to(paths[name])
+    return tmp_path
+
+
+def test_a_directory_lists_models(folder: Path) -> None:
+    found = read_entries(ServerConfig(models_dir=str(folder / "models")))
+    assert [one.name for one in found] == ["a", "b"]
