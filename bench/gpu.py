@@ -16,6 +16,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -104,23 +105,24 @@ def main() -> int:
 
 
 def prepare() -> str:
-    """Make Quire importable: install packed wheels, and build it if its native module is missing. Return what fails."""
+    """Make the tree's Quire importable by packed wheels and its native module, built if need be. Return what fails."""
     sys.path[0], wheels = str(ROOT), sorted(map(str, (PACKED / "wheels").glob("*.whl")))
-    sys.path.append(str(SITE))
-    if lacking() and wheels:
+    sys.path[1:] = [str(ROOT / "src"), *sys.path[1:], str(SITE)]
+    source = ROOT / "src" / "quire"
+    compiled = any((source / f"_native{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+    if wheels and (lacking() or not compiled):
         subprocess.run([*PIP, *wheels], check=False)
         importlib.invalidate_caches()
     if names := lacking():
         return (
             f"missing here: {', '.join(names)}; --pack --wheels '{' '.join(names)}' fetches wheels elsewhere"
         )
-    if any((ROOT / "src" / "quire" / f"_native{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
-        sys.path.insert(1, str(ROOT / "src"))
-        return ""
-    print("building Quire", flush=True)
-    if subprocess.run([*PIP, "--no-build-isolation", str(ROOT)], check=False).returncode:
-        return "Quire was not built: it needs scikit-build-core, nanobind, CMake and a compiler for C++20"
-    importlib.invalidate_caches()
+    if not compiled and not [*SITE.glob("quire/_native*.so")]:
+        print("building Quire", flush=True)
+        if subprocess.run([*PIP, "--no-build-isolation", str(ROOT)], check=False).returncode:
+            return "Quire was not built: it needs scikit-build-core, nanobind, CMake and a compiler for C++20"
+    for made in () if compiled else SITE.glob("quire/_native*.so"):
+        shutil.copy(made, source)
     return ""
 
 

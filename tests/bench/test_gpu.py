@@ -79,6 +79,30 @@ def test_a_stage_that_hangs_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stage["state"] == "cut at its limit"
 
 
+def test_the_native_module_is_built_once_for_the_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, source = list[list[str]](), tmp_path / "src" / "quire"
+    source.mkdir(parents=True)
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu, "PACKED", tmp_path)
+    monkeypatch.setattr(gpu, "SITE", tmp_path / "site")
+    monkeypatch.setattr(gpu.sys, "path", [*sys.path])
+
+    def run(command: list[str], **more: Any) -> Any:
+        commands.append(command)
+        (tmp_path / "site" / "quire").mkdir(parents=True)
+        (tmp_path / "site" / "quire" / "_native.abi3.so").write_text("made")
+        return Namespace(returncode=0)
+
+    monkeypatch.setattr(gpu.subprocess, "run", run)
+    assert gpu.prepare() == gpu.prepare() == ""
+    assert [command[-1] for command in commands] == [str(tmp_path)]
+    assert (source / "_native.abi3.so").read_text() == "made"
+    monkeypatch.setattr(gpu, "NEEDED", ["numpy", "no_such_package"])
+    assert "no_such_package" in gpu.prepare()
+
+
 def test_stages_are_picked_by_name() -> None:
     assert gpu.picked("bits", "cuda", False) == ["bits"]
     assert gpu.picked("engine", "cuda", False) == ["ceilings", "engine"]
