@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -129,6 +130,37 @@ def test_clients_that_leave_give_up_their_place(server: Server) -> None:
         time.sleep(0.05)
     assert not any(card["waiting"] or card["running"] for card in cards(server))
     assert tokens(server.post("/v1/completions", body("b")))
+
+
+def test_switches_leave_nothing_behind(server: Server) -> None:
+    def switch(times: int) -> int:
+        for _ in range(times):
+            for name in "ab":
+                server.post("/v1/completions", body(name))
+        return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+    before = switch(2)
+    assert switch(4) <= before + 3
+
+
+def test_waits_are_bounded_and_idle_models_leave(paths: dict[str, str], tmp_path: Path) -> None:
+    file = listed(tmp_path, entry("a", paths["a"]))
+    running = start(**OPTIONS, models_file=file, models_wait=0.1, models_idle=0.5, models_memory=1)
+    late = running.post("/v1/completions", body("a"))
+    assert late.status_code == 503
+    assert late.headers["retry-after"]
+    assert running.lines_with(": loaded a")
+    assert running.lines_with(": unloaded a")
+    assert states(running) == {"a": "unloaded"}
+    assert running.stop() == 0, running.log
+
+
+def test_the_example_of_the_docs_starts(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "scale.md").read_text()
+    (example,) = re.findall(r"```yaml\n(models:.*?)```", text, re.DOTALL)
+    (tmp_path / "models.yaml").write_text(example)
+    config = ServerConfig(port=0, models_file=str(tmp_path / "models.yaml"), models_memory=2, check=True)
+    assert asyncio.run(several.serve(EngineConfig(), config, MAKER)) == 0
 
 
 def test_bodies_name_a_model(server: Server) -> None:
