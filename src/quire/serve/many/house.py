@@ -242,8 +242,8 @@ class House:
     async def _stop(self, model: Housed) -> None:
         (service, _), model.served = model.serving, None
         service.drain()
-        for task in model.tasks:
-            task.cancel()
+        while model.tasks:
+            model.tasks.pop().cancel()
         await stop(service)
         del service, _
         for remembered in vars(dependencies).values():  # FastAPI remembers the handlers, which hold it all
