@@ -73,7 +73,8 @@ def test_options_that_another_command_has_disturb_none(mine: Path, monkeypatch: 
         "port: 9\nurl: http://127.0.0.1:9\nbackend: torch\nmodel: a/model\nenforce-eager: true\n"
         "num-prompts: 3\nserve: {log-level: debug}\nmodels rm: {yes: true}\nbench-serve: {port: 8}\n"
     )
-    seen = {name: taken(monkeypatch, name)[-1] for name in COMMANDS}
+    needed = {"route": ("--replica", "http://127.0.0.1:1", "--router-api-key", "k")}
+    seen = {name: taken(monkeypatch, name, *needed.get(name, ()))[-1] for name in COMMANDS}
     assert (seen["serve"].port, seen["serve"].log_level) == (9, "debug")
     assert (seen["bench serve"].port, seen["bench serve"].backend) == (8, "openai")
     assert (seen["complete"].url, seen["complete"].model) == ("http://127.0.0.1:9", "")

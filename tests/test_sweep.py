@@ -40,6 +40,8 @@ ENGINE_COMMANDS = [
         "completion",
         "docs",
         "kernels",
+        "route",
+        "bench host",
     )
 ]
 

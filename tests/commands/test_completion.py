@@ -41,7 +41,7 @@ def completed(script: Path, line: str) -> set[str]:
     [
         ("quire ser", {"serve"}),
         ("quire bench st", {"startup"}),
-        ("quire bench ", {"latency", "throughput", "quality", "serve", "startup"}),
+        ("quire bench ", {"latency", "throughput", "quality", "serve", "startup", "host"}),
         ("quire models w", {"where"}),
         ("quire serve --por", {"--port"}),
         ("quire serve some/model --api-key-f", {"--api-key-file"}),
