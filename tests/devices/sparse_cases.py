@@ -263,7 +263,7 @@ class Machine:
         self.executable.run(inputs)
         found = self.executable.hidden().copy()
         taps = self.executable.taps()
-        chosen = taps[0].copy() if taps else np.zeros((len(found), 0), np.float32)
+        chosen = np.array(taps[0]) if taps else np.zeros((len(found), 0), np.float32)
         return list(zip(np.split(found, cu[1:-1]), np.split(chosen, cu[1:-1]), strict=True))
 
     def whole(self, tokens: Array, seq: int = 0) -> tuple[Array, Array]:
