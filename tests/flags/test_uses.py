@@ -25,7 +25,7 @@ def shown(capsys: pytest.CaptureFixture[str], name: str, how: str) -> set[str]:
         main([*name.split(), how])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    return set(re.findall(r"^  (?:-\w+(?: \w+)?, )?(--[a-z0-9-]+|[a-z]+)", text, re.MULTILINE))
+    return set(re.findall(r"^  (?:-\w+(?: \w+)?, |--\w+ \w+, )?(--[a-z0-9-]+|[a-z]+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
