@@ -42,6 +42,7 @@ def test_a_copy_is_the_same_and_a_fine_tune_is_not(model: Path, tmp_path: Path) 
         {"quantization": "int8"},
         {"logprobs_mode": "processed_logprobs"},
         {"chat_template": "{{ messages }}"},
+        {"chat_template": "{{ messages }}" * 30},  # longer than a file name may be
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ of its weights in its manifest, which is read whole.
 from __future__ import annotations
 
 import hashlib
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from quire.ranks.options import ParallelConfig
 WHOLE = 1 << 26
 PAGE, STRIDE = 1 << 12, 1 << 20
 FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".json", ".model", ".txt", ".jinja", ".tiktoken")
-MOST_PATH = 1024
 
 
 class Identifier:
@@ -60,8 +60,8 @@ def identity(plan: EnginePlan) -> str:
 
 
 def _told(text: str | None) -> str | None:
-    """The files that an option names, or else the option itself."""
-    return files_digest(Path(text)) if text and len(text) < MOST_PATH and Path(text).exists() else text
+    """Digest the files that an option names, or return its own text: a template of any length is no path."""
+    return files_digest(Path(text)) if text and os.path.exists(text) else text
 
 
 def files_digest(path: Path) -> str:
