@@ -110,7 +110,7 @@ test-wheel: $(DIST)/built
 	PATH=$(CURDIR)/$(CLEAN)/bin $(CLEAN)/bin/python -m pip install --quiet --only-binary :all: $(DIST)/quire_llm-*.whl \
 	  pytest pytest-timeout pytest-xdist hypothesis httpx openai safetensors
 	mkdir $(CLEAN)/checkout
-	cp -r pyproject.toml README.md CONTRIBUTING.md LICENSE docs bench tests $(CLEAN)/checkout
+	cp -r pyproject.toml README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs bench tests $(CLEAN)/checkout
 	PATH=$(CURDIR)/$(CLEAN)/bin $(CLEAN)/bin/python -m pip install --quiet ./compat
 	PATH=$(CURDIR)/$(CLEAN)/bin $(CLEAN)/bin/vllm serve --check
 	cd $(CLEAN)/checkout && PATH=$(CURDIR)/$(CLEAN)/bin $(CURDIR)/$(CLEAN)/bin/python -m pytest \
