@@ -44,7 +44,6 @@ STUDY = Study(
     "Memory of attention",
     (
         Claim("FlashAttention needs memory O(N) instead of O(N^2)", (ENGINES,)),
-        Claim("FlashAttention makes attention 2 to 4 times as fast", (ENGINES,)),
         Claim(
             "FlashAttention 3 is 2.6 times as fast as 2",
             (ENGINES,),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.article.study import ENGINES, GUIDE, Claim, Result, Setting, Study, exactly
+from bench.article.study import GUIDE, Claim, Result, Setting, Study, exactly
 
 TURNS = 6
 QUESTION, ANSWER = 24, 40  # tokens
@@ -50,10 +50,6 @@ def measure(setting: Setting) -> Result:
 
 STUDY = Study(
     "A radix tree beside block hashes",
-    (
-        Claim("RadixAttention is about 10% better in large chats of many turns", (GUIDE,)),
-        Claim("SGLang equals vLLM on most loads and is faster where prefixes are shared", (ENGINES,)),
-        Claim("500 prompts take 54.2 s with SGLang and 58.9 s with vLLM", (GUIDE,)),
-    ),
+    (Claim("RadixAttention is about 10% better in large chats of many turns", (GUIDE,)),),
     measure,
 )
