@@ -195,12 +195,12 @@ def radix(theme: dict[str, str]) -> str:
     )
     rows = iter(range(20))
 
-    def draw(node: object, x: float, above: tuple[float, float] | None) -> float:
+    def draw(node: object, x: float) -> float:
         """Draw a node right of its parent, its children below each other; return its row's height."""
         children = list(node.children.values())  # type: ignore[attr-defined]
         tokens = [token for token in node.edge if isinstance(token, int)]  # type: ignore[attr-defined]
         width = 12 + 21 * max(1, len(tokens))
-        ys = [draw(child, x + width + 26, None) for child in children]
+        ys = [draw(child, x + width + 26) for child in children]
         y = ys[0] if ys else 44 + 42 * next(rows)
         value = node.value  # type: ignore[attr-defined]
         text = " ".join(map(str, tokens)) or "root"
@@ -211,7 +211,7 @@ def radix(theme: dict[str, str]) -> str:
             page.line(x + width, y + 13, x + width + 26, child_y + 13)
         return y
 
-    draw(root, 16, None)
+    draw(root, 16)
     return page.text()
 
 
