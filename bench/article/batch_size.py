@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
-
-import numpy as np
 
 from bench.article.curves import Curves
 from bench.article.lengths import conversations
 from bench.article.study import GUIDE, OPTIMIZE, Claim, Result, Setting, Study, seconds
-from bench.article.traffic import Timed, timed
+from bench.article.traffic import Timed, arrivals, latencies, timed
 
 SLOTS = (8, 16, 64, 256)
 LONGEST = 384
@@ -31,20 +28,16 @@ def measure(setting: Setting) -> Result:
     rows: list[tuple[str | float, ...]] = []
     curves: dict[str, list[tuple[float, float]]] = {}
     for load, share in LOADS.items():
-        gaps = setting.rng
-        times = setting.once(
-            f"arrivals, {load}", partial(_arrivals, gaps, share * len(lengths) / busy, len(lengths))
-        )
+        rate = share * len(lengths) / busy
+        # Kept too: the requests of an interrupted run came at these times.
+        times = setting.once(f"arrivals, {load}", partial(arrivals, setting.rng, rate, len(lengths)))
         requests = [Timed(at, *pair) for at, pair in zip(times, lengths, strict=True)]
         for slots in SLOTS:
             config = setting.with_options(model=fits, scheduler={"max_num_seqs": slots})
             found = setting.once(f"{load}, {slots} slots", partial(timed, config, requests, setting.rng))
-            first = [got[0] - request.at for got, request in zip(found, requests, strict=True)]
-            between = np.concatenate([np.diff(got) for got in found])
-            rate = tokens / max(got[-1] for got in found)
-            rows.append((load, slots, *(1e3 * float(np.quantile(first, q)) for q in (0.5, 0.99)),
-                         1e3 * float(np.median(between)), rate))  # fmt: skip
-            curves.setdefault(load, []).append((slots, rate))
+            answered = tokens / max(got[-1] for got in found)
+            rows.append((load, slots, *latencies(found, requests), answered))
+            curves.setdefault(load, []).append((slots, answered))
     few, many = rows[len(SLOTS)], rows[-1]
     return Result(
         ("load", "max-num-seqs", "TTFT p50, ms", "p99", "ITL p50, ms", "tokens/s"),
@@ -55,11 +48,6 @@ def measure(setting: Setting) -> Result:
         f"{len(lengths)} requests with the lengths of chats; arrivals are Poisson.",
         Curves("max-num-seqs", "output tokens per second", curves, log_x=True),
     )
-
-
-def _arrivals(rng: random.Random, rate: float, count: int) -> list[float]:
-    """Draw times of arrival; the requests of an interrupted run came at the same."""
-    return [float(at) for at in np.cumsum([rng.expovariate(rate) for _ in range(count)])]
 
 
 STUDY = Study(

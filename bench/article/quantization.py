@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,29 +42,8 @@ def measure(setting: Setting) -> Result:
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, options) in enumerate(METHODS.items()):
-            out, figures = Path(folder) / str(number), Path(folder) / f"{number}.json"
-
-            def one_method(options: list[str] = options, out: Path = out, figures: Path = figures) -> Any:
-                """Measure a method: the figures of its quality, and seconds."""
-                calibrated = options[1] in READERS["samples"]
-                samples = ["--samples", str(setting.count(128, 8))] if calibrated else []
-                began = time.perf_counter()
-                _quire("quantize", "--model", model, "-o", str(out), *options, *samples)
-                took = time.perf_counter() - began
-                quality = [
-                    "--model",
-                    str(out),
-                    "--base",
-                    model,
-                    "--text",
-                    text,
-                    "--output-json",
-                    str(figures),
-                ]
-                _quire("bench", "quality", *quality, "--max-tokens", str(setting.count(8192, 512)))
-                return [json.loads(figures.read_text()), took]
-
-            found[name], took = setting.once(name, one_method)
+            place = Path(folder) / str(number)
+            found[name], took = setting.once(name, partial(_cost, setting, model, text, options, place))
             one = found[name]
             rows.append((name, one["perplexity"] / one["perplexity_float32"], one["kl_mean"],
                          f"{one['top1_agreement']:.1f}%", took, took / 60 / billions))  # fmt: skip
@@ -84,6 +64,19 @@ def measure(setting: Setting) -> Result:
         "Groups of 128, the calibration text inside the package. AWQ keeps no weight in 16 bits: it scales the "
         "important channels before rounding.",
     )
+
+
+def _cost(setting: Setting, model: str, text: str, options: list[str], out: Path) -> tuple[Any, float]:
+    """Measure a method: the figures of its quality, and seconds."""
+    samples = ["--samples", str(setting.count(128, 8))] if options[1] in READERS["samples"] else []
+    began = time.perf_counter()
+    _quire("quantize", "--model", model, "-o", str(out), *options, *samples)
+    took = time.perf_counter() - began
+    figures = out.with_suffix(".json")
+    models = ["--model", str(out), "--base", model]
+    reads = ["--text", text, "--max-tokens", str(setting.count(8192, 512))]
+    _quire("bench", "quality", *models, *reads, "--output-json", str(figures))
+    return json.loads(figures.read_text()), took
 
 
 STUDY = Study(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-
 from bench.article.lengths import conversations
 from bench.article.study import GUIDE, Claim, Result, Setting, Study, seconds
-from bench.article.traffic import Timed, timed
+from bench.article.traffic import Timed, arrivals, latencies, timed
 
 LONGEST = 384
 LOADS = (0.25, 0.5, 0.75, 1.0, 1.5)  # of the requests a second that the engine answers if all come at once
@@ -44,18 +42,10 @@ def measure(setting: Setting) -> Result:
 
 def _at(setting: Setting, lengths: list[tuple[int, int]], rate: float) -> list[float]:
     """Measure requests answered a second, TTFT p50 and p99 and ITL p50 in ms, at a rate of arrival."""
-    times = np.cumsum([setting.rng.expovariate(rate) for _ in lengths])
-    requests = [Timed(float(at), *pair) for at, pair in zip(times, lengths, strict=True)]
+    times = arrivals(setting.rng, rate, len(lengths))
+    requests = [Timed(at, *pair) for at, pair in zip(times, lengths, strict=True)]
     got = timed(setting.with_options(model={"max_model_len": LONGEST + 1}), requests, setting.rng)
-    first = [tokens[0] - request.at for tokens, request in zip(got, requests, strict=True)]
-    between = np.concatenate([np.diff(tokens) for tokens in got])
-    answered = len(requests) / max(tokens[-1] for tokens in got)
-    return [
-        answered,
-        1e3 * float(np.quantile(first, 0.5)),
-        1e3 * float(np.quantile(first, 0.99)),
-        1e3 * float(np.median(between)),
-    ]
+    return [len(requests) / max(tokens[-1] for tokens in got), *latencies(got, requests)]
 
 
 STUDY = Study(

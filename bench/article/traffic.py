@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from bench.article.study import exactly
 from quire.config import EngineConfig
 from quire.llm.async_llm import AsyncLLM
@@ -21,6 +23,18 @@ class Timed:
     at: float
     prompt: int
     output: int
+
+
+def arrivals(rng: random.Random, rate: float, count: int) -> list[float]:
+    """Draw Poisson times of arrival."""
+    return [float(at) for at in np.cumsum([rng.expovariate(rate) for _ in range(count)])]
+
+
+def latencies(found: Sequence[Sequence[float]], requests: Sequence[Timed]) -> list[float]:
+    """Return TTFT p50 and p99 and ITL p50, in ms, of what `timed` found."""
+    first = [got[0] - request.at for got, request in zip(found, requests, strict=True)]
+    between = np.concatenate([np.diff(got) for got in found])
+    return [*(1e3 * float(np.quantile(first, q)) for q in (0.5, 0.99)), 1e3 * float(np.median(between))]
 
 
 def timed(config: EngineConfig, requests: Sequence[Timed], rng: random.Random) -> list[list[float]]:
