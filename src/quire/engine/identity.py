@@ -76,6 +76,8 @@ def files_digest(path: Path) -> str:
                 digest.update(opened.read())
                 continue
             digest.update(opened.read(STRIDE))
+            if hasattr(os, "posix_fadvise"):  # reading ahead takes longer than the pages
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for place in (*range(STRIDE, size - PAGE, STRIDE), size - PAGE):
                 opened.seek(place)
                 digest.update(opened.read(PAGE))
