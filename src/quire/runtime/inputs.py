@@ -47,10 +47,8 @@ class InputBuilder:
     ) -> None:
         self._table_SM = np.zeros((max_seqs, max_blocks_per_seq), np.int32)
         self._num_blocks = [0] * max_seqs
-        self._mirrored = mirrored
-        self._appended: dict[
-            tuple[int, int], int
-        ] = {}  # by slot and column, since the last step that was built
+        # What was appended since the last step that was built, by slot and column; None: nobody asks.
+        self._appended: dict[tuple[int, int], int] | None = {} if mirrored else None
         # The adapter's slot of each sequence; None: there are no adapters.
         self.adapters_S = np.full(max_seqs, -1, np.int32) if adapters else None
         self.slot_of: Callable[[str], int] | None = None
@@ -117,8 +115,6 @@ class InputBuilder:
     def build(self, layout: StepLayout, rows: list[int], greedy: bool) -> ModelInput:
         """Make the arrays of a step that reads the rows of the tokens `rows` (see ModelInput.logit_rows and greedy)."""
         adapters_B = None if self.adapters_S is None else self.adapters_S[layout.slots]
-        appended = [(*place, block) for place, block in self._appended.items()]
-        self._appended.clear()
         t, b = len(layout.tokens), len(layout.ends)
         # One conversion for all lists, because each takes longer than the numbers of a small step.
         every = np.array(
@@ -137,7 +133,7 @@ class InputBuilder:
             adapters_B if adapters_B is not None and adapters_B.max() >= 0 else None,
             None if layout.seqs[0].state is None else states.lay_out(layout.seqs),
             np.array(layout.unseen, np.int32) if layout.unseen else None,
-            np.array(appended, np.int32).reshape(-1, 3) if self._mirrored else None,
+            None if self._appended is None else _taken(self._appended),
         )
 
     def snapshot(self, layout: StepLayout) -> ModelInput:
@@ -159,8 +155,15 @@ class InputBuilder:
         end = used + len(seq.new_blocks)
         self._table_SM[seq.slot, used:end] = seq.new_blocks
         self._num_blocks[seq.slot] = end
-        if self._mirrored:
+        if self._appended is not None:
             self._appended.update(((seq.slot, used + i), block) for i, block in enumerate(seq.new_blocks))
+
+
+def _taken(appended: dict[tuple[int, int], int]) -> IntArray:
+    """Take out what was appended, as rows of slot, column and block."""
+    rows = [(*place, block) for place, block in appended.items()]
+    appended.clear()
+    return np.array(rows, np.int32).reshape(-1, 3)
 
 
 def _seen(seq: ScheduledSeq, sampled: Mapping[int, Sequence[int]], failed: Container[int]) -> list[int]:
