@@ -80,9 +80,8 @@ class Runner:
         self._max_logit_rows = max_logit_rows
         self._earlier, self._launches = earlier, launches
         self._flying: deque[Launched] = deque()  # submitted to a device that launches alone
-        self._sampled: dict[
-            int, tuple[int, ...]
-        ] = {}  # each slot's last sample, of batches that the thread computed
+        # Each slot's last sample, of batches that the thread computed.
+        self._sampled: dict[int, tuple[int, ...]] = {}
         self._failed: dict[int, str] = {}  # slots of failed sequences that are not freed yet
         self._unclear: set[int] = set()  # slots that a part could not forget
         self._thread = ThreadPoolExecutor(1, "quire-step")
@@ -146,11 +145,11 @@ class Runner:
         Must not run while submitted batches are unfinished.
         """
         begun = None if self._earlier is None else self._begin(batch, self._earlier)
-        return self._launch(batch, begun).result()
+        return self._collect(self._launch(batch, begun))
 
     def _execute_ahead(self, batch: ScheduledBatch, begun: Begun | None) -> StepOutput:
         """Compute a batch whose tokens the next one may not know yet."""
-        output = self._launch(batch, begun).result()
+        output = self._collect(self._launch(batch, begun))
         # Tuples, because the output's own lists belong to its reader.
         self._sampled.update(zip(output.tokens, map(tuple, output.tokens.values()), strict=True))
         return output
