@@ -231,6 +231,22 @@ def test_floats_are_planned_as_a_method_would_quantize_them(
     assert plan_70b("--quantization", name, about=about)["weight_bytes"] == own["weight_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ((), "measured now"),
+        (("--machine-limits", "measure"), "measured now"),
+        (("--machine-limits", "50,900"), "given"),
+    ],
+    ids=["nothing", "measure", "numbers"],
+)
+def test_a_plan_says_where_its_limits_come_from(
+    given: tuple[str, ...], told: str, tiny_model: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["plan", tiny_model(), *given])
+    assert f"upper bounds, by limits {told}" in capsys.readouterr().out
+
+
 def test_a_plan_of_another_machine(plan_70b: Callable[..., dict[str, Any]]) -> None:
     """Memory, limits, batch, price and ranks of a machine that is not here."""
     given = ("--quantization", "awq", "--memory-gb", "80", "--gpu-memory-utilization", "0.9")

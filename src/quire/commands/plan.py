@@ -390,6 +390,7 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
                 f"{batch / GIB:.3f} GiB",
             ),
         ]
+    told = "given" if read_limits(plan.config.device.machine_limits) else "measured now"
     return {
         **({"each rank, stage by stage": by_stage} if len(stages) > 1 else {}),
         **({"what the ranks send each other": link} if ranks > 1 else {}),
@@ -403,7 +404,7 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
             *room,
         ],
         **({"sequences that fit at once": _fitting(figures)} if bounded else {}),
-        f"upper bounds, by limits {'given' if plan.config.device.machine_limits else 'measured now'}": [
+        f"upper bounds, by limits {told}": [
             ("memory read", f"{figures['read_gb_s']:.1f} GB/s"),
             ("arithmetic", f"{figures['peak_gflop_s']:.0f} GFLOP/s"),
             ("decode, one sequence", f"{figures['decode_tok_s_bound']:.1f} tok/s"),
