@@ -38,15 +38,16 @@ def model_list(service: Service, paths: bool) -> ModelList:
 
 def model_card(service: Service, name: str, paths: bool) -> ServedModelCard:
     """404 if no model is served under that name."""
-    info, adapter = service.front.info, service.adapters.loaded.find(name)
-    if adapter is not None and name not in service.names:
-        root = adapter.given if paths else name
-        card = ServedModelCard(name, service.created, root, info.max_model_len, parent=service.name)
-        card.system_fingerprint = service.fingerprint(name)
-        return card
-    if name not in service.names:
+    info, own = service.front.info, name in service.names
+    adapter = None if own else service.adapters.loaded.find(name)
+    if not own and adapter is None:
         raise not_found(f"The model `{name}` does not exist", "model", "model_not_found")
-    root = info.name if paths else name
+    root, parent = (info.name, None) if adapter is None else (adapter.given, service.name)
     return ServedModelCard(
-        name, service.created, root, info.max_model_len, system_fingerprint=service.fingerprint(name)
+        name,
+        service.created,
+        root if paths else name,
+        info.max_model_len,
+        parent=parent,
+        system_fingerprint=service.fingerprint(name),
     )
