@@ -245,14 +245,14 @@ class Service:
         """Take no more requests, and hand the streams back that other servers can go on with."""
         self.draining = True
         for call in self._resumable:
-            call.fail(HandedBackError("the server is shutting down: go on at another"))
+            _hand_back(call)
 
     @contextmanager
     def handed_back(self, call: Running) -> Iterator[None]:
         """Hand `call` back if the server drains, or did so before."""
         self._resumable.add(call)
         if self.draining:
-            call.fail(HandedBackError("the server is shutting down: go on at another"))
+            _hand_back(call)
         try:
             yield
         finally:
@@ -276,3 +276,7 @@ class Service:
         """Decode token ids, special tokens included."""
         tokenizer = self.front.tokenizer
         return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _hand_back(call: Running) -> None:
+    call.fail(HandedBackError("the server is shutting down: go on at another"))
