@@ -26,6 +26,7 @@ BLOCK_BYTES = 1024
 LOAD_SECONDS = 0.1  # for which a load is told again
 KEPT = 4096  # changes that are told one by one: who has missed more hears all
 MOST_WAIT = 60.0
+RATED = ("request_prefill_kv_computed_tokens", "request_prefill_time_seconds", "inter_token_latency_seconds")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -98,9 +99,7 @@ class Events:
 def about(service: Service) -> dict[str, Any]:
     """Describe the replica: its class, its models, its rates as measured (None: nothing was yet), its sizes."""
     metrics, info = service.metrics, service.front.info
-    seconds = {name: metrics.histograms[name][1] for name in metrics.histograms}
-    computed, prefill = seconds["request_prefill_kv_computed_tokens"], seconds["request_prefill_time_seconds"]
-    gaps = seconds["inter_token_latency_seconds"]
+    computed, prefill, gaps = (metrics.histograms[name][1] for name in RATED)
     adapters = [adapter.name for adapter in service.adapters.loaded.all]
     return {
         "class": service.fingerprint(service.name),
