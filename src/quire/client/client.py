@@ -204,11 +204,11 @@ class AsyncEngine:
 
     async def _until_ready(self, engine: EngineProcess, began: float) -> ModelCard:
         loading = began
-        died = asyncio.create_task(engine.end())
+        ended = asyncio.create_task(engine.end())
         try:
             while True:
                 found = asyncio.ensure_future(engine.events.get())
-                await asyncio.wait({found, died}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({found, ended}, return_when=asyncio.FIRST_COMPLETED)
                 if not found.done():
                     found.cancel()
                     self.metrics.killed(engine.killed_by)
@@ -223,7 +223,7 @@ class AsyncEngine:
                     self.startup = startup_of(began, loading, event.phases, time.monotonic())
                     return event.info
         finally:
-            died.cancel()
+            ended.cancel()
 
     async def _reap(self, engine: EngineProcess, grace: float) -> None:
         """Wait `grace` seconds for the process to end, then kill it."""
@@ -303,12 +303,14 @@ class AsyncEngine:
         self._admit(requests)
         now = time.monotonic()
         generation = Generation(self, requests, [RequestTimes(request, now) for request in requests])
+        going = []
         for request, times in zip(requests, generation.times, strict=True):
             if open_samples := set(request.open_samples):
+                going.append(request)
                 self._live[request.id] = Live(generation, times, open_samples)
                 self._queued.add(request.owner, 1)
                 self._queued_tokens.add(request.owner, request.weight)
-        if going := [request for request in requests if request.open_samples]:
+        if going:
             self._send(Submit.of(going))
         return generation
 
