@@ -61,7 +61,6 @@ class Nothing:
     def __init__(self, limits: Limits, num_blocks: int, seconds: float) -> None:
         self.spec, self.num_blocks, self.block_size = KVSpec(1, 1, 16, "float32"), num_blocks, BLOCK
         self._limits, self._seconds = limits, seconds
-        self._rows = 0
         self._free = 0.0  # when the device has computed what was launched
 
     def run(self, inputs: ModelInput) -> Any:

@@ -60,9 +60,7 @@ COUNTED = (
     "spec_drafts",
     "spec_draft_tokens",
     "spec_accepted_tokens",
-    "read_bytes",
-    "operations",
-    "step_seconds",
+    *WORK,
 )
 
 
