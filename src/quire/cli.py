@@ -218,9 +218,8 @@ class Parser(argparse.ArgumentParser):
     unused: Collection[str] = ()  # engine options that the command does not use
 
     def error(self, message: str) -> NoReturn:
-        joined = re.match(
-            "argument (-[a-z]).*: ignored explicit argument '(.*)'", message
-        )  # -hf read as -h f
+        # -hf is read as -h f.
+        joined = re.match("argument (-[a-z]).*: ignored explicit argument '(.*)'", message)
         if joined and (hint := words.advice(joined[1] + joined[2], self._option_string_actions)):
             message = f"there is no option {joined[1]}{joined[2]}{hint}"
         wrong = re.match("argument --dtype: invalid choice: '(.*?)'", message)

@@ -373,9 +373,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     read_bytes: float = 0.0  # by steps, as the model's cost counts them, like their operations
     operations: float = 0.0
     step_seconds: float = 0.0
-    limits: tuple[float, float] | None = (
-        None  # bytes and operations per second that the machine can do, if known
-    )
+    # Bytes and operations per second that the machine can do, if known.
+    limits: tuple[float, float] | None = None
     longest_stays: dict[str, float] = msgspec.field(
         default_factory=dict
     )  # seconds outside forward passes, by cause

@@ -84,10 +84,8 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
         ),
         cache=replace(config.cache, kv_cache_dtype="float32"),
     )
-    readers, info = (
-        (_reader(base, options.window), _reader(config, options.window)),
-        find_files(config.model).info,
-    )
+    readers = _reader(base, options.window), _reader(config, options.window)
+    info = find_files(config.model).info
     states = info.kv_spec("float32").bytes_per_state(0) > 0
     with progress("quality", len(tokens) - 1, "tokens") as told:
         found = compare(*readers, tokens, options.window, told, states)

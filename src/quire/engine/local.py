@@ -37,9 +37,8 @@ class LocalCall:
     def __init__(self, engine: LocalEngine, requests: Sequence[Request], news: News | None = None) -> None:
         self._engine = engine
         self._ids = [request.id for request in requests]
-        self._open = {
-            request.id: len(request.open_samples) for request in requests
-        }  # used by the engine thread
+        # Used by the engine thread.
+        self._open = {request.id: len(request.open_samples) for request in requests}
         self._left = sum(self._open.values())  # used by the caller
         self._deltas: News = SimpleQueue() if news is None else news
 
