@@ -114,8 +114,7 @@ class Choice:
         self._step += 1
         replica = self.at(index)
         found = self._found(ask, index, len(ask.digests))
-        left = ask.tokens - found
-        booking = Booking(index, now, found, left, replica.cost(left, now))
+        booking = Booking(index, now, found, ask.tokens - found)
         self.booked[booking] = None
         replica.send(booking, now)
         self.prefixes.touch(index, ask.digests, ask.block)

@@ -28,13 +28,12 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Booking(msgspec.Struct, eq=False):
-    """A request on its way: `found` tokens are expected in the cache, `left` not, and its first token in `seconds`."""
+    """A request on its way: `found` tokens are expected in the cache, `left` not."""
 
     index: int
     at: float
     found: int
     left: int
-    seconds: float
     ended: bool = False
 
 
