@@ -8,8 +8,8 @@ from collections import OrderedDict
 import msgspec
 import pytest
 
-from quire.cluster.prefixes import BLOCK_BYTES, MOST_BLOCKS, Prefixes, Prompt, digests
-from quire.serve.held import Held, read, written
+from quire.cluster.prefixes import MOST_BLOCKS, Prefixes, Prompt, digests
+from quire.serve.held import BLOCK_BYTES, Held, read, written
 
 
 def test_a_digest_names_all_before_it() -> None:

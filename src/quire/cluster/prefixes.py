@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import xxhash
 
-from quire.serve.held import Held, read
+from quire.serve.held import BLOCK_BYTES, Held, read
 
-BLOCK_BYTES = 1024
 MOST_BLOCKS = 512
 """Blocks of a prompt that have names: a router needs no more, and headers stay short."""
 _BITS = (1 << 60) - 1  # an int of 60 bits takes 32 bytes, one of 64 takes 48

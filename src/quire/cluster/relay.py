@@ -16,17 +16,17 @@ from starlette.types import Receive, Scope, Send
 from quire.cluster.choice import Ask
 from quire.cluster.loads import Booking
 from quire.cluster.options import RouteConfig
-from quire.cluster.prefixes import BLOCK_BYTES, Prompt, digests
+from quire.cluster.prefixes import Prompt, digests
 from quire.cluster.replicas import Member, Replicas, label
-from quire.cluster.streams import KEEP_ALIVE, DiffersError, Passage, Reader
+from quire.cluster.streams import DiffersError, Passage, Reader
 from quire.cluster.tally import Tally
 from quire.cluster.upstream import Connection, Headers, Lost
 from quire.errors import QuireError
 from quire.serve.admission import is_anthropic, route_path
 from quire.serve.anthropic.protocol import error_body
 from quire.serve.errors import ErrorInfo, HttpError, as_http, unavailable
-from quire.serve.held import written
-from quire.serve.stream import Disconnected, watched
+from quire.serve.held import BLOCK_BYTES, written
+from quire.serve.stream import KEEP_ALIVE, Disconnected, watched
 
 log = logging.getLogger("quire.route")
 

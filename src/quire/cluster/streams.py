@@ -22,7 +22,6 @@ ENDS = (
     b"event: response.failed",
 )
 """ENDS begin the last event of a stream: nothing else is a good end."""
-KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class DiffersError(QuireError):

@@ -6,6 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+BLOCK_BYTES = 1024
+"""BLOCK_BYTES of text make a block of a prefix."""
+
 
 def written(names: Iterable[int]) -> list[str]:
     """Spell digests as they cross the wire."""

@@ -15,14 +15,12 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.client.client import AsyncEngine
-from quire.serve.held import Held, read
+from quire.serve.held import BLOCK_BYTES, Held, read
 from quire.serve.service import Service
 from quire.serve.threads import within
 
 log = logging.getLogger("quire.serve")
 
-BLOCK_BYTES = 1024
-"""BLOCK_BYTES of text make a block of a prefix, for routers."""
 LOAD_SECONDS = 0.1  # for which a load is told again
 KEPT = 4096  # changes that are told one by one: who has missed more hears all
 MOST_WAIT = 60.0
