@@ -59,15 +59,19 @@ _load = msgspec.json.Decoder(Load)
 class Member:
     """One replica as this router knows it. `number` names it to those who may not see addresses."""
 
-    def __init__(self, address: Address, key: str, number: int, index: int) -> None:
-        self.address, self.number, self.index = address, number, index
+    def __init__(self, address: Address, key: str, number: int, replica: Replica, index: int) -> None:
+        self.address, self.number = address, number
+        self.replica, self.index = replica, index  # as `choice` knows it
         self.upstream = Upstream(address, key)
         self.about: About | None = None
-        self.state: State = "down"
         self.drained = self.gone = False
-        self.heard = self.up_since = self.again = 0.0
+        self.heard = self.again = 0.0
         self.flaps, self.why = 0, "not reached yet"
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> State:
+        return self.replica.state
 
     @property
     def kind(self) -> str:
@@ -136,7 +140,7 @@ class Replicas:
         """Note that a replica failed. If it fell silent, those who wait for its answers are told."""
         now = time.monotonic()
         if member.state == "up":
-            member.flaps = member.flaps + 1 if now - member.up_since < STEADY else 0
+            member.flaps = member.flaps + 1 if now - member.replica.since < STEADY else 0
         if why != member.why:
             log.log(logging.WARNING if member.about else logging.INFO, "%s is not used: %s", member, why)
         member.about, member.why = None, why
@@ -162,17 +166,14 @@ class Replicas:
 
     def _take(self, member: Member, load: Load) -> None:
         member.heard = time.monotonic()
-        if not member.gone:
-            self.choice.at(member.index).word(load, member.heard)
+        member.replica.word(load, member.heard)
 
     def _set(self, member: Member, state: State) -> None:
-        if member.gone or state == member.state:
+        before = member.state
+        if member.gone or state == before:
             return
-        self.num_up += (state == "up") - (member.state == "up")
-        member.state, now = state, time.monotonic()
-        if state == "up":
-            member.up_since = now
-        self.choice.set_state(member.index, state, now)
+        self.num_up += (state == "up") - (before == "up")
+        self.choice.set_state(member.index, state, time.monotonic())
         self._change.set()
         self._change = asyncio.Event()
 
@@ -225,10 +226,10 @@ class Replicas:
             self._seen = str(error)
             return
         for text in [text for text in dict.fromkeys(found) if text not in self.members]:
-            index = self.choice.add(Replica(text, state="down"))
-            member = Member(Address(text), self._config.router_api_key[0], self._number, index)
+            replica, key = Replica(text, state="down"), self._config.router_api_key[0]
+            member = Member(Address(text), key, self._number, replica, self.choice.add(replica))
             self._number += 1
-            self.members[text] = self._by_index[index] = member
+            self.members[text] = self._by_index[member.index] = member
             member.task = asyncio.get_running_loop().create_task(self._follow(member))
         for member in [one for text, one in self.members.items() if text not in found]:
             log.info("%s is no longer listed", member)
@@ -283,7 +284,7 @@ class Replicas:
         member.about = about
         kinds = [(model, member.kind_of(model)) for model in ("", *about.models)]
         self.choice.label(member.index, [label(model, kind) for model, own in kinds for kind in ("", own)])
-        replica = self.choice.at(member.index)
+        replica = member.replica
         replica.rate = about.prefill_rate or replica.rate
         replica.decode_rate = about.decode_rate or replica.decode_rate
         self.choice.prefixes.clear(member.index)
