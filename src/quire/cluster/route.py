@@ -42,9 +42,6 @@ from quire.serve.web import Job, WebServer, listen, url_of
 log = logging.getLogger("quire.route")
 
 MODELS_SECONDS = 5.0
-OWN_PATHS = frozenset(
-    {"/health", "/ping", "/version", "/metrics", "/v1/models", "/replicas", "/drain", "/undrain"}
-)
 
 
 class Router:
@@ -126,9 +123,8 @@ class Router:
 def make_app(router: Router) -> FastAPI:
     """The application around one router."""
     app = FastAPI(title="Quire's router", docs_url=None, redoc_url=None, openapi_url=None)
-    paths = [endpoint.path for endpoint in with_dialects(load_hooks(ENTRY_POINTS))]
-    for path in paths:
-        app.add_route(path, router.forward, methods=["POST"])
+    for endpoint in with_dialects(load_hooks(ENTRY_POINTS)):
+        app.add_route(endpoint.path, router.forward, methods=["POST"])
     app.add_route("/v1/programs", router.forward, methods=["GET"])
     app.add_route("/v1/models", router.models, methods=["GET"])
     app.add_route("/v1/models/{model_id:path}", router.forward, methods=["GET"])
@@ -139,14 +135,8 @@ def make_app(router: Router) -> FastAPI:
     for path in ("/drain", "/undrain"):
         app.add_route(path, router.drain, methods=["POST"])
     for_operators(app, "/replicas", "/drain", "/undrain")
-    known = {*paths, *OWN_PATHS}
-    guard(
-        app,
-        router.config,
-        lambda method, path, status: router.tally.answers.labels(
-            method, path if path in known else "other", str(status)
-        ).inc(),
-    )
+    answers = router.tally.answers
+    guard(app, router.config, lambda *answer: answers.labels(*answer).inc())
     return app
 
 

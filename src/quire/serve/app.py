@@ -141,15 +141,7 @@ def make_app(service: Service) -> FastAPI:
     """The application around one service."""
     app = make_routes(service)
     add_middleware(app, service.config)
-    known = {getattr(route, "path", "") for route in app.routes}
-    guard(
-        app,
-        service.config,
-        lambda method, path, status: service.metrics.answered(
-            method, path if path in known else "other", status
-        ),
-        service.load,
-    )
+    guard(app, service.config, service.metrics.answered, service.load)
     return app
 
 
@@ -198,16 +190,16 @@ def guard(
 ) -> None:
     """Put keys, limits on heads and CORS before the application, and errors in the shape of each API.
 
-    Answers to routers tell the `load`.
+    Paths without a route are counted as "other". Answers to routers tell the `load`.
     """
     add_handlers(app)
-    keys = config.keys()
+    keys, known = config.keys(), {getattr(route, "path", "") for route in app.routes}
     app.add_middleware(
         Admission,
         keys=keys,
         for_operators=operators_paths(app),
         error_response=_error_response,
-        count=count,
+        count=lambda method, path, status: count(method, path if path in known else "other", status),
         show_id=config.enable_request_id_headers,
         load=load,
         limits=HeadLimits(config.h11_max_header_count, config.h11_max_incomplete_event_size),
