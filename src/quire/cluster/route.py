@@ -7,7 +7,6 @@ import logging
 import random
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,7 +36,7 @@ from quire.serve.native.control import for_operators
 from quire.serve.openapi import json_response
 from quire.serve.system_limits import check_limits
 from quire.serve.tls import check_tls
-from quire.serve.web import Job, WebServer, listen, url_of
+from quire.serve.web import Job, WebServer, listening, url_of
 
 log = logging.getLogger("quire.route")
 
@@ -163,8 +162,7 @@ class _Server(WebServer):
         await super().startup(sockets)
         config = self._router.config
         log.info("serving the replicas' models at %s", url_of(config, self.listener))
-        if who := banner.reach(config):
-            log.log(logging.WARNING if who == banner.OPEN_TO_ALL else logging.INFO, who)
+        banner.log_reach(log, config)
 
 
 def route(config: RouteConfig, *jobs: Job) -> int:
@@ -183,12 +181,7 @@ async def _route(config: RouteConfig, jobs: tuple[Job, ...]) -> int:
     check_tls(config)
     config.keys()
     router = Router(config)
-    listener = listen(config)
-    try:
+    with listening(config) as listener:
         server = _Server(router, listener)
         server.background += jobs
         return await server.run()
-    finally:
-        listener.close()
-        if config.uds is not None:
-            Path(config.uds).unlink(missing_ok=True)

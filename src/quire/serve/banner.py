@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,12 @@ def reach(config: WebConfig) -> str:
     if is_local(config.host):
         return ONLY_HERE
     return "" if config.api_keys() else OPEN_TO_ALL
+
+
+def log_reach(log: logging.Logger, config: WebConfig) -> None:
+    """Log who can connect; that anyone can is a warning."""
+    if who := reach(config):
+        log.log(logging.WARNING if who == OPEN_TO_ALL else logging.INFO, who)
 
 
 def lines(url: str, config: ServerConfig, engine: EngineConfig, info: ModelCard, stats: EngineStats) -> str:

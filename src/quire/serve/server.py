@@ -28,7 +28,7 @@ from quire.serve.served import Clock
 from quire.serve.service import Service
 from quire.serve.system_limits import check_limits
 from quire.serve.tls import check_tls
-from quire.serve.web import WebServer, listen, url_of
+from quire.serve.web import WebServer, listening, url_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -105,28 +105,25 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str, 
     check_tls(config)
     check_adapters(engine_config, config)
     config.keys()
-    listener = listen(config)
-    clock.mark("imports and options")
     service: Service | None = None
     try:
-        level = config.log_level if not watched else "warning"
-        service, app = await served.start(engine_config, config, maker, level, clock)
-        if watched and not config.check:
-            info, stats = service.front.info, service.metrics.stats
-            shown = banner.lines(url_of(config, listener), config, engine_config, info, stats)
-            print(shown, file=sys.stderr)
-        server = _Server(service, app, listener, clock)
-        if config.check:
-            server.config.load()
-            _ = service.front.template
-            print(_summary(service, engine_config))
-            return 0
-        with records.recorded(service.names, url_of(config, listener), config.metrics_prefix):
-            return await server.run()
+        with listening(config) as listener:
+            clock.mark("imports and options")
+            level = config.log_level if not watched else "warning"
+            service, app = await served.start(engine_config, config, maker, level, clock)
+            if watched and not config.check:
+                info, stats = service.front.info, service.metrics.stats
+                shown = banner.lines(url_of(config, listener), config, engine_config, info, stats)
+                print(shown, file=sys.stderr)
+            server = _Server(service, app, listener, clock)
+            if config.check:
+                server.config.load()
+                _ = service.front.template
+                print(_summary(service, engine_config))
+                return 0
+            with records.recorded(service.names, url_of(config, listener), config.metrics_prefix):
+                return await server.run()
     finally:
-        listener.close()
-        if config.uds is not None:
-            Path(config.uds).unlink(missing_ok=True)
         if service is not None:
             await served.stop(service)
 
@@ -170,8 +167,7 @@ class _Server(WebServer):
         log.info("serving %s at %s", self._service.name, url)
         if config.uds is None:
             log.info("the page is at %s/", url)
-        if who := banner.reach(config):
-            log.log(logging.WARNING if who == banner.OPEN_TO_ALL else logging.INFO, who)
+        banner.log_reach(log, config)
         log.info("try: %s", _curl(self._service, self.listener))
         if self._service.front.info.name == SHIPPED_MODEL:
             log.info("%s", suggested.advice("quire serve"))

@@ -147,8 +147,19 @@ class WebServer(uvicorn.Server):
         self.should_exit = True
 
 
-def listen(config: WebConfig) -> socket.socket:
+@contextmanager
+def listening(config: WebConfig) -> Iterator[socket.socket]:
     """Bind the socket first, so that a port in use is reported before anything is loaded."""
+    listener = _listen(config)
+    try:
+        yield listener
+    finally:
+        listener.close()
+        if config.uds is not None:
+            Path(config.uds).unlink(missing_ok=True)
+
+
+def _listen(config: WebConfig) -> socket.socket:
     if config.uds is not None:
         return _listen_unix(config.uds)
     try:

@@ -7,7 +7,6 @@ import logging
 import socket
 import sys
 import time
-from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -23,7 +22,7 @@ from quire.serve.many.house import House
 from quire.serve.options import ServerConfig
 from quire.serve.service import Service
 from quire.serve.tls import check_tls
-from quire.serve.web import WebServer, listen, url_of
+from quire.serve.web import WebServer, listening, url_of
 
 log = logging.getLogger("quire.serve")
 
@@ -48,8 +47,7 @@ async def serve(engine: EngineConfig, config: ServerConfig, maker: str, watched:
         add_handlers(found[1])
         return found
 
-    listener = listen(config)
-    try:
+    with listening(config) as listener:
         house = House(await asyncio.to_thread(plan), config, budget, start)
         url, names = url_of(config, listener), tuple(house.models)
         if config.check:
@@ -58,8 +56,7 @@ async def serve(engine: EngineConfig, config: ServerConfig, maker: str, watched:
         server = _Server(house, make_house(house, config), config, listener)
         server.background.append(house.run)
         log.info("serving %s at %s", ", ".join(names), url)
-        if who := banner.reach(config):
-            log.log(logging.WARNING if who == banner.OPEN_TO_ALL else logging.INFO, who)
+        banner.log_reach(log, config)
         if watched:
             print(f"Models        {', '.join(names)}\nAPI           {url}\nCtrl-C stops.", file=sys.stderr)
         with records.recorded(names, url, config.metrics_prefix):
@@ -67,10 +64,6 @@ async def serve(engine: EngineConfig, config: ServerConfig, maker: str, watched:
                 return await server.run()
             finally:
                 await house.close()
-    finally:
-        listener.close()
-        if config.uds is not None:
-            Path(config.uds).unlink(missing_ok=True)
 
 
 def _check(engine: EngineConfig, config: ServerConfig) -> None:
