@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -287,18 +288,28 @@ def _add_endpoint(app: FastAPI, service: Service, endpoint: Endpoint) -> None:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    async def all_models(http: HttpRequest) -> Response:
-        cards = models.model_list(service, http.state.operator)
-        return json_response(anthropic_models.models(cards) if VERSION in http.headers else cards)
-
-    async def one_model(http: HttpRequest, model_id: str) -> Response:
-        card = models.model_card(service, model_id, http.state.operator)
-        return json_response(anthropic_models.model(card) if VERSION in http.headers else card)
-
     async def about_programs() -> Response:
         return json_response(await programs.describe(service))
 
     add_get(app, "/v1/programs", about_programs, programs.ProgramsInfo, "Frames of messages, and bounds")
     add_adapters(app, service)
+    add_model_cards(app, partial(models.model_list, service), partial(models.model_card, service))
+
+
+def add_model_cards(
+    app: FastAPI,
+    all_cards: Callable[[bool], models.ModelList],
+    find: Callable[[str, bool], models.ServedModelCard],
+) -> None:
+    """Add /v1/models in the shape of each API. Both functions are told whether an operator asks."""
+
+    async def all_models(http: HttpRequest) -> Response:
+        cards = all_cards(http.state.operator)
+        return json_response(anthropic_models.models(cards) if VERSION in http.headers else cards)
+
+    async def one_model(http: HttpRequest, model_id: str) -> Response:
+        card = find(model_id, http.state.operator)
+        return json_response(anthropic_models.model(card) if VERSION in http.headers else card)
+
     add_get(app, "/v1/models", all_models, models.ModelList, "The served names")
     add_get(app, "/v1/models/{model_id:path}", one_model, models.ServedModelCard, "One served name")

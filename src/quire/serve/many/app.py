@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,10 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 from quire.errors import ConfigError
 from quire.hooks import ENDPOINTS as ENTRY_POINTS
 from quire.hooks import load_hooks
-from quire.serve.admission import VERSION, CountAnswer, is_anthropic, route_path
-from quire.serve.anthropic import models as anthropic_models
+from quire.serve.admission import CountAnswer, is_anthropic, route_path
 from quire.serve.anthropic.protocol import error_body
-from quire.serve.app import guard, with_dialects
+from quire.serve.app import add_model_cards, guard, with_dialects
 from quire.serve.bodies import read_body
 from quire.serve.errors import HttpError, forbidden, invalid, not_found, unavailable
 from quire.serve.extensions import add_middleware
@@ -94,15 +94,11 @@ def _add_models(app: FastAPI, house: House, config: ServerConfig) -> None:
 
         return handler
 
-    async def all_models(http: HttpRequest) -> Response:
-        found = cards(house, http.state.operator)
-        return json_response(anthropic_models.models(found) if VERSION in http.headers else found)
-
-    async def one_model(http: HttpRequest, model_id: str) -> Response:
-        found = next((one for one in cards(house, http.state.operator).data if one.id == model_id), None)
+    def find(name: str, operator: bool) -> ServedModelCard:
+        found = next((one for one in cards(house, operator).data if one.id == name), None)
         if found is None:
-            raise not_found(f"The model `{model_id}` does not exist", "model", "model_not_found")
-        return json_response(anthropic_models.model(found) if VERSION in http.headers else found)
+            raise not_found(f"The model `{name}` does not exist", "model", "model_not_found")
+        return found
 
     for name, change in (
         ("load", lambda model, _: house.load(model)),
@@ -111,8 +107,7 @@ def _add_models(app: FastAPI, house: House, config: ServerConfig) -> None:
     ):
         add_post(app, f"/v1/models/{name}", changing(change))
         for_operators(app, f"/v1/models/{name}")
-    add_get(app, "/v1/models", all_models, ModelList, "The models and their states")
-    add_get(app, "/v1/models/{model_id:path}", one_model, HousedCard, "One model")
+    add_model_cards(app, partial(cards, house), find)
 
 
 def card(house: House, model: Housed, operator: bool) -> HousedCard:
