@@ -8,7 +8,6 @@ from typing import Literal
 from quire.cluster.choice import Policy
 from quire.config import option
 from quire.errors import ConfigError
-from quire.serve.keys import keys_in
 from quire.serve.web_options import WebConfig
 
 POLICY_NAMES = {"cache_aware": "prefix", "power_of_two": "load", "consistent_hashing": "session"}
@@ -60,15 +59,14 @@ class RouteConfig(WebConfig):
 
     def __post_init__(self) -> None:
         WebConfig.__post_init__(self)
-        keys = (*self.router_api_key, *keys_in("--router-api-key-file", self.router_api_key_file))
-        object.__setattr__(self, "router_api_key", keys)
-        object.__setattr__(self, "router_api_key_file", None)  # read once: it may be a pipe
+        self._add_keys("router_api_key")
         object.__setattr__(self, "replica", (*self.replica, *self.worker_urls))
         object.__setattr__(self, "worker_urls", ())
         if not (self.replica or self.replicas_file or self.replicas_dns):
             raise ConfigError(
                 "name the replicas: --replica http://host:port, --replicas-file or --replicas-dns"
             )
+        keys = self.router_api_key
         if len(keys) != 1 or not keys[0] or not (keys[0].isascii() and keys[0].isprintable()):
             raise ConfigError(
                 "give one key, the replicas' own --router-api-key, by --router-api-key-file FILE or --router-api-key"

@@ -77,13 +77,16 @@ class WebConfig:
             raise ConfigError(f"--metrics-prefix must be letters, digits and _, got {self.metrics_prefix!r}")
 
     def _read_keys(self, *names: str) -> None:
-        """Add the keys of files to options."""
-        for name in names:  # a file such as <(...) can be read once
-            flag, path = f"--{name.replace('_', '-')}-file", getattr(self, f"{name}_file")
-            object.__setattr__(self, name, (*getattr(self, name), *keys_in(flag, path)))
-            object.__setattr__(self, f"{name}_file", None)
+        """Add the keys of files to options, which must not be empty."""
+        for name in names:
+            self._add_keys(name)
             if not all(getattr(self, name)):
                 raise ConfigError(f"--{name.replace('_', '-')} must not be empty")
+
+    def _add_keys(self, name: str) -> None:
+        flag, path = f"--{name.replace('_', '-')}-file", getattr(self, f"{name}_file")
+        object.__setattr__(self, name, (*getattr(self, name), *keys_in(flag, path)))
+        object.__setattr__(self, f"{name}_file", None)  # a file such as <(...) can be read once
 
     def api_keys(self) -> tuple[str, ...]:
         """Return users' keys; without any, those of the environment, as they are secrets."""
