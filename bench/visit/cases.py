@@ -167,9 +167,17 @@ class Paged:
     """
 
     def __init__(
-        self, place: Place, lengths: list[int], kept: Any, heads: int, groups: int, width: int, rotary: int = 0,
-        last: int = 1, block: int = 64,
-    ) -> None:  # fmt: skip
+        self,
+        place: Place,
+        lengths: list[int],
+        kept: Any,
+        heads: int,
+        groups: int,
+        width: int,
+        rotary: int = 0,
+        last: int = 1,
+        block: int = 64,
+    ) -> None:
         self.place, self.heads, self.groups, self.width, self.rotary = place, heads, groups, width, rotary
         self.lengths, self.kept, self.block, whole = lengths, kept, block, width + rotary
         self.act = kept if kept in (torch.float16, torch.float32) else torch.bfloat16

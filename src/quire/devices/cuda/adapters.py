@@ -165,17 +165,8 @@ class StepAdapters:
         if not found:
             return False
         step, x, kind = self._step, self._step[op.x].to(self._adapters.act), self._step.kind(out)
-        total, low = (
-            self._sums(
-                found,
-                own_matrix(op.weight),
-                kind,
-                multiply,
-                op.weight.shape[0],
-                isinstance(op, ops.GatedLinear),
-            ),
-            None,
-        )
+        weight, gated, low = own_matrix(op.weight), isinstance(op, ops.GatedLinear), None
+        total = self._sums(found, weight, kind, multiply, op.weight.shape[0], gated)
         if changes.largest:
             low, inner = torch.empty_like(total), step.empty(len(x), changes.largest, dtype=x.dtype)
             adapted.shrink(self._run, x, changes, self._rows(kind), inner)
@@ -189,10 +180,12 @@ class StepAdapters:
         if not found:
             return False
         step, run, act, slots = self._step, self._run, self._adapters.act, self._slots[TOKENS]
-        total, low = self._sums(
-            found, own_matrix(op.table), TOKENS, lambda table, to: rows.embed(run, table.dense(act), step.tokens, to),
-            op.table.shape[1],
-        ), None  # fmt: skip
+        low = None
+
+        def multiply(table: CudaMatrix, to: Any) -> None:
+            rows.embed(run, table.dense(act), step.tokens, to)
+
+        total = self._sums(found, own_matrix(op.table), TOKENS, multiply, op.table.shape[1])
         if changes.largest:
             low, inner = torch.empty_like(total), step.empty(len(slots), changes.largest, dtype=act)
             for slot, placed in found.items():
@@ -205,9 +198,14 @@ class StepAdapters:
         return True
 
     def _sums(
-        self, found: dict[int, Placed], weight: CudaMatrix, kind: int,
-        multiply: Callable[[CudaMatrix, Any], None], width: int, gated: bool = False,
-    ) -> Any:  # fmt: skip
+        self,
+        found: dict[int, Placed],
+        weight: CudaMatrix,
+        kind: int,
+        multiply: Callable[[CudaMatrix, Any], None],
+        width: int,
+        gated: bool = False,
+    ) -> Any:
         """Sums of a product [T, O] float32, by a new weight where an adapter brings one."""
         slots = self._slots[kind]
         total = self._step.empty(len(slots), width, dtype=torch.float32)

@@ -67,9 +67,8 @@ class Arena:
             if isinstance(op, RunExperts):
                 pairs = limits.max_tokens * (self.places[op.routes].width // 2)
                 self.beside = max(self.beside, pairs * (op.inner_width + width) * self.act.itemsize)
-            if limits.max_adapters and isinstance(
-                op, (Linear, GatedLinear)
-            ):  # sums, and what adapters add to them
+            if limits.max_adapters and isinstance(op, (Linear, GatedLinear)):
+                # float32 sums, and what adapters add to them
                 self.beside = max(self.beside, limits.max_tokens * op.weight.shape[0] * 8)
             kind = PIECE if index >= graph.body else self._kind(op)
             sizes.append(-(-rows[kind] * width * dtype.itemsize // ALIGNED) * ALIGNED)

@@ -85,10 +85,8 @@ class CudaKVCache:
         for batch in _independent(copies):
             sources, destinations = torch.tensor(batch, device=self.device).T
             for state in (state for layer in self.states for state in layer):
-                state.rows[destinations], state.waiting[destinations] = (
-                    state.rows[sources],
-                    state.waiting[sources],
-                )
+                state.rows[destinations] = state.rows[sources]
+                state.waiting[destinations] = state.waiting[sources]
 
 
 def own_cache(kv: KVCache) -> CudaKVCache:

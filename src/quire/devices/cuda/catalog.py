@@ -92,12 +92,8 @@ def _attention(
 
 def _experts(tokens: int, run: Launcher) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
-    x, ids, weights, places = (
-        empty(tokens, 2048),
-        numbers(tokens, 8),
-        real(tokens, 8),
-        empty(128, dtype=torch.int64),
-    )
+    x, places = empty(tokens, 2048), empty(128, dtype=torch.int64)
+    ids, weights = numbers(tokens, 8), real(tokens, 8)
     about = experts.Experts(places, places, numbers(128), 768, torch.bfloat16, "silu", aligned=True)
     tile, most = experts.expert_tile(run, tokens, 8, 128, x.dtype)
     room = experts.ExpertScratch(
@@ -132,9 +128,11 @@ def _scan(kind: recurrent.Kind, run: Launcher) -> None:
     heads, rows, columns = sizes[kind]
     by_head, by_row, wide = empty(9, heads), empty(9, 16 * rows), empty(9, heads * columns)
     parts = {
-        "delta": [by_row, wide, by_head, by_head], "space": [wide, by_row, by_head], "selective": [wide, wide, by_row],
+        "delta": [by_row, wide, by_head, by_head],
+        "space": [wide, by_row, by_head],
+        "selective": [wide, wide, by_row],
         "gated": [wide, wide, wide],
-    }[kind]  # fmt: skip
+    }[kind]
     state = recurrent.State(real(8, heads * rows * columns), real(8, 4, sum(part.shape[1] for part in parts)))
     step = recurrent.StateStep(True, *(numbers(size) for size in (9, 9, 9, 9, 10, 10, 36, 9)))
     about = recurrent.Scan(kind, heads, rows, columns, 1 if heads == 1 else 2)
@@ -144,11 +142,9 @@ def _scan(kind: recurrent.Kind, run: Launcher) -> None:
 def _convolution(run: Launcher) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
     step = recurrent.StateStep(True, *(numbers(size) for size in (9, 9, 9, 9, 10, 10, 36, 9)))
-    state, ids = (
-        recurrent.State(real(8, 3, 8192), real(8, 4, 8192)),
-        recurrent.State(real(8, 3, 1), real(8, 4, 1)),
-    )
+    state = recurrent.State(real(8, 3, 8192), real(8, 4, 8192))
     recurrent.convolve(run, empty(9, 8192), real(8192, 4), empty(9, 8192), state, step, real(8192), "silu")
+    ids = recurrent.State(real(8, 3, 1), real(8, 4, 1))
     places = empty(6, dtype=torch.int64), numbers(6), empty(4, dtype=torch.int64)
     recurrent.embed_ngrams(run, real(9, 1), *places, 2, torch.bfloat16, empty(9, 6 * 64), ids, step)
 

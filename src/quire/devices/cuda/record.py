@@ -214,10 +214,8 @@ def linear(r: Recorder, op: ops.Linear[Value], out: Value) -> Call:
     weight, bias = own_matrix(op.weight), r.tensor(op.bias)
 
     def call(step: CudaStep) -> None:
-        sums, ending = (
-            partial(product, r, step, step[op.x]),
-            (bias, op.activation, step.optional(op.residual)),
-        )
+        sums = partial(product, r, step, step[op.x])
+        ending = bias, op.activation, step.optional(op.residual)
         if step.adapters is None or not step.adapters.product(op, out, sums, ending):
             sums(weight, step[out], *ending)
 
@@ -230,7 +228,8 @@ def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
         bias = r.tensor(alternating(op.bias))
 
     def call(step: CudaStep) -> None:
-        sums, ending = partial(product, r, step, step[op.x]), (bias, op.activation, None, op.limit, True)
+        sums = partial(product, r, step, step[op.x])
+        ending = bias, op.activation, None, op.limit, True
         if step.adapters is None or not step.adapters.product(op, out, sums, ending):
             sums(weight, step[out], *ending)
 
@@ -238,9 +237,17 @@ def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
 
 
 def product(
-    r: Recorder, step: CudaStep, x: Any, weight: CudaMatrix, out: Any, bias: Any = None, activation: Any = None,
-    residual: Any = None, limit: float = 0.0, gated: bool = False,
-) -> None:  # fmt: skip
+    r: Recorder,
+    step: CudaStep,
+    x: Any,
+    weight: CudaMatrix,
+    out: Any,
+    bias: Any = None,
+    activation: Any = None,
+    residual: Any = None,
+    limit: float = 0.0,
+    gated: bool = False,
+) -> None:
     """A product with floats or a packed weight, gated or not."""
     if weight.packed is None:
         x = x.to(weight.dtype)  # the same tensor, but for exact weights

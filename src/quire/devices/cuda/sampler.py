@@ -146,11 +146,9 @@ class CudaSampler(NativeSampler):
             self._last_tokens[places] = tokens.int()
         for i in wanted:
             if samples.tokens[i] != NOT_DRAWN:
-                target, num_top = (
-                    np.array(samples.tokens[i : i + 1], np.int32),
-                    self._states[slots[i]].params.logprobs,
-                )
-                [samples.logprobs[i]] = self.logprobs(logits[i : i + 1], target, num_top or 0)
+                target = np.array(samples.tokens[i : i + 1], np.int32)
+                num_top = self._states[slots[i]].params.logprobs or 0
+                [samples.logprobs[i]] = self.logprobs(logits[i : i + 1], target, num_top)
         return samples
 
     def _draw(
@@ -210,10 +208,8 @@ def edit(row: Any, state: SlotSampling, output: list[int]) -> None:
     row[ids(bias)] += torch.tensor([*bias.values()], dtype=torch.float32, device=row.device)
     if params.repetition_penalty != 1.0:
         seen = ids({*state.prompt_tokens, *output})
-        x, penalty = (
-            row[seen],
-            torch.tensor(params.repetition_penalty, dtype=torch.float32, device=row.device),
-        )
+        x = row[seen]
+        penalty = torch.tensor(params.repetition_penalty, dtype=torch.float32, device=row.device)
         row[seen] = torch.where(x > 0, x / penalty, x * penalty)
     if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:
         counts = Counter(output)

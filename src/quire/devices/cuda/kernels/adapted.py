@@ -104,10 +104,19 @@ def expand(run: Launcher, x: Any, changes: Changes, rows: SortedRows, out: Any) 
 
 
 def finish(
-    run: Launcher, total: Any, low: Any, slots: Any, changes: Changes, out: Any, bias: Any = None,
-    activation: str | None = None, residual: Any = None, limit: float = 0.0, is_gated: bool = False,
+    run: Launcher,
+    total: Any,
+    low: Any,
+    slots: Any,
+    changes: Changes,
+    out: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    limit: float = 0.0,
+    is_gated: bool = False,
     factor: float = 1.0,
-) -> None:  # fmt: skip
+) -> None:
     """End a product of sums [T, O] float32, or without an activation multiply it by `factor`."""
     rows, width = total.shape
     launch(

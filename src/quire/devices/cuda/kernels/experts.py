@@ -134,11 +134,29 @@ def expert_tile(run: Launcher, tokens: int, chosen: int, experts: int, dtype: An
 
 
 def multiply_pairs(
-    run: Launcher, x: Any, table: Any, sizes: Any, bias: Any, out: Any, weights: Any, tile_experts: Any,
-    pairs: Any, tile: ProductTile, rows: int, width: int, *, up: bool, number: Any, chosen: int = 1,
-    weigh: bool = False, activation: str = "", gated: bool = False, limit: float = 0.0, whole: bool = False,
+    run: Launcher,
+    x: Any,
+    table: Any,
+    sizes: Any,
+    bias: Any,
+    out: Any,
+    weights: Any,
+    tile_experts: Any,
+    pairs: Any,
+    tile: ProductTile,
+    rows: int,
+    width: int,
+    *,
+    up: bool,
+    number: Any,
+    chosen: int = 1,
+    weigh: bool = False,
+    activation: str = "",
+    gated: bool = False,
+    limit: float = 0.0,
+    whole: bool = False,
     columns: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Multiply sorted pairs by their experts' weights, of at most `rows` rows: `up` from `width`, or down to it."""
     launch(
         run, expert_product, (triton.cdiv(rows, tile.rows), tile_experts.shape[0], 1), x, table, sizes, bias, out,

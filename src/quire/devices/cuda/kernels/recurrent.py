@@ -105,22 +105,15 @@ def scanned(
             if KIND == "gated":
                 y = tl.sum(state, 0)
             else:
-                q = tl.load(queries + t * query_stride + of_key + row, mask=row < ROWS, other=0.0).to(
-                    tl.float32
-                )
+                q = tl.load(queries + t * query_stride + of_key + row, mask=row < ROWS, other=0.0)
+                q = q.to(tl.float32)
                 if KIND == "delta":
                     q = unit(q) * scale
                 y = tl.sum(state * q[:, None], 0)
             if skips is not None:
-                v = tl.load(values + t * value_stride + of_value + column, mask=there, other=0.0).to(
-                    tl.float32
-                )
-                y += (
-                    tl.load(
-                        skips + (column if KIND == "selective" else head + column * 0), mask=there, other=0.0
-                    )
-                    * v
-                )
+                v = tl.load(values + t * value_stride + of_value + column, mask=there, other=0.0)
+                of_skip = column if KIND == "selective" else head + column * 0
+                y += tl.load(skips + of_skip, mask=there, other=0.0) * v.to(tl.float32)
             tl.store(out + t * out_stride + of_value + column, y.to(out.dtype.element_ty), mask=there)
         done = stop
         kept = tl.load(targets + target * 2 + 1).to(tl.int64)
@@ -198,10 +191,8 @@ def moved(x, states, waiting, rows, opened, fresh, cu_q, firsts, targets, width,
     own, start = tl.load(rows + b).to(tl.int64), tl.load(cu_q + b).to(tl.int64)
     replayed, is_fresh = tl.load(opened + b), tl.load(fresh + b) != 0
     for target in range(tl.load(firsts + b), tl.load(firsts + b + 1)):
-        i, kept = (
-            tl.load(targets + target * 2) - LENGTH + place,
-            tl.load(targets + target * 2 + 1).to(tl.int64),
-        )
+        i = tl.load(targets + target * 2) - LENGTH + place
+        kept = tl.load(targets + target * 2 + 1).to(tl.int64)
         seen = history(x, states, waiting, own, start, replayed, is_fresh, i, channel, known, x_stride, open_stride,
                        width, LENGTH)  # fmt: skip
         tl.debug_barrier()
@@ -271,9 +262,16 @@ WAVE = Shape(4, 1)
 
 
 def scan(
-    run: Launcher, about: Scan, parts: Sequence[Any], queries: Any, rates: Any, out: Any, state: State,
-    step: StateStep, skips: Any = None,
-) -> None:  # fmt: skip
+    run: Launcher,
+    about: Scan,
+    parts: Sequence[Any],
+    queries: Any,
+    rates: Any,
+    out: Any,
+    state: State,
+    step: StateStep,
+    skips: Any = None,
+) -> None:
     """Scan tokens: [T, heads columns]. `parts` are what an open row holds, side by side.
 
     delta: keys, values, steps, beta; space: x, B, and dt if there is one; selective: x, dt, B; gated: x, both gates.
@@ -311,9 +309,16 @@ def keep_open(run: Launcher, parts: Sequence[Any], state: State, step: StateStep
 
 
 def convolve(
-    run: Launcher, x: Any, weight: Any, out: Any, state: State, step: StateStep, bias: Any = None,
-    activation: str | None = None, dilation: int = 1,
-) -> None:  # fmt: skip
+    run: Launcher,
+    x: Any,
+    weight: Any,
+    out: Any,
+    state: State,
+    step: StateStep,
+    bias: Any = None,
+    activation: str | None = None,
+    dilation: int = 1,
+) -> None:
     """A causal convolution of each channel by itself, weight [C, taps] float32: [T, C] -> [T, C]."""
     width, taps = weight.shape
     launch(
@@ -336,9 +341,17 @@ def move(run: Launcher, x: Any, state: State, step: StateStep) -> None:
 
 
 def embed_ngrams(
-    run: Launcher, x: Any, tables: Any, sizes: Any, multipliers: Any, end: int, number: Any, out: Any,
-    state: State, step: StateStep,
-) -> None:  # fmt: skip
+    run: Launcher,
+    x: Any,
+    tables: Any,
+    sizes: Any,
+    multipliers: Any,
+    end: int,
+    number: Any,
+    out: Any,
+    state: State,
+    step: StateStep,
+) -> None:
     """Rows of tables (addresses int64, sizes int32) side by side: x float32 [T, 1] are ids less `end`."""
     count, length = tables.shape[0], state.rows.shape[1]
     width = out.shape[1] // count
