@@ -14,14 +14,15 @@ from quire.devices.adapters import Adapter, Change, check_slots, place_adapter
 from quire.devices.cuda.arena import PIECE, ROWS, TOKENS
 from quire.devices.cuda.copies import sent
 from quire.devices.cuda.kernels import adapted, experts, rows
+from quire.devices.cuda.kernels.rope_store import NormTensors
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
 from quire.devices.graph import Graph
-from quire.devices.operands import Norm
 from quire.devices.protocol import Array, ModelInput
 from quire.errors import EngineError
 
 if TYPE_CHECKING:
+    from quire.devices.cuda.record import Recorder
     from quire.devices.cuda.step import CudaStep
 
 Changeable = ops.Linear[Any] | ops.GatedLinear[Any] | ops.Embed[Any]
@@ -42,12 +43,14 @@ class Placed:
 class SlotAdapters:
     """The adapters in the slots of an executable. Low-rank weights have the type of activations."""
 
-    def __init__(self, graph: Graph, device: Any, act: Any, most: int) -> None:
-        self.device, self.act, self.most = device, act, most
+    def __init__(self, graph: Graph, recorder: Recorder, most: int) -> None:
+        self.device, self.act, self.most = recorder.device, recorder.act, most
+        self._recorder = recorder
         self.adapters: dict[int, Adapter] = {}
         self._ops: dict[str, Changeable] = {op.path: op for op in graph.ops if isinstance(op, CHANGEABLE)}
         self._norms = {op.path for op in graph.ops if isinstance(op, ops.Normalize)}
         self._placed: dict[str, dict[int, Placed]] = {}
+        self.norms: dict[int, dict[str, NormTensors]] = {}
         self._tables: dict[str, adapted.Changes] = {}
 
     def put(self, slot: int, adapter: Adapter | None) -> int:
@@ -58,7 +61,8 @@ class SlotAdapters:
                     f"the adapter changes {path}, which no GPU kernel changes: choose --device cpu"
                 )
         taken = place_adapter(self.adapters, slot, adapter, self.most)
-        changes = {} if adapter is None else adapter.changes
+        changes, norms = ({}, {}) if adapter is None else (adapter.changes, adapter.norms)
+        self.norms[slot] = {path: self._recorder.norm(norm) for path, norm in norms.items()}
         for path in {*changes, *(path for path, by_slot in self._placed.items() if slot in by_slot)}:
             by_slot = {**self._placed.get(path, {})}
             by_slot.pop(slot, None)
@@ -219,10 +223,10 @@ class StepAdapters:
                 _merge(total, other, slots == slot)
         return total
 
-    def norm(self, path: str, out: ops.Value, normalize: Callable[[Norm, Any], None]) -> None:
+    def norm(self, path: str, out: ops.Value, normalize: Callable[[NormTensors, Any], None]) -> None:
         """Replace rows of a norm by those of adapters' own norms."""
         for slot in self._present:
-            own = self._adapters.adapters[slot].norms.get(path)
+            own = self._adapters.norms[slot].get(path)
             if own is not None:
                 other = torch.empty_like(self._step[out])
                 normalize(own, other)

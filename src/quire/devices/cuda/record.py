@@ -57,7 +57,7 @@ class Recorder:
         return None if values is None else torch.tensor(np.asarray(values, np.float32), device=self.device)
 
     def norm(self, given: Norm | None) -> Any:
-        """A norm of queries or keys."""
+        """Place a norm on the device; None stays None."""
         if given is None:
             return None
         weight, bias = self.tensor(given.weight), self.tensor(given.bias)
@@ -197,15 +197,15 @@ def match_rms(r: Recorder, op: stream_ops.MatchRMS[Value], out: Value) -> Call:
 
 
 def normalize(r: Recorder, op: ops.Normalize[Value], out: Value) -> Call:
-    given = op.norm
-    weight, bias = r.tensor(given.weight), r.tensor(given.bias)
+    given = r.norm(op.norm)
+
+    def normalized(x: Any, by: rope_store.NormTensors, to: Any) -> None:
+        norm.normalize(r.run, x, to, by.weight, by.eps, by.bias, by.kind, op.groups)
 
     def call(step: CudaStep) -> None:
-        norm.normalize(r.run, step[op.x], step[out], weight, given.eps, bias, given.kind, op.groups)
+        normalized(step[op.x], given, step[out])
         if step.adapters is not None:
-            step.adapters.norm(op.path, out, lambda own, to: norm.normalize(
-                r.run, step[op.x], to, r.tensor(own.weight), own.eps, r.tensor(own.bias), own.kind, op.groups
-            ))  # fmt: skip
+            step.adapters.norm(op.path, out, partial(normalized, step[op.x]))
 
     return call
 

@@ -33,8 +33,9 @@ class CudaExecutable:
         self._graph, self._kv, self._limits, self._run = graph, kv, limits, run
         self._arena = Arena(graph, kv.spec, limits)
         self._memory = torch.empty(self._arena.nbytes, dtype=torch.uint8, device=kv.device)
-        self._calls = encode(graph, Recorder(run, kv.device, self._arena.act))
-        self._adapters = SlotAdapters(graph, kv.device, self._arena.act, limits.max_adapters)
+        recorder = Recorder(run, kv.device, self._arena.act)
+        self._calls = encode(graph, recorder)
+        self._adapters = SlotAdapters(graph, recorder, limits.max_adapters)
         self._step: CudaStep | None = None
         self._table: Any = None  # the block tables of all slots, as steps appended to them
 
