@@ -83,7 +83,7 @@ class CudaKVCache:
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
         for batch in _independent(copies):
-            sources, destinations = torch.tensor(batch, device=self.device).T
+            sources, destinations = sent(np.array(batch), self.device).T
             for state in (state for layer in self.states for state in layer):
                 state.rows[destinations] = state.rows[sources]
                 state.waiting[destinations] = state.waiting[sources]
