@@ -103,7 +103,7 @@ class NativeSampler:
         drafts: list[int] | None = None,
         masks_LW: TokenMask | None = None,
     ) -> Pending[Samples]:
-        own = on_host(self._copied(logits, masks_LW is None))
+        own = on_host(self._copied(logits))
         try:  # the native side checks types, shapes, slots and positions
             drawn = self._native.sample(own.values, slots, positions, drafts, masks_LW, own.best)
         except (ValueError, TypeError) as error:
@@ -125,6 +125,6 @@ class NativeSampler:
         entries = self._native.logprobs(own.values, np.ascontiguousarray(targets_L, dtype=np.int32), num_top)
         return [TokenLogprobs(*entry) for entry in entries]
 
-    def _copied(self, logits: Logits, sampled: bool = False) -> Logits:
-        """Copy logits of a device to the host. If `sampled`, without masks, the largest of greedy rows is enough."""
+    def _copied(self, logits: Logits) -> Logits:
+        """Copy logits of a device to the host."""
         return logits

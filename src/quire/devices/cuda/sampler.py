@@ -174,7 +174,7 @@ class CudaSampler(NativeSampler):
         )  # fmt: skip
         return out
 
-    def _copied(self, logits: Logits, sampled: bool = False) -> HostLogits:
+    def _copied(self, logits: Logits) -> HostLogits:
         return HostLogits(device_rows(logits).cpu().numpy())
 
 

@@ -91,7 +91,7 @@ class TorchExecutable:
 class TorchSampler(NativeSampler):
     """Copies logits to the host and samples there."""
 
-    def _copied(self, logits: Logits, sampled: bool = False) -> HostLogits:
+    def _copied(self, logits: Logits) -> HostLogits:
         if not isinstance(logits, TorchLogits):
             raise EngineError(f"the torch sampler got logits of {type(logits).__name__}")
         return HostLogits(logits.numpy())
