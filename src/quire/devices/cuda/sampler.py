@@ -69,23 +69,20 @@ class CudaSampler(NativeSampler):
         self._run, self._last_tokens = run, last_tokens
         self._open: deque[Drawn] = deque()  # whose tokens are not in the outputs of their slots
         self._states: dict[int, SlotSampling] = {}
-        self._numbers: dict[int, tuple[float, ...]] = {}
+        self._edited = set[int]()  # slots that may change their logits before a token is drawn
+        self._numbers = np.zeros((len(last_tokens), 4), np.int64)  # by slot, as kernels/sample.py takes them
+        self._reals = np.zeros((len(last_tokens), 4))
 
     def set(self, slot: int, state: SlotSampling) -> None:
         self.turns[slot] += 1
         super().set(slot, state)
         params, greedy, self._states[slot] = state.params, is_greedy(state.params), state
+        self._edited.discard(slot)
+        if is_edited(state):
+            self._edited.add(slot)
         inverse = 1.0 if greedy else 1.0 / params.temperature
-        seed, low = int(np.uint64(state.seed).view(np.int64)), float(lowest_scaled(params))
-        self._numbers[slot] = (
-            seed,
-            params.top_k,
-            greedy,
-            inverse,
-            params.top_p,
-            float(np.float32(inverse)),
-            low,
-        )
+        self._numbers[slot] = np.uint64(state.seed).view(np.int64), 0, params.top_k, greedy
+        self._reals[slot] = inverse, params.top_p, np.float32(inverse), lowest_scaled(params)
 
     def clear(self, slot: int) -> None:
         self.turns[slot] += 1
@@ -129,7 +126,7 @@ class CudaSampler(NativeSampler):
         guessed = check_rows(shape, slots, positions, drafts, masks_LW)
         if unknown := [slot for slot in slots if slot not in self._states]:
             raise EngineError(f"slot {unknown[0]} was never set")
-        if drafts is not None or any(is_edited(self._states[slot]) for slot in slots):
+        if drafts is not None or not self._edited.isdisjoint(slots):
             self.settle()
         found = self._draw(tensor, slots, positions, guessed, masks_LW)
         drawn = Drawn(self, Fetched(found), slots, guessed)
@@ -161,17 +158,21 @@ class CudaSampler(NativeSampler):
             behind = [*behind, drafts[i - 1]] if i and slots[i - 1] == slot else []
             if not self._open and positions[i] != state.position + len(behind):
                 raise EngineError(f"slot {slot} is at position {state.position}, not {positions[i]}")
-            if is_edited(state):
+            if slot in self._edited:
                 edited = logits.clone() if edited is None else edited
                 edit(edited[i], state, state.output_tokens + behind)
-        known = [self._numbers[slot] for slot in slots]
-        numbers = [[one[0], position, *one[1:3]] for one, position in zip(known, positions, strict=True)]
+        numbers = self._numbers[slots]
+        numbers[:, 1] = positions
+        given = None if masks is None else sent(masks.view(np.int32), device)
         out = torch.empty(len(slots), dtype=torch.int32, device=device)
         sample.sample(
-            self._run, logits if edited is None else edited,
-            None if masks is None else sent(masks.view(np.int32), device), sent(np.array(numbers, np.int64), device),
-            sent(np.array([one[3:] for one in known], np.float64), device), out,
-        )  # fmt: skip
+            self._run,
+            logits if edited is None else edited,
+            given,
+            sent(numbers, device),
+            sent(self._reals[slots], device),
+            out,
+        )
         return out
 
     def _copied(self, logits: Logits) -> HostLogits:
