@@ -63,26 +63,23 @@ def host_logits(logits: Logits, vocab_size: int) -> HostLogits:
         )
     if values.size and values.strides[1] != values.itemsize and vocab_size > 1:
         raise EngineError("the logits of a row must be contiguous")
+    if logits.best is not None:
+        _check_count("best", len(logits.best), len(values))
     return logits
 
 
 def check_rows(
-    logits: HostLogits,
+    rows: int,
+    vocab_size: int,
     slots: list[int],
     positions: list[int],
     drafts: list[int] | None,
     masks_LW: TokenMask | None,
 ) -> list[int]:
     """Raise EngineError if the shapes disagree. Returns the drafts, or NOT_DRAWN for each row if there are none."""
-    rows, vocab_size = logits.values.shape
-    for name, values in (
-        ("slots", slots),
-        ("positions", positions),
-        ("drafts", drafts),
-        ("best", logits.best),
-    ):
-        if values is not None and len(values) != rows:
-            raise EngineError(f"{name} must have one entry for each of {rows} rows, got {len(values)}")
+    for name, values in (("slots", slots), ("positions", positions), ("drafts", drafts)):
+        if values is not None:
+            _check_count(name, len(values), rows)
     words = (vocab_size + 31) // 32
     if masks_LW is not None and masks_LW.shape != (rows, words):
         raise EngineError(f"token masks must be [{rows}, {words}], got {list(masks_LW.shape)}")
@@ -94,6 +91,11 @@ def check_rows(
     if len(starts) != rows:
         raise EngineError("several rows of one slot need drafts")
     return [NOT_DRAWN] * rows
+
+
+def _check_count(name: str, count: int, rows: int) -> None:
+    if count != rows:
+        raise EngineError(f"{name} must have one entry for each of {rows} rows, got {count}")
 
 
 def check_targets(logits: HostLogits, targets_L: IntArray) -> None:

@@ -122,8 +122,7 @@ class CudaSampler(NativeSampler):
         tensor = device_rows(logits)
         if tensor.shape[1] != self.vocab_size:
             raise EngineError(f"logits must be [rows, {self.vocab_size}], got {list(tensor.shape)}")
-        shape = HostLogits(np.broadcast_to(np.float32(0), tuple(tensor.shape)))
-        guessed = check_rows(shape, slots, positions, drafts, masks_LW)
+        guessed = check_rows(len(logits), self.vocab_size, slots, positions, drafts, masks_LW)
         if unknown := [slot for slot in slots if slot not in self._states]:
             raise EngineError(f"slot {unknown[0]} was never set")
         if drafts is not None or not self._edited.isdisjoint(slots):

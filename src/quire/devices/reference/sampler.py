@@ -143,7 +143,8 @@ class ReferenceSampler:
         masks_LW: TokenMask | None = None,
     ) -> Samples:
         own = host_logits(logits, self.vocab_size)
-        logits_LV, drafts = own.values, check_rows(own, slots, positions, drafts, masks_LW)
+        logits_LV = own.values
+        drafts = check_rows(len(own), self.vocab_size, slots, positions, drafts, masks_LW)
         samples = Samples([NOT_DRAWN] * len(logits_LV))
         for i, (logits_V, slot) in enumerate(zip(logits_LV, slots, strict=True)):
             state = self._slots.get(slot)
