@@ -11,21 +11,14 @@ import numpy as np
 import torch
 
 from bench.visit.place import Place
+from quire.devices.cuda import catalog
 from quire.devices.cuda.kernels import experts, norm, packed, products
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors, attend
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape, work_list
 
-FP8 = torch.float8_e4m3fn
-# Packed weights: the type of codes, columns that share a scale (0: all), and whether activations are int8.
-PACKED: dict[str, tuple[Any, int, bool]] = {
-    "int8 by int8": (torch.int8, 0, True),
-    "int8": (torch.int8, 0, False),
-    "int4 in groups of 64": (torch.uint8, 64, False),
-    "int4 in groups of 128, by int8": (torch.uint8, 128, True),
-    "FP8": (FP8, 0, False),
-    "FP8 in groups of 128": (FP8, 128, False),
-}
+FP8 = catalog.FP8
+PACKED = {**catalog.PACKED, "FP8": (FP8, 0, False)}
 FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CACHES = {**FLOATS, "int8": torch.int8, "FP8 e4m3": FP8, "FP8 e5m2": torch.float8_e5m2}
 CLOSE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 5e-6}
@@ -131,9 +124,7 @@ def mixture(place: Place, rows: int, width: int, inner: int, count: int, chosen:
 
     def compute(picked: Any) -> Any:
         some = x[picked].contiguous()
-        tile, most = experts.expert_tile(place.run, len(some), chosen, count, some.dtype)
-        integers = (place.empty(size, dtype=torch.int32) for size in (count, most, most * tile.tokens))
-        room = experts.ExpertScratch(*integers, *(place.empty(len(some) * chosen, n) for n in (inner, width)))
+        room = experts.expert_scratch(place.run, len(some), chosen, about, width, place.empty)
         out = place.empty(len(some), width)
         experts.run_experts(place.run, some, ids[picked], weights[picked], about, room, out)
         return out

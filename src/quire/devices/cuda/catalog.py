@@ -95,14 +95,7 @@ def _experts(tokens: int, run: Launcher) -> None:
     x, places = empty(tokens, 2048), empty(128, dtype=torch.int64)
     ids, weights = numbers(tokens, 8), real(tokens, 8)
     about = experts.Experts(places, places, numbers(128), 768, torch.bfloat16, "silu", aligned=True)
-    tile, most = experts.expert_tile(run, tokens, 8, 128, x.dtype)
-    room = experts.ExpertScratch(
-        numbers(128),
-        numbers(most),
-        numbers(most * tile.tokens),
-        empty(tokens * 8, 768),
-        empty(tokens * 8, 2048),
-    )
+    room = experts.expert_scratch(run, tokens, 8, about, 2048, empty)
     experts.run_experts(run, x, ids, weights, about, room, x)
 
 
@@ -192,18 +185,20 @@ def _store(run: Launcher, kept: Any = torch.bfloat16) -> None:
     rope_store.store_latent(run, empty(9, 576), *q, latent, places, real(9, 64), latent_norm)
 
 
+PACKED: dict[str, tuple[Any, int, bool]] = {
+    "int8 by int8": (torch.int8, 0, True),
+    "int8": (torch.int8, 0, False),
+    "int4 in groups of 64": (torch.uint8, 64, False),
+    "int4 in groups of 128, by int8": (torch.uint8, 128, True),
+    "FP8 weights in groups of 128": (FP8, 128, False),
+}
+"""PACKED are weights by the type of codes, columns that share a scale (0: all), and whether activations are int8."""
 CASES: dict[str, Callable[[Launcher], None]] = {
     **{f"linear, {tokens} tokens": partial(_linear, tokens) for tokens in (1, 64, 4096)},
     **{f"gated, {tokens} tokens": partial(_gated, tokens) for tokens in (1, 64, 4096)},
     **{
         f"{name}, {tokens} tokens": partial(_packed, tokens, *about)
-        for name, about in {
-            "int8 by int8": (torch.int8, 0, True),
-            "int8": (torch.int8, 0, False),
-            "int4 in groups of 64": (torch.uint8, 64, False),
-            "int4 in groups of 128, by int8": (torch.uint8, 128, True),
-            "FP8 weights in groups of 128": (FP8, 128, False),
-        }.items()
+        for name, about in PACKED.items()
         for tokens in (1, 4096)
     },
     "linear of float32, 1 token": partial(_linear, 1, dtype=torch.float32),

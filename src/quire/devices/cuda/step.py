@@ -13,7 +13,7 @@ from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.copies import sent
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors
-from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_tile
+from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_scratch
 from quire.devices.cuda.kernels.recurrent import StateStep
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.plain import plain_step
@@ -121,15 +121,10 @@ class CudaStep:
 
     def room(self, chosen: int, experts: Experts, width: int) -> ExpertScratch:
         """Room for a mixture, which layers of equal shapes share."""
-        count, number = len(self.tokens), experts.sizes.shape[0]
-        key = chosen, number, experts.largest, width
+        key = chosen, experts.sizes.shape[0], experts.largest, width
         if key not in self._rooms:
-            tile, most = expert_tile(self._run, count, chosen, number, experts.number)
-            made = [self.empty(size, dtype=torch.int32) for size in (number, most, most * tile.tokens)]
-            made += [
-                self.empty(count * chosen, size, dtype=experts.number) for size in (experts.largest, width)
-            ]
-            self._rooms[key] = ExpertScratch(*made)
+            made = expert_scratch(self._run, len(self.tokens), chosen, experts, width, self.empty)
+            self._rooms[key] = made
         return self._rooms[key]
 
     def empty(self, *shape: int, dtype: Any) -> Any:

@@ -133,6 +133,17 @@ def expert_tile(run: Launcher, tokens: int, chosen: int, experts: int, dtype: An
     return tile, total // tile.tokens + min(total, experts)
 
 
+def expert_scratch(
+    run: Launcher, tokens: int, chosen: int, experts: Experts, width: int, empty: Any
+) -> ExpertScratch:
+    """Make room for a mixture that returns rows `width` wide, by `empty(*shape, dtype=...)`."""
+    count, number = experts.sizes.shape[0], experts.number
+    tile, most = expert_tile(run, tokens, chosen, count, number)
+    integers = (empty(size, dtype=torch.int32) for size in (count, most, most * tile.tokens))
+    rows = (empty(tokens * chosen, size, dtype=number) for size in (experts.largest, width))
+    return ExpertScratch(*integers, *rows)
+
+
 def multiply_pairs(
     run: Launcher,
     x: Any,
