@@ -89,7 +89,8 @@ class Admission:
     """Sets the caller's `state`, refuses strangers, counts answers, adds headers.
 
     Only operators reach the paths in `for_operators`, and only routers those in /internal. `state` gets `request_id`,
-    `created`, `owner`, `operator`, and `route` if a router asks. Answers to routers tell the `load`.
+    `created`, `owner`, `operator`, `route` if a router asks, and no `resumption` yet. Answers to
+    routers tell the `load`.
     """
 
     def __init__(
@@ -128,7 +129,12 @@ class Admission:
             except HttpError as error:
                 malformed = error
         scope.setdefault("state", {}).update(
-            request_id=request_id, created=created, owner=owner, operator=caller.operator, route=route
+            request_id=request_id,
+            created=created,
+            owner=owner,
+            operator=caller.operator,
+            route=route,
+            resumption=None,
         )
         path, method = route_path(scope), scope["method"]
         if method == "HEAD":  # the same answer as to GET, without its body

@@ -194,7 +194,7 @@ class Service:
             replace(p, request=self.assigned(http, p.request, call_id, model, place))
             for place, p in enumerate(prompts)
         ]
-        resumption: Resumption | None = getattr(http.state, "resumption", None)
+        resumption: Resumption | None = http.state.resumption
         if resumption is not None:
             await resumption.prepare(self.front, prompts)
         self.check_draining()

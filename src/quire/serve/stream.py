@@ -142,7 +142,7 @@ async def watched(receive: Receive, running: Running) -> AsyncIterator[None]:
 async def reply(http: HttpRequest, answer: Answer, service: Service) -> Response:
     """Make the answer, streamed or as one JSON body. A client that disconnects ends the call."""
     keep_alive, route = service.config.sse_keep_alive_interval, http.state.route
-    resumed = getattr(http.state, "resumption", None) is not None
+    resumed = http.state.resumption is not None
     if resumed and not (answer.streaming and answer.call.resumption):
         with answer.call:
             raise invalid("this call has no resumed form: send it again", "path", "invalid_value")
