@@ -79,7 +79,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Made(msgspec.Struct, frozen=True, array_like=True):
-    """What one sample of a request made before the request was resumed, and where its usage stood.
+    """Holds what one sample of a request made before the request was resumed, and where its usage stood.
 
     `ended`: there is nothing more to make.
     """

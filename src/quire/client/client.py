@@ -144,7 +144,7 @@ class AsyncEngine:
 
     @property
     def sign_of_life(self) -> object:
-        """Something that differs from before if the engine has gone on; None: there is no engine."""
+        """Return a value that differs from before if the engine has gone on; None: there is no engine."""
         return None if self._signs is None or self.state != "ready" else self._signs.seen()
 
     @property

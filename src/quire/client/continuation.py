@@ -1,4 +1,4 @@
-"""What the samples of a call have made, as lines of text that another engine reads to go on. Knows no HTTP.
+"""Writes what the samples of a call have made as lines of text, which another engine reads to go on. Knows no HTTP.
 
 A line is a delta in base64 of msgpack, without what is the same as before: its tokens, and where there is more to tell
 how the sample ended, its counts, its log-probabilities.

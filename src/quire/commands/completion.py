@@ -106,7 +106,7 @@ def shipped() -> str:
 
 
 def reads_model(name: str) -> bool:
-    """Whether the command takes a model by position."""
+    """Return whether the command takes a model by position."""
     return not {"model", "text"}.isdisjoint(load_command(name, Program()).arguments)
 
 

@@ -1,7 +1,8 @@
 """`quire plan`: the memory that a model takes, how many sequences fit, and the speed that this machine allows.
 
 Reads the config and the tensor headers only. Speeds are upper bounds: what a step reads and computes (`model/cost.py`)
-beside the limits of the machine, measured now. For a config.json alone it prints what does not depend on the machine.
+beside the limits of the machine, given or measured now. For a config.json alone it prints what does not depend on the
+machine.
 """
 
 from __future__ import annotations

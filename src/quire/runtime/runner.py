@@ -289,7 +289,7 @@ class Runner:
 
 
 def _failure(error: Exception) -> EngineError:
-    """The error of a step in which a part failed, perhaps because of the device."""
+    """Make the error of a step in which a part failed, perhaps because of the device."""
     if isinstance(error, (DeviceLostError, FailedStepError)):
         return error
     return FailedStepError(message_of(error))

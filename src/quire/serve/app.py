@@ -147,7 +147,7 @@ def make_app(service: Service) -> FastAPI:
 
 
 def make_routes(service: Service) -> FastAPI:
-    """The endpoints of one service, which `guard` or another application protects."""
+    """Make the endpoints of one service, which `guard` or another application protects."""
     config = service.config
     app = FastAPI(
         title="Quire",

@@ -1,4 +1,4 @@
-"""What a replica tells routers, under /internal: what it serves, how much it has to do."""
+"""Tells routers, under /internal, what a replica serves and how much it has to do."""
 
 from __future__ import annotations
 

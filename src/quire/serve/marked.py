@@ -85,7 +85,7 @@ class MarkedStream(EventStream):
                 ticker.cancel()
 
     def _sign_of_life(self) -> bytes:
-        """The line that says that the engine goes on; empty if it has not since the last."""
+        """Write the line that says that the engine goes on; empty if it has not since the last."""
         sign, self._sign = self._service.engine.sign_of_life, self._sign
         if sign is None or sign == self._sign:
             return b""

@@ -41,7 +41,7 @@ class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resumption:
-    """What a call has made elsewhere: its `past` deltas, the `requests` that go on, events that the client has."""
+    """Holds what a call has made elsewhere: `past` deltas, the `requests` that go on, events that the client has."""
 
     def __init__(self, sent: Sequence[str], events: int) -> None:
         self._sent, self.events = sent, events

@@ -1,4 +1,4 @@
-"""What a router tells of a request that it passes on."""
+"""Reads what a router tells of a request that it passes on."""
 
 from __future__ import annotations
 

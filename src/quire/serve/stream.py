@@ -188,7 +188,7 @@ class EventStream(Response):
             return
 
     async def _begin(self) -> bytes:
-        """The first events, before which an error is raised."""
+        """Make the first events. An error before them is raised."""
         if self._keep_alive:
             return b""
         return b"".join([part async for part in self._events(await self._answer.call.take())])
