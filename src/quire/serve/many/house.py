@@ -46,10 +46,8 @@ class Housed:
     def name(self) -> str:
         return self.sized.entry.name
 
-    def answers_to(self, name: str) -> bool:
-        """Whether this is the model's name, or that of an adapter that it has or would load for a request."""
-        if name == self.name or name in self.sized.entry.aliases:
-            return True
+    def has_adapter(self, name: str) -> bool:
+        """Whether the model has an adapter of this name, or would load it for a request."""
         if self.served is not None and self.served[0].adapters.loaded.find(name) is not None:
             return True
         config = self.sized.server
@@ -84,6 +82,9 @@ class House:
         start: Callable[[Sized], Awaitable[tuple[Service, FastAPI]]],
     ) -> None:
         self.models = {model.entry.name: Housed(model) for model in models}
+        self._named = {
+            name: model for model in self.models.values() for name in (model.name, *model.sized.entry.aliases)
+        }
         self.residents = Residents(
             [Resident(m.entry.name, m.size, m.entry.pin, m.entry.weight) for m in models],
             budget,
@@ -111,11 +112,14 @@ class House:
         known = ", ".join(self.models)
         if name is None:
             raise invalid(f"model is required: this server has {known}", "model", "invalid_value")
-        found = [model for model in self.models.values() if isinstance(name, str) and model.answers_to(name)]
-        if not found:
-            said = f"The model `{name!s:.100}` does not exist; this server has {known}."
-            raise not_found(said, "model", "model_not_found")
-        return min(found, key=lambda model: name not in (model.name, *model.sized.entry.aliases))
+        if isinstance(name, str):
+            if named := self._named.get(name):
+                return named
+            for model in self.models.values():
+                if model.has_adapter(name):
+                    return model
+        said = f"The model `{name!s:.100}` does not exist; this server has {known}."
+        raise not_found(said, "model", "model_not_found")
 
     async def enter(self, model: Housed) -> tuple[Service, FastAPI]:
         """Wait until the model serves a request, which ends with `exit`. HttpError: it does not within the bound."""
