@@ -230,9 +230,15 @@ class Running:
 @contextmanager
 def router(*options: str, keys: bool = True) -> Iterator[Running]:
     """A router that listens."""
-    command = [sys.executable, "-m", "quire.cli", "route", "--port", "0", *options]
-    if keys:
-        command += ["--router-api-key", KEY]
+    key = ("--router-api-key", KEY) if keys else ()
+    with started("route", *options, *key) as running:
+        yield running
+
+
+@contextmanager
+def started(*words: str) -> Iterator[Running]:
+    """A command that routes, once it listens."""
+    command = [sys.executable, "-m", "quire.cli", *words, "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     running = Running(process)
     ready = threading.Event()
@@ -241,7 +247,7 @@ def router(*options: str, keys: bool = True) -> Iterator[Running]:
         assert process.stderr is not None
         for line in process.stderr:
             running.lines.append(line.rstrip("\n"))
-            if "serving" in line and " at " in line:
+            if "serving the replicas' models at" in line:
                 running.url = line.rpartition(" at ")[2].strip()
                 ready.set()
         ready.set()

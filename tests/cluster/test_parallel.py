@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import httpx
 import pytest
 
 from quire import cli
-from tests.cluster.stand_in import Running, wait_until
+from tests.cluster.stand_in import started, wait_until
 
 
 def children(pid: int) -> list[int]:
@@ -25,40 +22,14 @@ def words(pid: int) -> bytes:
 
 
 def test_two_servers_answer_as_one() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "quire.cli",
-        "serve",
-        "--data-parallel-size",
-        "2",
-        "--port",
-        "0",
-        "--threads",
-        "2",
-    ]
-    command += ["--api-key", "user", "--kv-cache-memory-bytes", "64M"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    running, ready = Running(process), threading.Event()
-
-    def read() -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            running.lines.append(line.rstrip())
-            if "serving the replicas' models at" in line:
-                running.url = line.rpartition(" at ")[2].strip()
-                ready.set()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        assert ready.wait(60), running.log
+    command = ["serve", "--data-parallel-size", "2", "--threads", "2", "--api-key", "user"]
+    with started(*command, "--kv-cache-memory-bytes", "64M") as running:
         wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 2, 60)
         body = {"prompt": "Once", "max_tokens": 8, "temperature": 0}
         url, key = f"{running.url}/v1/completions", {"authorization": "Bearer user"}
         assert httpx.post(url, json=body).status_code == 401
         text = httpx.post(url, json=body, headers=key).json()["choices"][0]["text"]
-        servers = children(process.pid)
+        servers = children(running.process.pid)
         assert len(servers) == 2
         assert all(b"router_api_key" not in words(pid) and b"user" not in words(pid) for pid in servers)
         os.kill(servers[0], signal.SIGKILL)
@@ -66,17 +37,10 @@ def test_two_servers_answer_as_one() -> None:
             assert httpx.post(url, json=body, headers=key, timeout=30).json()["choices"][0]["text"] == text
         wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 2, 60)
         assert "starting another" in running.log
-        servers = children(process.pid)
-        process.terminate()
-        assert process.wait(30) == 0
+        servers = children(running.process.pid)
+        running.process.terminate()
+        assert running.process.wait(30) == 0
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in servers))
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        assert process.stderr is not None
-        process.stderr.close()
-    assert "Traceback" not in running.log, running.log
 
 
 @pytest.mark.parametrize(
