@@ -46,19 +46,16 @@ class PlainCache:
 
     def __init__(self, cache: CudaKVCache) -> None:
         self.spec, self.block_size, self.device = cache.spec, cache.block_size, cache.device
-        layers, fixed = list(enumerate(cache.layers)), cache.spec.dtype.startswith("fp8")
-        self.keys = [Side(layer.keys, layer.key_scales) for _, layer in layers]
-        self.values = [
-            Side(layer.keys[..., : self.spec.layer(i).value_dim], layer.key_scales)
-            if layer.values is None
-            else Side(layer.values, layer.value_scales)
-            for i, layer in layers
-        ]
-        self.key_scales = [layer.key_scales[:, None] if fixed else 1.0 for _, layer in layers]
-        self.value_scales = [
-            (layer.key_scales if layer.values is None else layer.value_scales)[:, None] if fixed else 1.0
-            for _, layer in layers
-        ]
+        self.keys, self.values, self.key_scales, self.value_scales = [], [], [], []
+        fixed = cache.spec.dtype.startswith("fp8")
+        for index, layer in enumerate(cache.layers):
+            values, scales = layer.values, layer.value_scales
+            if values is None:
+                values, scales = layer.keys[..., : self.spec.layer(index).value_dim], layer.key_scales
+            self.keys.append(Side(layer.keys, layer.key_scales))
+            self.values.append(Side(values, scales))
+            self.key_scales.append(layer.key_scales[:, None] if fixed else 1.0)
+            self.value_scales.append(scales[:, None] if fixed else 1.0)
 
 
 def plain_step(inputs: ModelInput, cache: CudaKVCache) -> TorchStep:
