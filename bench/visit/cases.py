@@ -13,7 +13,7 @@ import torch
 from bench.visit.place import Place
 from quire.devices.cuda import catalog
 from quire.devices.cuda.kernels import experts, norm, packed, products
-from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors, attend
+from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, attend, work_tensors
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape, work_list
 
@@ -198,13 +198,11 @@ class Paged:
         work = work_list(cu_q, kv_len, shape, processors)
         starts = [first - self.parts[i][1] for i, first, _ in parts]
         rows = [self.q[i][at : at + b - a] for (i, a, b), at in zip(parts, starts, strict=True)]
-        q, states = torch.cat(rows), (max(work.partials, 1), shape.head_tiles, shape.tile.rows)
+        q = torch.cat(rows)
         out = place.empty(len(q), self.heads * self.width, dtype=self.act)
         slots = place.numbers([i for i, *_ in parts])
         step = StepTensors(place.numbers(cu_q), place.numbers(kv_len), slots, self.table)
-        lists = (place.numbers(some) if len(some) else None for some in (work.whole, work.split, work.merges))
-        sizes = 1 << (self.width - 1).bit_length(), 2
-        tensors = WorkTensors(*lists, *(place.empty(*states, size, dtype=torch.float32) for size in sizes))
+        tensors = work_tensors(work, shape, self.width, place.numbers, place.empty)
         return lambda: attend(place.run, q, self.cache, out, step, tensors, shape, self.scale), out
 
     def solve(self, parts: list[Part], many: bool = False, processors: int = 1) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.copies import sent
 from quire.devices.cuda.hidden import CudaRows
-from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors
+from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors, work_tensors
 from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_scratch
 from quire.devices.cuda.kernels.recurrent import StateStep
 from quire.devices.cuda.launch import Launcher
@@ -159,21 +159,8 @@ class CudaStep:
         return shape, self._works[shape]
 
     def _listed(self, shape: WorkShape, width: int) -> WorkTensors:
-        inputs, device = self.inputs, self.cache.device
-        work = work_list(inputs.cu_q_B1, inputs.kv_len_B, shape, self._run.target.processors)
-
-        def items(rows: Array) -> Any:
-            return sent(rows, device) if len(rows) else None
-
-        states = work.partials, shape.head_tiles, shape.tile.rows
-        values = torch.empty((*states, 1 << (width - 1).bit_length()), device=device)
-        return WorkTensors(
-            items(work.whole),
-            items(work.split),
-            items(work.merges),
-            values,
-            torch.empty((*states, 2), device=device),
-        )
+        work = work_list(self.inputs.cu_q_B1, self.inputs.kv_len_B, shape, self._run.target.processors)
+        return work_tensors(work, shape, width, partial(sent, device=self.cache.device), self.empty)
 
 
 def _aligned(part: Array) -> Array:

@@ -18,7 +18,7 @@ import triton.language as tl
 from quire.devices.cuda.kernels.math import LOG2E, tanh
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import SEGMENT
-from quire.devices.cuda.work import WorkShape
+from quire.devices.cuda.work import Work, WorkShape
 
 NONE = tl.constexpr(float("-inf"))
 
@@ -279,6 +279,13 @@ class Changes:
     slopes: Any = None
     bias: Any = None
     scores: Any = None
+
+
+def work_tensors(work: Work, shape: WorkShape, width: int, send: Any, empty: Any) -> WorkTensors:
+    """Place a work list by `send(rows)`, and make room for states `width` wide by `empty(*shape, dtype=...)`."""
+    lists = (send(rows) if len(rows) else None for rows in (work.whole, work.split, work.merges))
+    states, sizes = (work.partials, shape.head_tiles, shape.tile.rows), (triton.next_power_of_2(width), 2)
+    return WorkTensors(*lists, *(empty(*states, size, dtype=torch.float32) for size in sizes))
 
 
 def arithmetic(act: Any, kept: Any) -> Any:
