@@ -225,7 +225,7 @@ def wrong(stage: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def print_table(stages: dict[str, Any]) -> None:
-    """What was found, in one screen: verdicts by stage, what is wrong, and figures."""
+    """Print what was found, in one screen: verdicts by stage, what is wrong, and figures."""
     print(f"\n{'stage':14} {'state':20} {'seconds':>8} {'right':>6} {'wrong':>6}")
     for name, stage in stages.items():
         right = sum(row["ok"] is True for row in stage["rows"])

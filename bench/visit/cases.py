@@ -52,7 +52,7 @@ class Weight:
             self.nbytes = self.packed.codes.nbytes + scales.nbytes
 
     def values(self) -> Any:
-        """What it means, in float64."""
+        """Decode it to float64."""
         if self.packed is None:
             return self.codes.double()
         scales = self.packed.scales.double().repeat_interleave(self.group or self.columns, 1)
@@ -189,7 +189,7 @@ class Paged:
         self.parts: list[Part] = [(i, lengths[i] - n, lengths[i]) for i, n in enumerate(counts)]
 
     def prepare(self, parts: list[Part], many: bool, processors: int) -> tuple[Callable[[], None], Any]:
-        """What launches attention of these tokens, and where its result comes to lie."""
+        """Return what launches attention of these tokens, and its result, which that fills."""
         place = self.place
         tiles = attention_tiles(place.run.target.family, self.width, self.kept == torch.int8, self.rotary > 0)
         shape = WorkShape(self.heads, self.groups, tiles.many if many else tiles.few)

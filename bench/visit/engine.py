@@ -137,7 +137,7 @@ def latency(place: Place, llm: Any, name: str, shape: dict[str, Any]) -> None:
 
 
 def read_bytes(name: str, shape: dict[str, Any], tokens: int) -> float:
-    """What a decode step reads: weights but the table of embeddings, and keys and values of so many tokens."""
+    """Count what a decode step reads: weights but the table of embeddings, and keys and values of `tokens` tokens."""
     hidden, layers = shape["hidden_size"], shape["num_hidden_layers"]
     kept = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
     layer = hidden * (2 * hidden + 2 * kept + 3 * shape["intermediate_size"])

@@ -1,4 +1,4 @@
-"""What a visit takes along, made where a compiler and an index are: cubins, and wheels that are missing there."""
+"""Cubins, and wheels that are missing there, for a visit: made where a compiler and an index are."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def cubins(place: Place, folder: Path) -> None:
 
 
 def table(place: Place, target: str) -> None:
-    """What each kernel takes on a target, as `quire kernels` prints it."""
+    """Report what each kernel takes on a target, as `quire kernels` prints it."""
     for case in CASES:
         for kernel in compile_case(case, target):
             place.row(

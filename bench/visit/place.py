@@ -1,4 +1,4 @@
-"""Where a stage runs: a GPU, or the interpreter of its kernels on CPU tensors with the tiles of a GPU."""
+"""Places where stages run: a GPU, or the interpreter of its kernels on CPU tensors with the tiles of a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Place:
 
     @property
     def small(self) -> bool:
-        """Whether sizes are those that the interpreter computes in seconds."""
+        """Tell whether sizes are those that the interpreter computes in seconds."""
         return self.device != "cuda"
 
     @property
@@ -124,7 +124,7 @@ def open_place(
 
 
 def same(found: Any, wanted: Any) -> bool:
-    """Whether tensors are equal to the last bit, and hold no unwritten element."""
+    """Tell whether tensors are equal to the last bit, and hold no unwritten element."""
     return torch.equal(found, wanted) and not bool(torch.isnan(found.float()).any())
 
 

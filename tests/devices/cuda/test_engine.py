@@ -100,10 +100,8 @@ def test_a_request_s_bits_depend_on_itself_alone(tmp_path: Path) -> None:
 def test_mixtures_and_latent_attention_keep_their_bits(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, "deepseek_v3", "bfloat16", num_hidden_layers=2)
     params = SamplingParams(seed=1, max_tokens=3, logprobs=2, ignore_eos=True)
-    requests, own = (
-        [(COMMON, params), (list(b"A dog"), params)],
-        {"device": "interpreter", "kv_cache_dtype": "int8"},
-    )
+    requests = [(COMMON, params), (list(b"A dog"), params)]
+    own = {"device": "interpreter", "kv_cache_dtype": "int8"}
     together = answers(model, requests, **own)
     assert answers(model, requests[:1], max_num_batched_tokens=19, **own) == together[:1]
 

@@ -54,10 +54,8 @@ def test_tokens_of_recurrent_models_equal_the_cpu_s(tmp_path: Path, family: str)
 
 
 def test_bits_of_recurrent_models_depend_on_a_request_alone(tmp_path: Path) -> None:
-    model, own = (
-        write_checkpoint(tmp_path, "qwen3_5", "bfloat16", num_hidden_layers=2),
-        {"device": "interpreter"},
-    )
+    model = write_checkpoint(tmp_path, "qwen3_5", "bfloat16", num_hidden_layers=2)
+    own = {"device": "interpreter"}
     params = SamplingParams(seed=1, max_tokens=4, logprobs=2, ignore_eos=True)
     requests = [(COMMON[:20], params), (list(b"abcabcabc"), params)]
     together = answers(model, requests, **own)

@@ -72,7 +72,7 @@ class SlotAdapters:
         return taken
 
     def of(self, path: str) -> tuple[dict[int, Placed], adapted.Changes]:
-        """What adapters do to the product at a path, by slot and in tables; nothing by slot if none changes it."""
+        """Find the changes of the product at a path, by slot and in tables; none by slot if no adapter changes it."""
         by_slot = self._placed.get(path)
         return (by_slot, self._tables[path]) if by_slot else ({}, EMPTY)
 

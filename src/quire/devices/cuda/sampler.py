@@ -33,11 +33,11 @@ from quire.errors import EngineError
 
 
 class Drawn:
-    """Tokens that the device draws. `guessed` are the drafts behind rows, `owners` the turns of the slots that drew."""
+    """Tokens that the device draws. `guessed` are the drafts behind rows."""
 
     def __init__(self, sampler: CudaSampler, fetched: Fetched, slots: list[int], guessed: list[int]) -> None:
         self._sampler, self._fetched, self._slots, self._guessed = sampler, fetched, slots, guessed
-        self._owners = [sampler.turns[slot] for slot in slots]
+        self._owners = [sampler.turns[slot] for slot in slots]  # a slot that is taken anew gets no token
         self._samples: Samples | None = None
 
     def result(self) -> Samples:

@@ -106,7 +106,7 @@ class CudaStep:
         return self._memory[place.begin : place.begin + size].view(place.dtype).view(count, place.width)
 
     def kind(self, value: Value) -> int:
-        """What the rows of a value are: TOKENS, ROWS or a PIECE."""
+        """Tell what the rows of a value are: TOKENS, ROWS or a PIECE."""
         return self._arena.places[value].kind
 
     def optional(self, value: Value | None) -> Any:

@@ -53,7 +53,7 @@ def finished(total, low, slots, ranks, gains, shifts, bias, residual, out, width
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the adapters in slots do to one product, on the device.
+    """The changes of one product by the adapters in slots, on the device.
 
     downs, ups int64 [S]: addresses of [R, K] and [O, R]. R by slot is in `ranks` int32 [S], a multiple of
     RANKS, at most `largest`; 0: no change.

@@ -17,7 +17,7 @@ from quire.devices.cuda.tiles import Shape
 NONE = tl.constexpr(float("-inf"))
 WEIGHT_BITS = 34
 NOTHING, BAD = -1, -2
-"""In place of a token: no token is allowed; a logit is NaN or +inf."""
+"""NOTHING and BAD stand in place of a token: no token is allowed; a logit is NaN or +inf."""
 
 
 @triton.jit
@@ -84,7 +84,7 @@ def ranked(v, token, IDS: tl.constexpr):
 @triton.jit
 def measured(logits, masks, row, there, stride, words, vocab, top, inverse, low, threshold, WEIGHED: tl.constexpr,
              IDS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """How many tokens of each row, or what weight of them, min_p and a threshold keep."""
+    """Count the tokens of each row that min_p and a threshold keep, or add up their weights."""
     total = threshold * 0
     for start in range(0, vocab, BLOCK):
         _, v, token = piece(logits, masks, row, there, start, stride, words, vocab, BLOCK)
