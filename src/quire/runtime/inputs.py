@@ -76,10 +76,7 @@ class InputBuilder:
             self.adapters_S[slot] = -1
 
     def lay_out(
-        self,
-        batch: ScheduledBatch,
-        sampled: Mapping[int, Sequence[int]] | None,
-        failed: Container[int],
+        self, batch: ScheduledBatch, sampled: Mapping[int, Sequence[int]] | None, failed: Container[int]
     ) -> StepLayout:
         """Lay out the batch's tokens, and extend the block tables.
 

@@ -61,20 +61,22 @@ class StepRates:
     def seen(self, start: float, count: int) -> float:
         """Count the positions that each of `count` tokens from `start` on sees, averaged over tokens and layers."""
         middle = start + 0.5 * (count + 1)
-        return sum(share * (middle if span is None else min(middle, span)) for share, span in self.spans)
+        seen = 0.0
+        for share, span in self.spans:  # each step asks
+            seen += share * (middle if span is None or middle < span else span)
+        return seen
 
     def counts(self, work: StepWork) -> tuple[float, float]:
         """Count the bytes that a step of this work reads, and its operations."""
         if not self.byte:
             return 0.0, 0.0
-        mean = work.positions / max(1, work.outputs)
-        positions = work.outputs * self.seen(mean - 0.5, 0) if work.outputs else work.positions
-        read = self.read + self.position * positions + self.state * work.outputs
+        outputs = work.outputs
+        positions = outputs * self.seen(work.positions / outputs - 0.5, 0) if outputs else work.positions
+        read = self.read + self.position * positions + self.state * outputs
         if self.routed:
             read += self.routed * (1.0 - self.miss**work.tokens)
         # Tokens that decode see the positions that they read; those of prompts are counted as pairs.
-        pairs = work.pairs + positions
-        computed = self.token * work.tokens + self.output * work.outputs + self.pair * pairs
+        computed = self.token * work.tokens + self.output * outputs + self.pair * (work.pairs + positions)
         return read / self.byte, computed / self.operation
 
 
