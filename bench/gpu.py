@@ -105,11 +105,13 @@ def main() -> int:
 
 
 def prepare() -> str:
-    """Make the tree's Quire importable by packed wheels and its native module, built if need be. Return what fails."""
+    """Make Quire importable: the one installed, or the tree's, built if need be. Return what fails."""
     sys.path[0], wheels = str(ROOT), sorted(map(str, (PACKED / "wheels").glob("*.whl")))
-    sys.path[1:] = [str(ROOT / "src"), *sys.path[1:], str(SITE)]
     source = ROOT / "src" / "quire"
-    compiled = any((source / f"_native{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+    importing = [sys.executable, "-c", "import quire._native"]
+    installed = subprocess.run(importing, capture_output=True, check=False).returncode == 0
+    sys.path[1:] = [*([] if installed else [str(source.parent)]), *sys.path[1:], str(SITE)]
+    compiled = installed or any((source / f"_native{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
     if wheels and (lacking() or not compiled):
         subprocess.run([*PIP, *wheels], check=False)
         importlib.invalidate_caches()

@@ -90,6 +90,8 @@ def test_the_native_module_is_built_once_for_the_tree(
     monkeypatch.setattr(gpu.sys, "path", [*sys.path])
 
     def run(command: list[str], **more: Any) -> Any:
+        if "import quire._native" in command:
+            return Namespace(returncode=1)  # nothing is installed
         commands.append(command)
         (tmp_path / "site" / "quire").mkdir(parents=True)
         (tmp_path / "site" / "quire" / "_native.abi3.so").write_text("made")
