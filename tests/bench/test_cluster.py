@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 from collections import OrderedDict
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from bench import cluster
 from tests.shared import DATA, needs
 
 TRACES = DATA / "traces-mooncake"
-
-
-def load(name: str) -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"bench_{name}", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its annotations are read from there
-    spec.loader.exec_module(module)
-    return module
-
-
-cluster = load("cluster")
 
 
 @cache
