@@ -147,14 +147,17 @@ def is_greedy(params: SamplingParams) -> bool:
 
 def takes_largest(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> bool:
     """Whether sampling needs only the largest of the model's logits."""
+    return is_greedy(params) and not params.wants_logprobs and not edits_logits(params, bad_words)
+
+
+def edits_logits(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> bool:
+    """Tell whether logits may change before a token is drawn from them."""
     return (
-        is_greedy(params)
-        and not params.wants_logprobs
-        and params.allowed_token_ids is None
-        and not bad_words
-        and params.min_tokens == 0
-        and not params.logit_bias
-        and not has_penalties(params)
+        params.allowed_token_ids is not None
+        or bool(bad_words)
+        or params.min_tokens != 0
+        or bool(params.logit_bias)
+        or has_penalties(params)
     )
 
 

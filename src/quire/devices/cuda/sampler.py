@@ -24,7 +24,7 @@ from quire.devices.sampling import (
     Samples,
     SlotSampling,
     TokenMask,
-    has_penalties,
+    edits_logits,
     is_greedy,
     lowest_scaled,
 )
@@ -78,7 +78,7 @@ class CudaSampler(NativeSampler):
         super().set(slot, state)
         params, greedy, self._states[slot] = state.params, is_greedy(state.params), state
         self._edited.discard(slot)
-        if is_edited(state):
+        if edits_logits(params, state.bad_words):
             self._edited.add(slot)
         inverse = 1.0 if greedy else 1.0 / params.temperature
         self._numbers[slot] = np.uint64(state.seed).view(np.int64), 0, params.top_k, greedy
@@ -183,13 +183,6 @@ def device_rows(logits: Logits) -> Any:
     if not isinstance(logits, TorchLogits):
         raise EngineError(f"a GPU's sampler got logits of {type(logits).__name__}")
     return logits.tensor
-
-
-def is_edited(state: SlotSampling) -> bool:
-    """Tell whether a slot may change its logits before a token is drawn."""
-    params = state.params
-    edits = params.allowed_token_ids is not None, state.bad_words, params.logit_bias, params.min_tokens
-    return any(edits) or has_penalties(params)
 
 
 def edit(row: Any, state: SlotSampling, output: list[int]) -> None:
