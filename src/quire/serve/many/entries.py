@@ -124,23 +124,19 @@ def model_options() -> Mapping[str, Any]:
 
 def configured(entry: Entry, engine: EngineConfig, server: ServerConfig) -> tuple[EngineConfig, ServerConfig]:
     """Put a model's options in the place of those that all have. ConfigError: one is unknown or wrong."""
-    called, types = f"model {entry.name}", model_options()
-    given: dict[str, Any] = {}
+    types, given = model_options(), dict[str, Any]()
     for key, value in entry.options.items():
         name = str(key).replace("-", "_")
         if name not in types:
             wide = "is an option of the whole server: give it on the command line"
             why = wide if hasattr(server, name) else f"is no option{nearest(name, types)}"
-            raise ConfigError(f"{called}: {name} {why}")
-        given[name] = converted(value, types[name], None, f"{called}: {name}")
+            raise ConfigError(f"{name} {why}")
+        given[name] = converted(value, types[name], None, name)
     own = {name: given.pop(name) for name in list(given) if hasattr(server, name)}
     parts = [(getattr(engine, name), fields(kind)) for name, kind in SECTIONS.items()]
     shared = {f.name: getattr(part, f.name) for part, known in parts for f in known}
-    try:
-        made = EngineConfig.from_options(**{**shared, "seed": engine.seed, **given, "model": entry.path})
-        return made, replace(server, **own, served_model_name=(entry.name, *entry.aliases))
-    except ConfigError as error:
-        raise ConfigError(f"{called}: {error}") from error
+    made = EngineConfig.from_options(**{**shared, "seed": engine.seed, **given, "model": entry.path})
+    return made, replace(server, **own, served_model_name=(entry.name, *entry.aliases))
 
 
 def sized(entry: Entry, engine: EngineConfig, server: ServerConfig, budget: int) -> Sized:
@@ -161,6 +157,5 @@ def sized(entry: Entry, engine: EngineConfig, server: ServerConfig, budget: int)
                 engine = replace(engine, cache=replace(cache, kv_cache_memory_bytes=max(1, kv)))
         memory = plan_engine(engine, max(1, room)).memory
     except QuireError as error:
-        text = str(error)
-        raise ConfigError(text if text.startswith("model ") else f"model {entry.name}: {text}") from error
+        raise ConfigError(f"model {entry.name}: {error}") from error
     return Sized(entry, engine, server, memory.total + PRIVATE, memory.max_model_len)
