@@ -23,7 +23,8 @@ STEPS = [{"type": "text", "text": "Once"}, {"type": "gen", "name": "a", "max_tok
 # With several choices, the first event of a later one has the scores of the prompt only if they have come by then.
 ONE = {"logprobs": {"n": 1}, "prompt-logprobs": {"n": 1}}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (path, {**body, "model": "m", **ONE.get(name, {})}) for name, (path, body) in KINDS.items()},
+    **{name: (path, {"model": "m", **body, **ONE.get(name, {})}) for name, (path, body) in KINDS.items()},
+    "whole adapter": ("/v1/completions", {"prompt": "A dog", "max_tokens": 20, "model": "tale"}),
     "long": ("/v1/completions", {"prompt": "A", "max_tokens": 200, "ignore_eos": True, "stream": True}),
     "program": ("/v1/programs", {"steps": STEPS, "stream": True}),
     "whole": ("/v1/completions", {"prompt": "A dog", "max_tokens": 40, "n": 2, "logprobs": 1}),
@@ -66,6 +67,7 @@ class Fleet:
             maker="tests.serve.slowed", model="", threads=1, router_api_key=[KEY], served_model_name=["m"],
             tool_call_parser="hermes", reasoning_parser="qwen3", max_model_len=512, port=self.ports[place],
             kv_cache_memory_bytes=1 << 26, shutdown_timeout=5,
+            enable_lora=True, lora_modules=["tale=quire-stories-lora-oldtale"],
         )  # fmt: skip
 
     def options(self) -> list[str]:
@@ -99,11 +101,11 @@ def ask(running: Running, kind: str, waits: list[float]) -> str:
     """The answer to one request, whole. `waits` gets the longest time without bytes."""
     path, body = ASKED[kind]
     headers = {"x-request-id": f"id-{kind.replace(' ', '-')}"}
+    parts, last, longest = [], time.monotonic(), 0.0
     with (
         httpx.Client(base_url=running.url, timeout=90) as client,
         client.stream("POST", path, json=body, headers=headers) as answer,
     ):
-        parts, last, longest = [], time.monotonic(), 0.0
         for part in answer.iter_text():
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
             parts.append(part)
@@ -138,7 +140,11 @@ class Load:
 
     def __init__(self, running: Running, clients: int, kinds: list[str] | None = None) -> None:
         self.running, self.kinds = running, kinds or list(ASKED)
-        self.wanted = {kind: said(kind, ask(running, kind, [])) for kind in self.kinds}
+        alone = {kind: ask(running, kind, []) for kind in self.kinds}
+        self.wanted = {kind: said(kind, text) for kind, text in alone.items()}
+        self.classes = {
+            kind: set(re.findall(r'"system_fingerprint": ?"(\w+)"', text)) for kind, text in alone.items()
+        }
         self.wrong: list[str] = []
         self.count = 0
         self.waits: list[float] = []

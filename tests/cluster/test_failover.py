@@ -14,6 +14,9 @@ def test_no_answer_is_lost_or_changed() -> None:
         with router(*fleet.options(), "--verify-failover", "0.3") as running:
             wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 3, 60)
             load = Load(running, 6)
+            assert len(load.classes["adapter"]) == 1
+            assert load.classes["adapter"] == load.classes["whole adapter"] == load.classes["adapter-chat"]
+            assert load.classes["adapter"] != load.classes["greedy"]
             for place, how in enumerate(("kill", "engine", "freeze", "drain")):
                 time.sleep(1)
                 fleet.disturb(place % 3, how)
