@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import socket
 import time
@@ -28,6 +29,7 @@ def set_deadline(connection: socket.socket, until: float | None) -> None:
     connection.settimeout(left)
 
 
+@functools.lru_cache(maxsize=1024)
 def is_local(host: str) -> bool:
     """Tell whether a name or an address means the machine itself."""
     try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -175,6 +176,25 @@ def test_a_word_from_before_a_send_does_not_forget_it() -> None:
     choice.at(index).word(Load(queued=2000, running=1), 10.4, age=0.1)
     assert choice.at(index).wait(10.4) == pytest.approx(1.9)
     assert choice.at(index).running == 1
+
+
+def test_a_word_looks_at_later_sends_alone() -> None:
+    """Thousands of sends in five seconds would make each answer dearer. Counted, not timed."""
+    replica, looked = Replica("busy"), 0
+
+    class Counted(deque[Booking]):
+        def __reversed__(self) -> Iterator[Booking]:
+            nonlocal looked
+            for one in super().__reversed__():
+                looked += 1
+                yield one
+
+    replica._sends = Counted()
+    for number in range(1000):
+        replica.send(Booking(0, number / 1000, 0, 10), number / 1000)
+    replica.word(Load(queued=500), 0.9995, age=0.01)
+    assert looked == 11
+    assert replica.wait(0.9895) == pytest.approx(0.5 + 0.1)
 
 
 def test_a_longer_queue_does_not_end_affinity_at_once() -> None:

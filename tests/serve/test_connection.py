@@ -228,3 +228,44 @@ def test_the_limit_on_open_files_is_raised() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_head_leaves_with_its_body_and_waits_for_no_later_one(silent: bool) -> None:
+    writes: list[bytes] = []
+
+    class Wire(asyncio.Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            writes.append(bytes(data))
+
+        def close(self) -> None:
+            writes.append(b"closed")
+
+        def get_extra_info(self, name: str, default: object = None) -> object:
+            return default
+
+        def is_closing(self) -> bool:
+            return b"closed" in writes
+
+    async def app(scope: object, receive: object, send: Callable[[object], Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if silent:
+            await asyncio.sleep(0.05)
+            assert len(writes) == 1
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        await send({"type": "http.response.body", "body": b"second", "more_body": False})
+
+    async def ask() -> None:
+        config = uvicorn.Config(app, log_config=None)
+        config.load()
+        state = uvicorn.server.ServerState()
+        connection = Connection(config=config, server_state=state, app_state={}, room=Room(100))
+        connection.connection_made(Wire())
+        connection.data_received(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        await asyncio.gather(*state.tasks)
+
+    asyncio.run(ask())
+    head = [b"first" not in write and b"HTTP/1.1 200" in write for write in writes]
+    assert head == [silent, *[False] * (2 + silent)]
+    assert [b"second" in write for write in writes].count(True) == 1
+    assert writes[-1] == b"closed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Literal
 
 import msgspec
@@ -56,9 +57,9 @@ class Replica:
         self.clear = written + load.queued / self.speed(now)
         self.running = load.running
         self.free = math.inf if load.free is None else load.free
-        for booking in self._sends:
-            if booking.at > written:
-                self._count(booking, now)
+        later = [*takewhile(lambda one: one.at > written, reversed(self._sends))]
+        for booking in reversed(later):
+            self._count(booking, now)
 
     def send(self, booking: Booking, now: float) -> None:
         """Count a request as soon as it is sent."""

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 import uvloop
-from fastapi import FastAPI
 from prometheus_client import generate_latest
+from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import Route
 
 from quire import __version__
 from quire.cluster.choice import Choice
@@ -119,20 +120,26 @@ class Router:
         return json_response(member.describe())
 
 
-def make_app(router: Router) -> FastAPI:
+def make_app(router: Router) -> Starlette:
     """The application around one router."""
-    app = FastAPI(title="Quire's router", docs_url=None, redoc_url=None, openapi_url=None)
-    for endpoint in with_dialects(load_hooks(ENTRY_POINTS)):
-        app.add_route(endpoint.path, router.forward, methods=["POST"])
-    app.add_route("/v1/programs", router.forward, methods=["GET"])
-    app.add_route("/v1/models", router.models, methods=["GET"])
-    app.add_route("/v1/models/{model_id:path}", router.forward, methods=["GET"])
-    for path, handler in (("/health", router.health), ("/ping", router.health), ("/version", router.version)):
-        app.add_route(path, handler, methods=["GET"])
-    app.add_route("/metrics", router.metrics, methods=["GET"])
-    app.add_route("/replicas", router.listed, methods=["GET"])
-    for path in ("/drain", "/undrain"):
-        app.add_route(path, router.drain, methods=["POST"])
+    posts = [endpoint.path for endpoint in with_dialects(load_hooks(ENTRY_POINTS))]
+    gets = {
+        "/v1/programs": router.forward,
+        "/v1/models": router.models,
+        "/v1/models/{model_id:path}": router.forward,
+        "/health": router.health,
+        "/ping": router.health,
+        "/version": router.version,
+        "/metrics": router.metrics,
+        "/replicas": router.listed,
+    }
+    app = Starlette(
+        routes=[
+            *(Route(path, router.forward, methods=["POST"]) for path in posts),
+            *(Route(path, handler, methods=["GET"]) for path, handler in gets.items()),
+            *(Route(path, router.drain, methods=["POST"]) for path in ("/drain", "/undrain")),
+        ]
+    )
     for_operators(app, "/replicas", "/drain", "/undrain")
     answers = router.tally.answers
     guard(app, router.config, lambda *answer: answers.labels(*answer).inc())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -187,7 +188,7 @@ def with_dialects(dialects: list[Dialect]) -> list[Endpoint]:
 
 
 def guard(
-    app: FastAPI, config: WebConfig, count: CountAnswer, load: Callable[[], bytes] | None = None
+    app: Starlette, config: WebConfig, count: CountAnswer, load: Callable[[], bytes] | None = None
 ) -> None:
     """Put keys, limits on heads and CORS before the application, and errors in the shape of each API.
 
@@ -214,7 +215,7 @@ def guard(
     )
 
 
-def add_handlers(app: FastAPI) -> None:
+def add_handlers(app: Starlette) -> None:
     """Answer errors in the shape of each API."""
     for kind in (
         HttpError,

@@ -79,6 +79,31 @@ def _for_http_1_0(
     return answer
 
 
+class _HeadFirst:
+    """The transport of one answer. Its head waits for what follows in this turn of the loop: one write for both."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._head = transport, loop, b""
+        self.write: Callable[[bytes], None] = self._begin
+        self.is_closing = transport.is_closing
+
+    def _begin(self, head: bytes) -> None:
+        self._head, self.write = head, self._go_on
+        self._loop.call_soon(self._flush)
+
+    def _go_on(self, data: bytes) -> None:
+        self.write = self._transport.write
+        self.write(self._head + data)
+
+    def _flush(self) -> None:
+        if self.write == self._go_on:
+            self._go_on(b"")
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol with bounded heads, timeouts and a bounded number of connections."""
 
@@ -153,6 +178,7 @@ class Connection(HttpToolsProtocol):
         self._stop_waiting()
         self._unread, self._in_body = 0, True
         super().on_headers_complete()
+        self.cycle.transport = _HeadFirst(self.transport, self.loop)  # type: ignore[assignment]
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _for_http_1_0(self.cycle, self.parser.should_keep_alive())  # type: ignore[method-assign,assignment]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -30,12 +31,12 @@ def add_post(app: FastAPI, path: str, handler: Any) -> None:
     app.add_api_route(path, handler, methods=["POST"], response_class=Response, responses=responses_of({}))
 
 
-def for_operators(app: FastAPI, *paths: str) -> None:
+def for_operators(app: Starlette, *paths: str) -> None:
     """Let only operators reach these paths, with any method."""
     app.state.for_operators = operators_paths(app) | {*paths}
 
 
-def operators_paths(app: FastAPI) -> frozenset[str]:
+def operators_paths(app: Starlette) -> frozenset[str]:
     """List the paths that only operators reach."""
     return getattr(app.state, "for_operators", frozenset())
 
