@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import socket
 import time
@@ -29,7 +28,6 @@ def set_deadline(connection: socket.socket, until: float | None) -> None:
     connection.settimeout(left)
 
 
-@functools.lru_cache(maxsize=1024)
 def is_local(host: str) -> bool:
     """Tell whether a name or an address means the machine itself."""
     try:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
 from quire.sockets import is_local
+
+_is_local = lru_cache(maxsize=1024)(is_local)  # a client asks more than once
 
 
 class Caller(NamedTuple):
@@ -61,14 +64,14 @@ class Keys:
         Compares with each key in constant time.
         """
         if not self._users and not self._operators and not self.routers:
-            return Caller("", client is None or is_local(client[0]))
+            return Caller("", client is None or _is_local(client[0]))
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         digest = _digest(given.encode("latin-1", "replace"))
         if _among(digest, self.routers):
             return Caller("", False, True)
         if not self._users and not self._operators:
-            return Caller("", client is None or is_local(client[0]))
+            return Caller("", client is None or _is_local(client[0]))
         operator, user = _among(digest, self._operators), _among(digest, self._users)
         if operator or user:
             return Caller(digest.hex()[:16], operator)
