@@ -12,7 +12,7 @@ import torch
 
 from quire.devices.cuda.kernels import elementwise, norm, rope_store, rows
 from quire.devices.cuda.kernels.attention import LayerCache
-from quire.devices.cuda.kernels.rope_store import NormTensors
+from quire.devices.cuda.kernels.norm import NormTensors
 from quire.devices.cuda.launch import InterpretedLauncher
 from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
 from quire.devices.stream_ops import StreamGates
@@ -51,11 +51,12 @@ def normed(x: Any, kind: str, weight: Any, bias: Any, eps: float) -> Any:
 def test_norms(act: Any, kind: str, groups: int) -> None:
     x, weight, bias = drawn(4, 90, dtype=act), drawn(90), drawn(90, seed=1) if kind == "layer" else None
     out = poison(4, 90, dtype=act)
-    norm.normalize(RUN, x, out, weight, 1e-5, bias, kind, groups)
+    by = NormTensors(kind, weight, bias, 1e-5)
+    norm.normalize(RUN, x, out, by, groups)
     wanted = normed(x.reshape(4, groups, -1), kind, weight.reshape(groups, -1), None, 1e-5).reshape(4, 90)
     assert near(out, wanted if bias is None else wanted + bias)
     alone = poison(1, 90, dtype=act)
-    norm.normalize(RUN, x[2:3], alone, weight, 1e-5, bias, kind, groups)
+    norm.normalize(RUN, x[2:3], alone, by, groups)
     assert torch.equal(alone[0], out[2])
 
 

@@ -14,7 +14,7 @@ from quire.devices.adapters import Adapter, Change, check_slots, place_adapter
 from quire.devices.cuda.arena import PIECE, ROWS, TOKENS
 from quire.devices.cuda.copies import sent
 from quire.devices.cuda.kernels import adapted, experts, rows
-from quire.devices.cuda.kernels.rope_store import NormTensors
+from quire.devices.cuda.kernels.norm import NormTensors
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
 from quire.devices.graph import Graph
@@ -223,13 +223,13 @@ class StepAdapters:
                 _merge(total, other, slots == slot)
         return total
 
-    def norm(self, path: str, out: ops.Value, normalize: Callable[[NormTensors, Any], None]) -> None:
+    def norm(self, path: str, out: ops.Value, normalize: Callable[[Any, NormTensors], None]) -> None:
         """Replace rows of a norm by those of adapters' own norms."""
         for slot in self._present:
             own = self._adapters.norms[slot].get(path)
             if own is not None:
                 other = torch.empty_like(self._step[out])
-                normalize(own, other)
+                normalize(other, own)
                 _merge(self._step[out], other, self._slots[self._step.kind(out)] == slot)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
+from quire.devices.cuda.fuse import Room, Round
 from quire.devices.cuda.pack import DTYPES, own_matrix
 from quire.devices.graph import Graph, last_reads, widths
 from quire.devices.ops import (
@@ -64,6 +65,8 @@ class Arena:
             head = index >= graph.body and Value(index) not in read
             single = head or isinstance(op, (RopeAngles, Route, Choose)) or is_exact(op)
             dtype = torch.float32 if single else self.act
+            if isinstance(op, Round) or (isinstance(op, Room) and op.codes):
+                dtype = torch.int8
             if isinstance(op, RunExperts):
                 pairs = limits.max_tokens * (self.places[op.routes].width // 2)
                 self.beside = max(self.beside, pairs * (op.inner_width + width) * self.act.itemsize)

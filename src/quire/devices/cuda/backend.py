@@ -16,6 +16,7 @@ from quire.devices.cpu.machine import free_memory, measure_limits, usable_thread
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
 from quire.devices.cuda.errors import device_errors
+from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.launch import InterpretedLauncher, JitLauncher, Launcher
 from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs, restore
 from quire.devices.cuda.record import check_operations
@@ -130,7 +131,7 @@ class CudaBackend:
             raise ConfigError(
                 f"{self._run.target.name} does not convert fp8_e4m3: choose --kv-cache-dtype fp8_e5m2, int8 or auto"
             )
-        arena = Arena(graph, kv_spec, limits)
+        arena = Arena(fused(graph, limits.max_adapters > 0), kv_spec, limits)
         return arena.nbytes + arena.beside + (PARTIAL_STATES if self._gpu else 0)
 
     def free_memory(self) -> int:

@@ -158,7 +158,10 @@ def _routes(run: Launcher) -> None:
 
 def _rows(run: Launcher) -> None:
     x, weight, numbers = empty(9, 4096), empty(4096, dtype=torch.float32), partial(empty, dtype=torch.int32)
-    norm.normalize(run, x, x, weight, 1e-5)
+    by = norm.NormTensors("rms", weight, None, 1e-5)
+    norm.normalize(run, x, x, by)
+    codes = empty(9, 4096, dtype=torch.int8), empty(9, dtype=torch.float32)
+    norm.normalize(run, x, x, by, 1, norm.Sum(x, (1.0, 1.0), x, by), codes)
     norm.match_rms(run, empty(9, 4 * 4096), x, empty(9, 4 * 4096), 1e-6)
     rows.embed(run, empty(128256, 4096), numbers(9), x, 2.0)
     elementwise.add(run, x, x, x)
@@ -174,13 +177,13 @@ def _store(run: Launcher, kept: Any = torch.bfloat16) -> None:
     side, real = empty(64, 8, 64, 128, dtype=kept), partial(empty, dtype=torch.float32)
     scales = None if kept.itemsize > 1 else real(8) if kept != torch.int8 else real(64, 8, 64)
     cache, places = attention.LayerCache(side, side, scales, scales), empty(9, dtype=torch.int64)
-    qk_norm = rope_store.NormTensors("rms", real(128), None, 1e-6)
+    qk_norm = norm.NormTensors("rms", real(128), None, 1e-6)
     rope_store.angles(run, empty(9, dtype=torch.int32), real(64), 1.0, real(9, 128))
     rope_store.store_kv(
         run, empty(9, 48 * 128), empty(9, 32 * 128), cache, places, 32, real(9, 128), qk_norm, qk_norm
     )
     latent = attention.LayerCache(empty(64, 1, 64, 576), None)
-    latent_norm = rope_store.NormTensors("rms", real(512), None, 1e-6)
+    latent_norm = norm.NormTensors("rms", real(512), None, 1e-6)
     q = empty(9, 16 * 512), empty(9, 16 * 64), empty(9, 16 * 576)
     rope_store.store_latent(run, empty(9, 576), *q, latent, places, real(9, 64), latent_norm)
 

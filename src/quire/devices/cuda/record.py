@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from quire.devices import ops, stream_ops
-from quire.devices.cuda import states
+from quire.devices.cuda import fuse, states
 from quire.devices.cuda.arena import matrices
 from quire.devices.cuda.kernels import (
     attention,
@@ -61,7 +61,7 @@ class Recorder:
         if given is None:
             return None
         weight, bias = self.tensor(given.weight), self.tensor(given.bias)
-        return rope_store.NormTensors(given.kind, weight, bias, given.eps, given.after_rope)
+        return norm.NormTensors(given.kind, weight, bias, given.eps, given.after_rope)
 
     def experts(self, op: ops.RunExperts[Value]) -> experts.Experts:
         """The experts of a mixture, by tables of their addresses."""
@@ -95,8 +95,7 @@ class Recorder:
 
 
 def encode(graph: Graph, recorder: Recorder) -> list[Call]:
-    """The launches of a graph, operation by operation."""
-    check_operations(graph)
+    """The launches of a graph that `check_operations` accepts, operation by operation."""
     slow = [without_kernel(graph, op) for op in graph.ops]
     if any(slow):
         names = ", ".join(sorted(set(slow) - {""}))
@@ -199,22 +198,43 @@ def match_rms(r: Recorder, op: stream_ops.MatchRMS[Value], out: Value) -> Call:
 def normalize(r: Recorder, op: ops.Normalize[Value], out: Value) -> Call:
     given = r.norm(op.norm)
 
-    def normalized(x: Any, by: rope_store.NormTensors, to: Any) -> None:
-        norm.normalize(r.run, x, to, by.weight, by.eps, by.bias, by.kind, op.groups)
-
     def call(step: CudaStep) -> None:
-        normalized(step[op.x], given, step[out])
+        normalized = partial(norm.normalize, r.run, step[op.x], groups=op.groups)
+        normalized(step[out], given)
         if step.adapters is not None:
-            step.adapters.norm(op.path, out, partial(normalized, step[op.x]))
+            step.adapters.norm(op.path, out, normalized)
 
     return call
+
+
+def normalize_sum(r: Recorder, op: fuse.NormalizeSum[Value], out: Value) -> Call:
+    given, first = r.norm(op.norm), r.norm(op.first)
+
+    def call(step: CudaStep) -> None:
+        total, summed = step[out if op.total is None else op.total], None
+        if op.other is not None:
+            summed = norm.Sum(step[op.other], op.factors, total, first)
+        codes = None if op.codes is None else step.codes(op.codes)
+        norm.normalize(r.run, step[op.x], step[out], given, summed=summed, codes=codes)
+        if step.adapters is not None and given is not None:
+            step.adapters.norm(op.path, out, partial(norm.normalize, r.run, total))
+
+    return call
+
+
+def round_rows(r: Recorder, op: fuse.Round[Value], out: Value) -> Call:
+    return lambda step: packed.round_rows(r.run, step[op.x], *step.codes(out))
+
+
+def nothing(r: Recorder, op: Op[Value], out: Value) -> Call:
+    return lambda step: None
 
 
 def linear(r: Recorder, op: ops.Linear[Value], out: Value) -> Call:
     weight, bias = own_matrix(op.weight), r.tensor(op.bias)
 
     def call(step: CudaStep) -> None:
-        sums = partial(product, r, step, step[op.x])
+        sums = product(r, op, step)
         ending = bias, op.activation, step.optional(op.residual)
         if step.adapters is None or not step.adapters.product(op, out, sums, ending):
             sums(weight, step[out], *ending)
@@ -228,7 +248,7 @@ def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
         bias = r.tensor(alternating(op.bias))
 
     def call(step: CudaStep) -> None:
-        sums = partial(product, r, step, step[op.x])
+        sums = product(r, op, step)
         ending = bias, op.activation, None, op.limit, True
         if step.adapters is None or not step.adapters.product(op, out, sums, ending):
             sums(weight, step[out], *ending)
@@ -237,30 +257,29 @@ def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
 
 
 def product(
-    r: Recorder,
-    step: CudaStep,
-    x: Any,
-    weight: CudaMatrix,
-    out: Any,
-    bias: Any = None,
-    activation: Any = None,
-    residual: Any = None,
-    limit: float = 0.0,
-    gated: bool = False,
-) -> None:
-    """A product with floats or a packed weight, gated or not."""
-    if weight.packed is None:
-        x = x.to(weight.dtype)  # the same tensor, but for exact weights
+    r: Recorder, op: ops.Linear[Value] | ops.GatedLinear[Value], step: CudaStep
+) -> Callable[..., None]:
+    """The product of an operation's x with floats or a packed weight, gated or not."""
+    x = step[op.x]
+    rounded = x, None
+    if isinstance(op, (fuse.RoundedLinear, fuse.RoundedGatedLinear)):
+        rounded = step.codes(op.codes)
+
+    def multiply(
+        weight: CudaMatrix, out: Any, bias: Any = None, activation: Any = None, residual: Any = None,
+        limit: float = 0.0, gated: bool = False,
+    ) -> None:  # fmt: skip
+        if weight.packed is not None:
+            codes, scales = rounded if weight.rounds else (x, None)
+            packed.linear(r.run, codes, weight.packed, out, bias, activation, residual, scales, limit, gated)
+            return
+        own = x.to(weight.dtype)  # the same tensor, but for exact weights
         if gated:
-            products.gated(r.run, x, weight.values, out, activation, bias, limit)
+            products.gated(r.run, own, weight.values, out, activation, bias, limit)
         else:
-            products.linear(r.run, x, weight.values, out, bias, activation, residual)
-        return
-    codes, scales = x, None
-    if weight.rounds:
-        codes, scales = step.empty(*x.shape, dtype=torch.int8), step.empty(len(x), dtype=torch.float32)
-        packed.round_rows(r.run, x, codes, scales)
-    packed.linear(r.run, codes, weight.packed, out, bias, activation, residual, scales, limit, gated)
+            products.linear(r.run, own, weight.values, out, bias, activation, residual)
+
+    return multiply
 
 
 def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:
@@ -361,8 +380,13 @@ ENCODERS: dict[type[Op[Any]], Callable[[Recorder, Any, Value], Call]] = {
     stream_ops.Mix: mix,
     stream_ops.MatchRMS: match_rms,
     ops.Normalize: normalize,
+    fuse.NormalizeSum: normalize_sum,
+    fuse.Round: round_rows,
+    fuse.Room: nothing,
     ops.Linear: linear,
     ops.GatedLinear: gated_linear,
+    fuse.RoundedLinear: linear,
+    fuse.RoundedGatedLinear: gated_linear,
     ops.HeadLinear: head_linear,
     ops.RopeAngles: rope_angles,
     ops.StoreKV: store_kv,

@@ -12,9 +12,10 @@ from quire.devices.cuda.adapters import SlotAdapters, StepAdapters
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.errors import device_errors
+from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.launch import Launcher
-from quire.devices.cuda.record import Recorder, encode
+from quire.devices.cuda.record import Recorder, check_operations, encode
 from quire.devices.cuda.states import state_step
 from quire.devices.cuda.step import CudaStep
 from quire.devices.inputs import check_input, check_logit_rows, check_states
@@ -30,11 +31,13 @@ class CudaExecutable:
         self, graph: Graph, kv: CudaKVCache, limits: Limits, run: Launcher, last_tokens: Any
     ) -> None:
         self._last_tokens = last_tokens
-        self._graph, self._kv, self._limits, self._run = graph, kv, limits, run
-        self._arena = Arena(graph, kv.spec, limits)
+        check_operations(graph)
+        self._graph = own = fused(graph, limits.max_adapters > 0)
+        self._kv, self._limits, self._run = kv, limits, run
+        self._arena = Arena(own, kv.spec, limits)
         self._memory = torch.empty(self._arena.nbytes, dtype=torch.uint8, device=kv.device)
         recorder = Recorder(run, kv.device, self._arena.act)
-        self._calls = encode(graph, recorder)
+        self._calls = encode(own, recorder)
         self._adapters = SlotAdapters(graph, recorder, limits.max_adapters)
         self._step: CudaStep | None = None
         self._table: Any = None  # the block tables of all slots, as steps appended to them

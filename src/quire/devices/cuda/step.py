@@ -11,6 +11,7 @@ import torch
 from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.copies import sent
+from quire.devices.cuda.fuse import SCALE
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors, work_tensors
 from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_scratch
@@ -118,6 +119,14 @@ class CudaStep:
         begin, first = self._arena.places[value].begin, -(-self._arena.max_tokens * width * 4 // 16) * 16
         ids, weights = (self._memory[start : start + 4 * count * width] for start in (begin, begin + first))
         return ids.view(torch.int32).view(count, width), weights.view(torch.float32).view(count, width)
+
+    def codes(self, value: Value) -> tuple[Any, Any]:
+        """Int8 codes [rows, D] and their scales float32 [rows], one behind the other in the place of a value."""
+        place = self._arena.places[value]
+        count, width = self._counts[place.kind], place.width - SCALE
+        scales = place.begin + -(-count * width // 16) * 16
+        codes = self._memory[place.begin : place.begin + count * width].view(torch.int8).view(count, width)
+        return codes, self._memory[scales : scales + 4 * count].view(torch.float32)
 
     def room(self, chosen: int, experts: Experts, width: int) -> ExpertScratch:
         """Room for a mixture, which layers of equal shapes share."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -17,18 +18,47 @@ def root_mean_square(x, width, eps):
 
 
 @triton.jit
-def norm(x, weight, bias, out, width, x_stride, out_stride, eps,
-         LAYER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The norm of one group of a row."""
-    row, group, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
-    inside, column = d < width, group * width + d
-    v = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+def normed(v, inside, weight, bias, column, width, eps, LAYER: tl.constexpr):
     if LAYER:
         v = tl.where(inside, v - tl.sum(v, 0) / width, 0.0)
     y = tl.div_rn(v, root_mean_square(v, width, eps)) * tl.load(weight + column, mask=inside, other=0.0)
     if bias is not None:
         y += tl.load(bias + column, mask=inside, other=0.0)
-    tl.store(out + row * out_stride + column, y.to(out.dtype.element_ty), mask=inside)
+    return y
+
+
+@triton.jit
+def rounded_row(v, inside, codes, scales, row, d, code_stride):
+    """Store a row as integers from -127 to 127 times its own scale."""
+    most = tl.max(tl.abs(v), 0)
+    inverse = tl.where(most >= 1e-30, tl.div_rn(127.0, tl.maximum(most, 1e-30)), 0.0)
+    whole = (v * inverse + 12582912.0) - 12582912.0  # to the nearest integer
+    tl.store(codes + row * code_stride + d, whole.to(tl.int8), mask=inside)
+    tl.store(scales + row, tl.div_rn(most, 127.0))
+
+
+@triton.jit
+def norm(x, first, first_bias, other, total, weight, bias, out, codes, scales, width, x_stride, out_stride,
+         code_stride, factor, other_factor, first_eps, eps,
+         FIRST_LAYER: tl.constexpr, LAYER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The norm of one group of a row. The other steps of `normalize`, where they are given, round as it says."""
+    row, group, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
+    inside, column = d < width, group * width + d
+    v = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if first is not None:
+        v = normed(v, inside, first, first_bias, column, width, first_eps, FIRST_LAYER)
+        v = v.to(total.dtype.element_ty).to(tl.float32)
+    if other is not None:
+        added = tl.load(other + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = (v * factor + added * other_factor).to(total.dtype.element_ty)
+        tl.store(total + row * x_stride + column, rounded, mask=inside)
+        v = rounded.to(tl.float32)
+    if weight is not None:
+        y = normed(v, inside, weight, bias, column, width, eps, LAYER).to(out.dtype.element_ty)
+        tl.store(out + row * out_stride + column, y, mask=inside)
+        v = y.to(tl.float32)
+    if codes is not None:
+        rounded_row(tl.where(inside, v, 0.0), inside, codes, scales, row, d, code_stride)
 
 
 @triton.jit
@@ -47,22 +77,54 @@ def shape_of(width: int) -> Shape:
     return Shape(4 if width <= 4096 else 8, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class NormTensors:
+    """A norm's float32 weight [H] or [N, H], or [N H] for statistics over all heads, and its bias alike.
+
+    `after_rope`: the norm of keys and queries follows their rotation.
+    """
+
+    kind: str
+    weight: Any
+    bias: Any
+    eps: float
+    after_rope: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """x + `other`, each times its factor, stored in `total`; x is normed by `first` before. Tensors are like x."""
+
+    other: Any
+    factors: tuple[float, float]
+    total: Any
+    first: NormTensors | None = None
+
+
 def normalize(
     run: Launcher,
     x: Any,
     out: Any,
-    weight: Any,
-    eps: float,
-    bias: Any = None,
-    kind: str = "rms",
+    by: NormTensors | None,
     groups: int = 1,
+    summed: Sum | None = None,
+    codes: tuple[Any, Any] | None = None,
 ) -> None:
-    """Normalize x [T, D], groups of a row by themselves."""
-    width = x.shape[1] // groups
+    """Normalize x [T, D], groups of a row by themselves, or a sum with it; `by` is None: the sum alone.
+
+    The result is rounded to `codes` too: int8 [T, D], and their scales [T]. Each step rounds as one alone would.
+    """
+    width, summed, by = x.shape[1] // groups, summed or Sum(None, (1.0, 1.0), None), by or NONE
+    first, stride = summed.first or NONE, 0 if codes is None else codes[0].stride(0)
     launch(
-        run, norm, (x.shape[0], groups, 1), x, weight, bias, out, width, x.stride(0), out.stride(0), eps,
-        LAYER=kind == "layer", BLOCK=triton.next_power_of_2(width), shape=shape_of(width),
+        run, norm, (x.shape[0], groups, 1), x, first.weight, first.bias, summed.other, summed.total, by.weight, by.bias,
+        out, *(codes or (None, None)), width, x.stride(0), out.stride(0), stride, *summed.factors, first.eps, by.eps,
+        FIRST_LAYER=first.kind == "layer", LAYER=by.kind == "layer",
+        BLOCK=triton.next_power_of_2(width), shape=shape_of(width),
     )  # fmt: skip
+
+
+NONE = NormTensors("rms", None, None, 0.0)
 
 
 def match_rms(run: Launcher, x: Any, like: Any, out: Any, floor: float) -> None:

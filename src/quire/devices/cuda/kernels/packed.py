@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.devices.cuda.kernels.norm import shape_of
+from quire.devices.cuda.kernels.norm import rounded_row, shape_of
 from quire.devices.cuda.kernels.products import closed
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import NIBBLES, WIDE, ProductTiles
@@ -76,11 +76,7 @@ def round_row(x, codes, scales, width, x_stride, code_stride, BLOCK: tl.constexp
     """A row as integers from -127 to 127 times its own scale."""
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     v = tl.load(x + row * x_stride + d, mask=d < width, other=0.0).to(tl.float32)
-    most = tl.max(tl.abs(v), 0)
-    inverse = tl.where(most >= 1e-30, tl.div_rn(127.0, tl.maximum(most, 1e-30)), 0.0)
-    whole = (v * inverse + 12582912.0) - 12582912.0  # to the nearest integer
-    tl.store(codes + row * code_stride + d, whole.to(tl.int8), mask=d < width)
-    tl.store(scales + row, tl.div_rn(most, 127.0))
+    rounded_row(v, d < width, codes, scales, row, d, code_stride)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ import triton
 import triton.language as tl
 
 from quire.devices.cuda.kernels.attention import LayerCache
-from quire.devices.cuda.kernels.norm import root_mean_square
+from quire.devices.cuda.kernels.norm import NormTensors, root_mean_square
 from quire.devices.cuda.launch import Launch, Launcher, launch
 from quire.devices.cuda.tiles import Shape
 from quire.devices.kv import FP8_MOST
@@ -154,17 +153,6 @@ def latent_store(kv, q_latent, q_rope, out, keys, key_scales, places, angles, we
         tl.store(out + (token * N + head) * (C + R) + d, v.to(out.dtype.element_ty), mask=d < C + R)
     else:
         keep(v, keys, key_scales, tl.load(places + token), 0, d, 1, C + R, BLOCK, MOST, BY_TOKEN)
-
-
-@dataclass(frozen=True, slots=True)
-class NormTensors:
-    """An operands.Norm on the device: weight and bias float32."""
-
-    kind: str
-    weight: Any
-    bias: Any
-    eps: float
-    after_rope: bool = False
 
 
 def angles(run: Launcher, positions: Any, inv_freq: Any, scale: float, out: Any) -> None:
