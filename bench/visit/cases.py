@@ -117,14 +117,16 @@ def mixture(place: Place, rows: int, width: int, inner: int, count: int, chosen:
     )
     x, weights = place.draw(rows, width), place.scales(rows, chosen)
     ids = place.numbers((torch.arange(rows)[:, None] * 3 + torch.arange(chosen)) % count)
-    tables = (experts.addresses(some, place.tensors) for some in (ups, downs))
+    tables = (
+        experts.Weights(experts.addresses(some, place.tensors), torch.bfloat16) for some in (ups, downs)
+    )
     aligned = width % 128 == inner % 128 == 0
     sizes = place.numbers([inner] * count)
-    about = experts.Experts(*tables, sizes, inner, torch.bfloat16, "silu", aligned=aligned)
+    about = experts.Experts(*tables, sizes, inner, "silu", aligned=aligned)
 
     def compute(picked: Any) -> Any:
         some = x[picked].contiguous()
-        room = experts.expert_scratch(place.run, len(some), chosen, about, width, place.empty)
+        room = experts.expert_scratch(place.run, some, chosen, about, width, place.empty)
         out = place.empty(len(some), width)
         experts.run_experts(place.run, some, ids[picked], weights[picked], about, room, out)
         return out

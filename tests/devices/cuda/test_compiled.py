@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 
 COLD = "float32"  # products without tensor cores are for small models and for tests
 
-MATRIX_UNIT = {"attention", "product", "expert_product", "packed_product"}
+MATRIX_UNIT = {"attention", "product", "expert_product"}
 ARRAY = "turned_angles"  # the cosine of a large number needs an array in memory
 
 

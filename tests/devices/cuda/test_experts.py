@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.devices.cuda.kernels import experts, routing
-from quire.devices.cuda.kernels.experts import Experts, ExpertScratch
+from quire.devices.cuda.kernels.experts import Experts
 from quire.devices.cuda.launch import InterpretedLauncher
 from quire.devices.cuda.target import TARGETS
 from quire.devices.formulas import route_row
 from quire.devices.operands import Routing
+from quire.weights.activations import round_int8
+from tests.devices.cuda.test_packed import weight_of
 
 RUN = InterpretedLauncher()
 FLOAT64 = SimpleNamespace(
@@ -117,30 +119,53 @@ class Mixture:
         gated, self.sizes, self.width = about.get("gated", True), sizes, width
         self.up: list[Any] = [None] * len(sizes)
         self.down: list[Any] = [None] * len(sizes)
+        self.kind, packs = about.pop("kind", None), ([None] * len(sizes), [None] * len(sizes))
         for i, size in enumerate(sizes):
-            if size:
-                self.up[i] = drawn(size * (1 + gated), width, dtype=dtype, seed=i)
-                self.down[i] = drawn(width, size, dtype=dtype, seed=9 + i)
+            shapes = (size * (1 + gated), width), (width, size)
+            for held, side, shape in zip(packs, (self.up, self.down), shapes, strict=True):
+                if size and self.kind is None:
+                    side[i] = drawn(*shape, dtype=dtype, seed=i if side is self.up else 9 + i)
+                elif size:
+                    held[i], side[i] = weight_of(*self.kind[:2], *shape, seed=i)
+                    side[i] /= 16
+                    held[i].scales.mul_(1 / 16)
         self.biases = about.pop("biases", False)
         largest = max(sizes)
         up_bias = drawn(len(sizes), largest * (1 + gated)) if self.biases else None
         down_bias = drawn(len(sizes), width) if self.biases else None
         self.held = Experts(
-            experts.addresses(self.up, "cpu"), experts.addresses(self.down, "cpu"),
-            torch.tensor(sizes, dtype=torch.int32), largest, dtype, about.pop("activation", "silu"), up_bias=up_bias,
+            *map(self.weights, (self.up, self.down), packs, (dtype, dtype)),
+            torch.tensor(sizes, dtype=torch.int32), largest, about.pop("activation", "silu"), up_bias=up_bias,
             down_bias=down_bias, **about,
         )  # fmt: skip
 
-    def run(self, run: InterpretedLauncher, x: Any, ids: Any, weights: Any) -> Any:
-        (tokens, chosen), count = ids.shape, len(self.sizes)
-        tile, most = experts.expert_tile(run, tokens, chosen, count, x.dtype)
-        numbers = [torch.full((n,), -7, dtype=torch.int32) for n in (count, most, most * tile.tokens)]
-        room = [
-            torch.full((tokens * chosen, n), torch.nan).to(x.dtype) for n in (self.held.largest, self.width)
+    def weights(self, values: list[Any], packs: list[Any], dtype: Any) -> experts.Weights:
+        if self.kind is None:
+            return experts.Weights(experts.addresses(values, "cpu"), dtype)
+        self.packs = [*getattr(self, "packs", []), packs]  # they must outlive their addresses
+        first = next(pack for pack in packs if pack is not None)
+        tables = [
+            None
+            if getattr(first, name) is None
+            else experts.addresses([None if pack is None else getattr(pack, name) for pack in packs], "cpu")
+            for name in ("codes", "scales", "zeros")
         ]
-        out = torch.full((tokens, self.width), torch.nan).to(x.dtype)
-        experts.run_experts(run, x, ids, weights, self.held, ExpertScratch(*numbers, *room), out)
+        return experts.Weights(tables[0], first.codes.dtype, first.form, *tables[1:], self.kind[2])
+
+    def run(self, run: InterpretedLauncher, x: Any, ids: Any, weights: Any) -> Any:
+        def poisoned(*shape: int, dtype: Any) -> Any:
+            return torch.full(shape, torch.nan if dtype.is_floating_point else -7).to(dtype)
+
+        room = experts.expert_scratch(run, x, ids.shape[1], self.held, self.width, poisoned)
+        out = poisoned(len(x), self.width, dtype=x.dtype)
+        experts.run_experts(run, x, ids, weights, self.held, room, out)
         return out
+
+    def seen(self, x: Any) -> Any:
+        """What a product reads of its input."""
+        if self.kind is None or not self.kind[2]:
+            return x
+        return torch.from_numpy(round_int8(x.float().numpy()[None])[0]).double()
 
     def answer(self, x: Any, ids: Any, weights: Any) -> Any:
         about, rows = self.held, []
@@ -149,11 +174,11 @@ class Mixture:
             for expert, share in zip(own, weights[t].double(), strict=True):
                 y = x[t].double() * (share if about.weigh_inputs else 1.0)
                 if self.sizes[expert]:
-                    y = self.up[expert].double() @ y
+                    y = self.up[expert].double() @ self.seen(y)
                     if about.up_bias is not None:
                         y = y + about.up_bias[expert][: len(y)]
                     y = torch.nn.functional.silu(y[::2]) * y[1::2] if about.gated else torch.relu(y)
-                    y = self.down[expert].double() @ y
+                    y = self.down[expert].double() @ self.seen(y)
                     y = y if about.down_bias is None else y + about.down_bias[expert]
                 total += y * (1.0 if about.weigh_inputs else share)
             rows.append(total)
@@ -184,16 +209,42 @@ def test_mixtures(sizes: list[int], about: dict, dtype: Any) -> None:
     assert torch.allclose(out.double(), wanted, rtol=close, atol=close * float(wanted.abs().max()))
 
 
+PACKED = [
+    ("int8", 0, True), ("int8", 32, False), ("int4", 32, True), ("int4 with zeros", 64, False), ("fp8", 0, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PACKED, ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "about"),
+    [
+        ([128] * 4, {"aligned": True}),
+        ([48, 40, 24, 0], {"biases": True}),
+        ([48, 48, 48, 0], {"weigh_inputs": True}),
+    ],
+    ids=str,
+)
+def test_mixtures_of_packed_weights(sizes: list[int], about: dict, kind: Any) -> None:
+    mixture, x = Mixture(sizes, 128, torch.float32, kind=kind, **about), drawn(7, 128) / 8
+    ids = torch.from_numpy(np.stack([np.random.default_rng(t).permutation(4)[:2] for t in range(7)]))
+    weights = torch.rand(7, 2) + 0.1
+    wanted = mixture.answer(x, ids, weights)
+    out = mixture.run(RUN, x, ids.to(torch.int32), weights)
+    close = 2e-3 if kind[2] else 1e-5  # a number halfway may be rounded otherwise
+    assert torch.allclose(out.double(), wanted, rtol=close, atol=close * float(wanted.abs().max()))
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-def test_a_token_follows_no_batch(target: str) -> None:
+@pytest.mark.parametrize("kind", [None, *PACKED], ids=str)
+def test_a_token_follows_no_batch(target: str, kind: Any) -> None:
     """Few and many tokens have tiles of their own; places in a tile and the order of choices do not matter."""
-    run, mixture = InterpretedLauncher(TARGETS[target]), Mixture([48, 48, 80], 128, torch.bfloat16)
+    run, mixture = InterpretedLauncher(TARGETS[target]), Mixture([48, 48, 80], 128, torch.bfloat16, kind=kind)
     x, weights = drawn(60, 128, dtype=torch.bfloat16), torch.rand(60, 2)
     ids = torch.from_numpy(
         np.stack([np.random.default_rng(t).permutation(3)[:2] for t in range(60)]).astype(np.int32)
     )
     every = mixture.run(run, x, ids, weights)
-    few, many = (experts.expert_tile(run, count, 2, 3, x.dtype)[0] for count in (1, 60))
+    few, many = (experts.expert_tile(run, count, 2, 3, mixture.held.up)[0] for count in (1, 60))
     assert few != many
     for rows in ([3], [59, 3]):
         alone = mixture.run(run, x[rows].clone(), ids[rows].clone(), weights[rows].clone())

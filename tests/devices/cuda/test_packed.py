@@ -30,9 +30,9 @@ def drawn(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + 7 * sum(shape))).to(dtype)
 
 
-def weight_of(kind: str, group: int, rows: int, columns: int) -> tuple[PackedWeight, Any]:
+def weight_of(kind: str, group: int, rows: int, columns: int, seed: int = 0) -> tuple[PackedWeight, Any]:
     """A packed weight, and its values in float64."""
-    draw = torch.Generator().manual_seed(rows + columns)
+    draw = torch.Generator().manual_seed(rows + columns + 999 * seed)
     groups = -(-columns // group) if group else 1
     scales = torch.rand(rows, groups, generator=draw) + 0.5
     wide = scales.double().repeat_interleave(group or columns, 1)[:, :columns]
@@ -54,9 +54,13 @@ def product(
     rows = weight.codes.shape[0] // (2 if about.get("is_gated") else 1)
     out, scales = torch.full((len(x), rows), torch.nan).to(act), None
     if integer:
-        codes, scales = torch.full(x.shape, 77, dtype=torch.int8), torch.full((len(x),), torch.nan)
-        packed.round_rows(run, x, codes, scales)
-        x = codes
+        by_head = x.view(len(x) * about.get("heads", 1), -1)
+        codes, scales = (
+            torch.full(by_head.shape, 77, dtype=torch.int8),
+            torch.full((len(by_head),), torch.nan),
+        )
+        packed.round_rows(run, by_head, codes, scales)
+        x = codes.view(x.shape)
     packed.linear(run, x, weight, out, x_scales=scales, **about)
     return out
 
@@ -88,12 +92,23 @@ def test_gates() -> None:
     )
 
 
+@pytest.mark.parametrize(("kind", "group", "integer"), KINDS)
+def test_heads_are_products_of_their_own(kind: str, group: int, integer: bool) -> None:
+    weights = [weight_of(kind, group, 20, 144, seed=head)[0] for head in range(3)]
+    x, bias = drawn(5, 3 * 144), drawn(60)
+    every = product(RUN, x, packed.joined(weights), integer, torch.float32, bias=bias, heads=3)
+    for head, weight in enumerate(weights):
+        own, shift = x[:, head * 144 : head * 144 + 144].contiguous(), bias[head * 20 : head * 20 + 20]
+        alone = product(RUN, own, weight, integer, torch.float32, bias=shift)
+        assert torch.equal(every[:, head * 20 : head * 20 + 20], alone)
+
+
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize(("kind", "group", "integer"), KINDS)
 def test_a_row_follows_no_number_of_tokens(kind: str, group: int, integer: bool, target: str) -> None:
     run, (weight, _) = InterpretedLauncher(TARGETS[target]), weight_of(kind, group, 70, 256)
     x = drawn(70, 256, dtype=torch.bfloat16)
     every = product(run, x, weight, integer, torch.bfloat16)
-    assert len({packed.packed_tiles(run, weight).of(count) for count in (1, 70)}) == 2
+    assert len({packed.packed_tiles(run, weight.bits).of(count) for count in (1, 70)}) == 2
     for rows in ([5], [69, 5], list(range(17))):
         assert torch.equal(product(run, x[rows], weight, integer, torch.bfloat16), every[rows])

@@ -113,7 +113,8 @@ class SlotAdapters:
         downs, ups = ([None if p is None else getattr(p, side) for p in found] for side in ("down", "up"))
         ranks = [0 if up is None else up.shape[1] for up in ups]
         return adapted.Changes(
-            experts.addresses(downs, self.device), experts.addresses(ups, self.device),
+            experts.Weights(experts.addresses(downs, self.device), self.act),
+            experts.Weights(experts.addresses(ups, self.device), self.act),
             torch.tensor(ranks, dtype=torch.int32, device=self.device), max(ranks),
             stacked([None if p is None else p.gain for p in found], np.ones(_outputs(op), np.float32)),
             stacked([None if p is None else p.shift for p in found], plain),

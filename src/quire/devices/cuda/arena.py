@@ -69,7 +69,10 @@ class Arena:
                 dtype = torch.int8
             if isinstance(op, RunExperts):
                 pairs = limits.max_tokens * (self.places[op.routes].width // 2)
-                self.beside = max(self.beside, pairs * (op.inner_width + width) * self.act.itemsize)
+                held = (op.inner_width + width) * self.act.itemsize
+                if any(own_matrix(weight).rounds for weight in matrices(op)):
+                    held += max(op.inner_width, self.places[op.x].width) + 4
+                self.beside = max(self.beside, pairs * held)
             if limits.max_adapters and isinstance(op, (Linear, GatedLinear)):
                 # float32 sums, and what adapters add to them
                 self.beside = max(self.beside, limits.max_tokens * op.weight.shape[0] * 8)

@@ -86,7 +86,7 @@ class CudaBackend:
 
     @device_errors(ResourceError)
     def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> CudaMatrix:
-        return CudaMatrix.pack(parts, dtype, self._device)
+        return CudaMatrix.pack(parts, dtype, self._device, packs=self.takes)
 
     head = matrix
 
@@ -94,10 +94,10 @@ class CudaBackend:
     def gated_matrix(
         self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType
     ) -> CudaMatrix:
-        return CudaMatrix.pack([gate, up], dtype, self._device, gated=True)
+        return CudaMatrix.pack([gate, up], dtype, self._device, gated=True, packs=self.takes)
 
     def takes(self, layout: AnyLayout) -> bool:
-        return packs(layout)
+        return packs(layout, self._run.target.e4m3)
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         own = own_matrix(matrix)

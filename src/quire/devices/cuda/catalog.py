@@ -90,19 +90,24 @@ def _attention(
     attention.attend(run, q, cache, out, step, work, shape, 0.1)
 
 
-def _experts(tokens: int, run: Launcher) -> None:
+def _experts(
+    tokens: int, run: Launcher, kind: Any = torch.bfloat16, group: int = 0, rounds: bool = False
+) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
     x, places = empty(tokens, 2048), empty(128, dtype=torch.int64)
     ids, weights = numbers(tokens, 8), real(tokens, 8)
-    about = experts.Experts(places, places, numbers(128), 768, torch.bfloat16, "silu", aligned=True)
-    room = experts.expert_scratch(run, tokens, 8, about, 2048, empty)
+    form = None if kind == torch.bfloat16 else (kind, group, True)
+    held = experts.Weights(places, kind, form, places, None, rounds)
+    about = experts.Experts(held, held, numbers(128), 768, "silu", aligned=True)
+    room = experts.expert_scratch(run, x, 8, about, 2048, empty)
     experts.run_experts(run, x, ids, weights, about, room, x)
 
 
 def _adapters(run: Launcher) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
     x, places, total = empty(256, 4096), empty(8, dtype=torch.int64), real(256, 28672)
-    changes = adapted.Changes(places, places, numbers(8), 64, real(8, 28672), real(8, 28672))
+    held = experts.Weights(places, x.dtype)
+    changes = adapted.Changes(held, held, numbers(8), 64, real(8, 28672), real(8, 28672))
     rows, inner = adapted.sort_rows(run, numbers(256), 8, x.dtype, empty), empty(256, 64)
     adapted.shrink(run, x, changes, rows, inner)
     adapted.expand(run, inner, changes, rows, total)
@@ -208,6 +213,11 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     "linear of float32, 4096 tokens": partial(_linear, 4096, dtype=torch.float32),
     "experts, 1 token": partial(_experts, 1),
     "experts, 8192 tokens": partial(_experts, 8192),
+    **{
+        f"experts, {name}, {tokens} tokens": partial(_experts, tokens, kind=kind, group=group, rounds=rounds)
+        for name, (kind, group, rounds) in PACKED.items()
+        for tokens in (1, 8192)
+    },
     "adapters": _adapters,
     "convolution": _convolution,
     "delta rule": partial(_scan, "delta"),

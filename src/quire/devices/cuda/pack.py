@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 
+from quire.devices.cuda.blocks import HEADS, taken_apart
 from quire.devices.cuda.kernels.packed import PackedWeight
 from quire.devices.protocol import Array, FloatArray, Matrix, WeightType
 from quire.errors import ConfigError, EngineError, ModelError
-from quire.weights.layouts import AnyLayout, Int4, Int8
+from quire.weights.layouts import AnyLayout, Blocks, Int8
+from quire.weights.layouts.blocks import KINDS
 from quire.weights.schemes import Quantized
 from quire.weights.tensor import FloatDtype, QuantTensor
 
@@ -34,9 +36,14 @@ class CudaMatrix:
 
     @classmethod
     def pack(
-        cls, parts: Sequence[Array | QuantTensor], dtype: WeightType, device: Any, gated: bool = False
+        cls,
+        parts: Sequence[Array | QuantTensor],
+        dtype: WeightType,
+        device: Any,
+        gated: bool = False,
+        packs: Callable[[AnyLayout], bool] = lambda layout: False,
     ) -> CudaMatrix:
-        """Round parts to `dtype` and stack them. ConfigError for a type that no kernel multiplies."""
+        """Round parts to `dtype` and stack them. ConfigError for a layout that is none of those that `packs` takes."""
         if isinstance(dtype, Quantized):
             if dtype.activations not in ("int8", "float"):
                 raise ConfigError(
@@ -44,8 +51,8 @@ class CudaMatrix:
                 )
             if not packs(dtype.layout):
                 raise ConfigError(
-                    f"no GPU kernel multiplies {dtype.layout.name} weights of this form: choose --quantization int8 or "
-                    "int4, leave it out (quantized checkpoints are then held as floats), or choose --device cpu"
+                    f"no GPU kernel multiplies {dtype.layout.label} weights of this form: choose --quantization int8, "
+                    "int4 or fp8, leave it out (quantized checkpoints are then held as floats), or choose --device cpu"
                 )
             return cls(None, gated, _packed(parts, dtype.layout, device, gated), dtype.activations == "int8")
         columns = parts[0].shape[1]
@@ -59,6 +66,11 @@ class CudaMatrix:
     def dtype(self) -> Any:
         """The type of its values; None: it is packed."""
         return None if self.packed is not None else self.values.dtype
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What products must know of it."""
+        return (self.dtype,) if self.packed is None else (*self.packed.form, self.rounds)
 
     def dense(self, dtype: Any) -> Any:
         """Its values; those of a packed weight in a type."""
@@ -138,30 +150,50 @@ def alternating(rows: Array) -> Array:
     return rows.reshape(2, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
 
 
-def packs(layout: AnyLayout) -> bool:
-    """Tell whether kernels multiply weights of a layout: 8 bits by row, or 4 bits by group with whole zero points."""
-    if not isinstance(layout, (Int4, Int8)) or layout.inputs:
+def packs(layout: AnyLayout, e4m3: bool) -> bool:
+    """Tell whether kernels multiply weights of a layout, on a target that converts `e4m3` or not."""
+    if layout.inputs:
         return False
+    if isinstance(layout, Blocks):
+        return layout.kind in HEADS and (e4m3 or _form(layout)[0] != torch.float8_e4m3fn)
     return isinstance(layout, Int8) or layout.symmetric or layout.scales == "bfloat16"
+
+
+def _form(layout: AnyLayout) -> tuple[Any, int, bool]:
+    """The form of packed weights of a layout, as PackedWeight.form says it."""
+    if isinstance(layout, Blocks):
+        kind = KINDS[layout.kind]
+        return HEADS[layout.kind].number, 0 if kind.row else kind.columns, True
+    return (
+        (torch.int8, 0, True)
+        if isinstance(layout, Int8)
+        else (torch.uint8, layout.group_size, layout.symmetric)
+    )
 
 
 def _packed(
     parts: Sequence[Array | QuantTensor], layout: AnyLayout, device: Any, gated: bool
 ) -> PackedWeight:
     """Pack codes as kernels read them, rounding parts that are floats."""
-    assert isinstance(layout, (Int4, Int8))
-    given = [part if isinstance(part, QuantTensor) else None for part in parts]
     if device.type == "meta":
-        given = [layout.outline(*part.shape) for part in parts]
+        rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        return PackedWeight.outline(rows, columns, *_form(layout))
     found = [
-        one or layout.quantize(np.asarray(part, np.float32)) for one, part in zip(given, parts, strict=True)
+        part if isinstance(part, QuantTensor) else layout.quantize(np.asarray(part, np.float32))
+        for part in parts
     ]
     if any(one.sparse is not None or one.inputs is not None for one in found):
         raise ConfigError("no GPU kernel adds sparse values, or reorders inputs: choose --device cpu")
+    if len({one.layout for one in found}) > 1:
+        raise ConfigError("no GPU kernel multiplies one weight of several types: choose --dtype float32")
 
-    def stacked(arrays: Sequence[Array]) -> Any:
-        return _stacked([torch.from_numpy(np.array(array)).to(device) for array in arrays], gated)
+    def stacked(arrays: Sequence[Any]) -> Any:
+        return _stacked([torch.as_tensor(np.array(array)).to(device) for array in arrays], gated)
 
+    if isinstance(layout, Blocks):
+        apart = [taken_apart(one) for one in found]
+        codes = _stacked([codes.to(device) for codes, _ in apart], gated)
+        return PackedWeight.pack(codes, stacked([scales for _, scales in apart]), _form(layout)[1])
     codes, scales = stacked([one.codes for one in found]), stacked([one.scales for one in found])
     if isinstance(layout, Int8):
         return PackedWeight.pack((codes.to(torch.int16) - 128).to(torch.int8), scales[:, :1])

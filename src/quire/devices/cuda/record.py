@@ -63,24 +63,37 @@ class Recorder:
         weight, bias = self.tensor(given.weight), self.tensor(given.bias)
         return norm.NormTensors(given.kind, weight, bias, given.eps, given.after_rope)
 
-    def experts(self, op: ops.RunExperts[Value]) -> experts.Experts:
+    def mixture(self, op: ops.RunExperts[Value]) -> experts.Experts:
         """The experts of a mixture, by tables of their addresses."""
-        given = [expert for expert in op.experts if expert is not None]
-        first, run = given[0], self.run
+        first, run = next(expert for expert in op.experts if expert is not None), self.run
         gated = first.up.shape[0] > first.down.shape[1]
-        ups, downs = (
-            [None if e is None else own_matrix(getattr(e, side)).values for e in op.experts]
+        up, down = (
+            self._weights([None if e is None else own_matrix(getattr(e, side)) for e in op.experts])
             for side in ("up", "down")
         )
-        sizes = [0 if down is None else down.shape[1] for down in downs]
-        number, columns = own_matrix(first.up).values.dtype, [*sizes, first.up.shape[1]]
-        tile = products.product_tiles(run, number).columns
+        sizes = [0 if e is None else e.down.shape[1] for e in op.experts]
+        aligned = first.up.shape[1] % up.columns(run) == 0
         return experts.Experts(
-            experts.addresses(ups, self.device), experts.addresses(downs, self.device),
-            torch.tensor(sizes, dtype=torch.int32, device=self.device), max(sizes), number, op.activation, gated,
+            up, down, torch.tensor(sizes, dtype=torch.int32, device=self.device), max(sizes), op.activation, gated,
             first.limit, op.weigh_inputs, self._biases(op, "up_bias", gated), self._biases(op, "down_bias", False),
-            all(size % tile == 0 for size in columns),
+            aligned and all(size % down.columns(run) == 0 for size in sizes),
         )  # fmt: skip
+
+    def _weights(self, given: list[CudaMatrix | None]) -> experts.Weights:
+        """One weight of each expert; all have the form of the first."""
+        first = next(weight for weight in given if weight is not None)
+        if first.packed is None:
+            values = [None if weight is None else weight.values for weight in given]
+            return experts.Weights(experts.addresses(values, self.device), first.values.dtype)
+        packs = [None if weight is None else weight.packed for weight in given]
+
+        def table(name: str) -> Any:
+            return experts.addresses([None if p is None else getattr(p, name) for p in packs], self.device)
+
+        zeros = None if first.packed.zeros is None else table("zeros")
+        return experts.Weights(
+            table("codes"), first.packed.codes.dtype, first.packed.form, table("scales"), zeros, first.rounds
+        )
 
     def _biases(self, op: ops.RunExperts[Value], side: str, gated: bool) -> Any:
         """The biases of experts side by side [E, rows]; None if there are none."""
@@ -136,8 +149,12 @@ def _lacking(op: Any) -> Iterator[str]:
     name = type(op).__name__
     if type(op) not in FORMULAS:
         yield name
-    if isinstance(op, (ops.RunExperts, ops.HeadLinear)) and any(own_matrix(m).packed for m in matrices(op)):
-        yield f"{name} of quantized weights (--dtype float32 decodes them)"
+    if isinstance(op, (ops.RunExperts, ops.HeadLinear)):
+        sides = (
+            [matrices(op)[side::2] for side in (0, 1)] if isinstance(op, ops.RunExperts) else [matrices(op)]
+        )
+        if any(len({own_matrix(weight).form for weight in side}) > 1 for side in sides):
+            yield f"{name} of weights of several types (--dtype float32 decodes them)"
     if isinstance(op, EmbedNgrams) and len({table.shape[1] for table in op.tables}) > 1:
         yield "EmbedNgrams of tables of several widths"
 
@@ -283,8 +300,25 @@ def product(
 
 
 def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:
-    weights, bias = torch.stack([own_matrix(weight).values for weight in op.weights]), r.tensor(op.bias)
-    return lambda step: products.heads(r.run, step[op.x], weights, step[out], bias, op.activation)
+    given, bias = [own_matrix(weight) for weight in op.weights], r.tensor(op.bias)
+    if given[0].packed is None:
+        weights = torch.stack([weight.values for weight in given])
+        return lambda step: products.heads(r.run, step[op.x], weights, step[out], bias, op.activation)
+    heads, held = len(given), packed.joined([weight.packed for weight in given if weight.packed is not None])
+
+    def call(step: CudaStep) -> None:
+        x, scales = step[op.x], None
+        if given[0].rounds:
+            rows = x.view(len(x) * heads, -1)
+            codes, scales = (
+                step.empty(*rows.shape, dtype=torch.int8),
+                step.empty(len(rows), dtype=torch.float32),
+            )
+            packed.round_rows(r.run, rows, codes, scales)
+            x = codes.view(x.shape)
+        packed.linear(r.run, x, held, step[out], bias, op.activation, None, scales, heads=heads)
+
+    return call
 
 
 def rope_angles(r: Recorder, op: ops.RopeAngles[Value], out: Value) -> Call:
@@ -340,13 +374,13 @@ def route(r: Recorder, op: ops.Route[Value], out: Value) -> Call:
 
 
 def run_experts(r: Recorder, op: ops.RunExperts[Value], out: Value) -> Call:
-    made = r.experts(op)
+    made = r.mixture(op)
     width = op.out_width(0)
 
     def call(step: CudaStep) -> None:
         ids, weights = step.routes(op.routes)
         x, own = step[op.x], step[out]
-        room = step.room(ids.shape[1], made, width or own.shape[1])
+        room = step.room(x, ids.shape[1], made, width or own.shape[1])
         experts.run_experts(r.run, x, ids, weights, made, room, own)
 
     return call

@@ -128,11 +128,12 @@ class CudaStep:
         codes = self._memory[place.begin : place.begin + count * width].view(torch.int8).view(count, width)
         return codes, self._memory[scales : scales + 4 * count].view(torch.float32)
 
-    def room(self, chosen: int, experts: Experts, width: int) -> ExpertScratch:
-        """Room for a mixture, which layers of equal shapes share."""
-        key = chosen, experts.sizes.shape[0], experts.largest, width
+    def room(self, x: Any, chosen: int, experts: Experts, width: int) -> ExpertScratch:
+        """Room for a mixture of rows x, which layers of equal shapes share."""
+        rounds = experts.up.rounds or experts.down.rounds
+        key = chosen, experts.sizes.shape[0], experts.largest, width, experts.up.bits, rounds
         if key not in self._rooms:
-            made = expert_scratch(self._run, len(self.tokens), chosen, experts, width, self.empty)
+            made = expert_scratch(self._run, x, chosen, experts, width, self.empty)
             self._rooms[key] = made
         return self._rooms[key]
 

@@ -11,7 +11,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from quire.devices.cuda.kernels.experts import expert_tile, multiply_pairs
+from quire.devices.cuda.kernels.experts import Weights, expert_tile, multiply_pairs
 from quire.devices.cuda.kernels.math import activate, gate
 from quire.devices.cuda.kernels.products import product_tiles
 from quire.devices.cuda.kernels.routing import sort_pairs
@@ -55,7 +55,7 @@ def finished(total, low, slots, ranks, gains, shifts, bias, residual, out, width
 class Changes:
     """The changes of one product by the adapters in slots, on the device.
 
-    downs, ups int64 [S]: addresses of [R, K] and [O, R]. R by slot is in `ranks` int32 [S], a multiple of
+    downs, ups: weights [R, K] and [O, R]. R by slot is in `ranks` int32 [S], a multiple of
     RANKS, at most `largest`; 0: no change.
     gains, shifts float32 [S, O], the base's own bias in them; None: no slot has one.
     """
@@ -80,7 +80,7 @@ class SortedRows:
 
 def sort_rows(run: Launcher, slots: Any, count: int, dtype: Any, empty: Any) -> SortedRows:
     """Sort rows by their slots, of which there are `count`; `empty(*shape, dtype=...)` makes room."""
-    tile, most = expert_tile(run, slots.shape[0], 1, count, dtype)
+    tile, most = expert_tile(run, slots.shape[0], 1, count, Weights(None, dtype))
     counts, tiles, pairs = (empty(size, dtype=slots.dtype) for size in (count, most, most * tile.tokens))
     sort_pairs(run, slots[:, None], None, counts, tiles, pairs, tile.tokens)
     return SortedRows(slots, tile, tiles, pairs)
@@ -91,7 +91,7 @@ def shrink(run: Launcher, x: Any, changes: Changes, rows: SortedRows, out: Any) 
     whole = x.shape[1] % product_tiles(run, x.dtype).columns == 0
     multiply_pairs(
         run, x, changes.downs, changes.ranks, None, out, None, rows.tile_experts, rows.pairs, rows.tile,
-        changes.largest, x.shape[1], up=True, number=x.dtype, whole=whole,
+        changes.largest, x.shape[1], up=True, whole=whole,
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def expand(run: Launcher, x: Any, changes: Changes, rows: SortedRows, out: Any) 
     """x up.T in rows of adapters: [T, largest] -> float32 [T, O]."""
     multiply_pairs(
         run, x, changes.ups, changes.ranks, None, out, None, rows.tile_experts, rows.pairs, rows.tile, out.shape[1],
-        out.shape[1], up=False, number=x.dtype, whole=True, columns=RANKS,
+        out.shape[1], up=False, whole=True, columns=RANKS,
     )  # fmt: skip
 
 

@@ -14,20 +14,26 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.devices.cuda.kernels.products import closed, product_tiles
+from quire.devices.cuda.kernels import packed
+from quire.devices.cuda.kernels.packed import packed_tiles
+from quire.devices.cuda.kernels.products import closed, product_tiles, sums
 from quire.devices.cuda.kernels.routing import sort_pairs
 from quire.devices.cuda.launch import Launcher, launch
-from quire.devices.cuda.tiles import ProductTile
+from quire.devices.cuda.tiles import ProductTile, ProductTiles
 
-NUMBERS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+NUMBERS = {
+    torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8,
+    torch.uint8: tl.uint8, torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5,
+}  # fmt: skip
 
 
 @triton.jit
 def expert_product(
-    x, addresses, sizes, bias, out, weights, tile_experts, pairs, width, x_stride, out_stride, bias_stride,
+    x, x_scales, addresses, scales, zeros, sizes, bias, out, weights, tile_experts, pairs, width, x_stride, out_stride,
+    bias_stride,
     UP: tl.constexpr, CHOSEN: tl.constexpr, WEIGH: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    LIMIT: tl.constexpr, WHOLE: tl.constexpr, NUMBER: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    LIMIT: tl.constexpr, NUMBER: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(tile_experts + tl.program_id(1))
     if expert < 0:
@@ -41,24 +47,27 @@ def expert_product(
         return
     if WHOLE:
         columns = tl.multiple_of(columns, 16)
-    n, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     pair = tl.load(pairs + tl.program_id(1) * TOKENS + tl.arange(0, TOKENS))
-    source = (tl.maximum(pair, 0) // CHOSEN if UP else tl.maximum(pair, 0)).to(tl.int64)
+    source = (tl.maximum(pair, 0) // CHOSEN).to(tl.int64)
     weight = tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(NUMBER)), 16)
-    of_weight = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * columns + k[None, :]
-    of_x = x + source[None, :] * x_stride + k[:, None]
+    stride, scale_stride = columns, columns
+    if BITS > 0:
+        stride, scale_stride = tl.cdiv(columns, 128) * (16 * BITS), 1
+        if GROUP > 0:
+            scale_stride = tl.cdiv(columns, GROUP)
+        scales = tl.load(scales + expert).to(tl.pointer_type(tl.float32))
+        if zeros is not None:
+            zeros = tl.load(zeros + expert).to(tl.pointer_type(tl.uint8))
+    factor, byte = None, tl.arange(0, COLUMNS * BITS // 8 if BITS > 0 else COLUMNS)
+    of_weight = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * stride + byte[None, :]
+    of_x = x + source[None, :] * x_stride + tl.arange(0, COLUMNS)[:, None]
     if WEIGH:
         factor = tl.load(weights + pair, mask=pair >= 0, other=0.0)[None, :]
-    total = tl.zeros([ROWS, TOKENS], tl.float32)
-    for start in range(0, columns, COLUMNS):
-        if WHOLE:
-            w, seen = tl.load(of_weight + start), tl.load(of_x + start)
-        else:
-            w = tl.load(of_weight + start, mask=start + k[None, :] < columns, other=0.0)
-            seen = tl.load(of_x + start, mask=start + k[:, None] < columns, other=0.0)
-        if WEIGH:
-            seen = (seen.to(tl.float32) * factor).to(NUMBER)
-        total = tl.dot(w, seen, total, input_precision="ieee")
+    total = sums(of_weight, of_x, factor, scales, zeros, n, rows, columns, scale_stride, BITS, GROUP,
+                 x_scales is not None, WHOLE, COLUMNS)  # fmt: skip
+    if x_scales is not None:
+        total *= tl.load(x_scales + source)[None, :]
     if bias is not None:
         bias += expert.to(tl.int64) * bias_stride
     closed(total, bias, None, out, 0, pair, 0x7FFFFFFF, rows, out_stride, ACTIVATION, GATED, LIMIT)
@@ -86,18 +95,49 @@ def sum_experts(y, x, ids, weights, addresses, out, width, x_stride, out_stride,
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """Experts on the device: addresses int64 [E] of their weights, rows as those of products.gated.
+class Weights:
+    """One weight of each expert, by addresses int64 [E]: 0 for an expert that returns x.
 
-    `sizes` int32 [E] are the inner widths, `largest` of them the greatest. Biases are float32 [E, rows], or None.
-    `aligned`: all widths are multiples of a tile's columns. An expert whose address is 0 returns x.
+    `packed` tells the form of packed weights (PackedWeight.form) and None that they are floats; scales and zeros are
+    tables like `table`. With `rounds`, products round their inputs to int8.
     """
 
-    up: Any
-    down: Any
+    table: Any
+    number: Any
+    packed: tuple[Any, ...] | None = None
+    scales: Any = None
+    zeros: Any = None
+    rounds: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code; 0 for floats."""
+        return 0 if self.packed is None else 4 if self.number == torch.uint8 else 8
+
+    @property
+    def group(self) -> int:
+        return 0 if self.packed is None else int(self.packed[1])
+
+    def tiles(self, run: Launcher) -> ProductTiles:
+        return packed_tiles(run, self.bits) if self.bits else product_tiles(run, self.number)
+
+    def columns(self, run: Launcher) -> int:
+        """The columns of a tile, which is a group of codes if they have groups."""
+        return self.group or self.tiles(run).columns
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Experts on the device; rows of gated `up` are those of products.gated.
+
+    `sizes` int32 [E] are the inner widths, `largest` of them the greatest. Biases are float32 [E, rows], or None.
+    `aligned`: all widths are multiples of tiles' columns.
+    """
+
+    up: Weights
+    down: Weights
     sizes: Any
     largest: int
-    number: Any
     activation: str
     gated: bool = True
     limit: float = 0.0
@@ -110,7 +150,7 @@ class Experts:
 @dataclass(frozen=True, slots=True)
 class ExpertScratch:
     """Room for a step: int32 counts [E], tile_experts [tiles], pairs [tiles * tokens]; inner [T C, largest], outer
-    [T C, D] of the activations' type.
+    [T C, D] of the activations' type; int8 `codes` and float32 scales [T C] of rounded inputs.
     """
 
     counts: Any
@@ -118,6 +158,8 @@ class ExpertScratch:
     pairs: Any
     inner: Any
     outer: Any
+    codes: Any = None
+    scales: Any = None
 
 
 def addresses(weights: Sequence[Any], device: Any) -> Any:
@@ -126,28 +168,33 @@ def addresses(weights: Sequence[Any], device: Any) -> Any:
     return torch.tensor(found, dtype=torch.int64, device=device)
 
 
-def expert_tile(run: Launcher, tokens: int, chosen: int, experts: int, dtype: Any) -> tuple[ProductTile, int]:
+def expert_tile(
+    run: Launcher, tokens: int, chosen: int, experts: int, weights: Weights
+) -> tuple[ProductTile, int]:
     """The tile of a step, and the most tiles that it may need."""
     total = tokens * chosen
-    tile = product_tiles(run, dtype).of(-(-total // experts))
+    tile = weights.tiles(run).of(-(-total // experts))
     return tile, total // tile.tokens + min(total, experts)
 
 
 def expert_scratch(
-    run: Launcher, tokens: int, chosen: int, experts: Experts, width: int, empty: Any
+    run: Launcher, x: Any, chosen: int, experts: Experts, width: int, empty: Any
 ) -> ExpertScratch:
-    """Make room for a mixture that returns rows `width` wide, by `empty(*shape, dtype=...)`."""
-    count, number = experts.sizes.shape[0], experts.number
-    tile, most = expert_tile(run, tokens, chosen, count, number)
+    """Make room for a mixture of rows x that returns rows `width` wide, by `empty(*shape, dtype=...)`."""
+    pairs, count = len(x) * chosen, experts.sizes.shape[0]
+    tile, most = expert_tile(run, len(x), chosen, count, experts.up)
     integers = (empty(size, dtype=torch.int32) for size in (count, most, most * tile.tokens))
-    rows = (empty(tokens * chosen, size, dtype=number) for size in (experts.largest, width))
-    return ExpertScratch(*integers, *rows)
+    rows, rounded = [empty(pairs, size, dtype=x.dtype) for size in (experts.largest, width)], []
+    if experts.up.rounds or experts.down.rounds:
+        widest = max(experts.largest, x.shape[1])
+        rounded = [empty(pairs, widest, dtype=torch.int8), empty(pairs, dtype=torch.float32)]
+    return ExpertScratch(*integers, *rows, *rounded)
 
 
 def multiply_pairs(
     run: Launcher,
     x: Any,
-    table: Any,
+    table: Weights,
     sizes: Any,
     bias: Any,
     out: Any,
@@ -159,7 +206,7 @@ def multiply_pairs(
     width: int,
     *,
     up: bool,
-    number: Any,
+    x_scales: Any = None,
     chosen: int = 1,
     weigh: bool = False,
     activation: str = "",
@@ -168,13 +215,16 @@ def multiply_pairs(
     whole: bool = False,
     columns: int | None = None,
 ) -> None:
-    """Multiply sorted pairs by their experts' weights, of at most `rows` rows: `up` from `width`, or down to it."""
+    """Multiply sorted pairs by their experts' weights, of at most `rows` rows: `up` from `width`, or down to it.
+
+    A row of x belongs to `chosen` pairs.
+    """
     launch(
-        run, expert_product, (triton.cdiv(rows, tile.rows), tile_experts.shape[0], 1), x, table, sizes, bias, out,
-        weights, tile_experts, pairs, width, x.stride(0), out.stride(0), 0 if bias is None else bias.stride(0), UP=up,
-        CHOSEN=chosen, WEIGH=weigh, ACTIVATION=activation, GATED=gated, LIMIT=limit, WHOLE=whole,
-        NUMBER=NUMBERS[number], ROWS=tile.rows, TOKENS=tile.tokens,
-        COLUMNS=columns or product_tiles(run, x.dtype).columns, shape=tile.shape,
+        run, expert_product, (triton.cdiv(rows, tile.rows), tile_experts.shape[0], 1), x, x_scales, table.table,
+        table.scales, table.zeros, sizes, bias, out, weights, tile_experts, pairs, width, x.stride(0), out.stride(0),
+        0 if bias is None else bias.stride(0), UP=up, CHOSEN=chosen, WEIGH=weigh, ACTIVATION=activation, GATED=gated,
+        LIMIT=limit, NUMBER=NUMBERS[table.number], BITS=table.bits, GROUP=table.group, WHOLE=whole, ROWS=tile.rows,
+        TOKENS=tile.tokens, COLUMNS=columns or table.columns(run), shape=tile.shape,
     )  # fmt: skip
 
 
@@ -182,23 +232,29 @@ def run_experts(
     run: Launcher, x: Any, ids: Any, weights: Any, experts: Experts, scratch: ExpertScratch, out: Any
 ) -> None:
     """Sum over a token's experts, in ascending order, of weight * down(inner(up(x))): [T, D] -> [T, D]."""
-    (tokens, chosen), count = ids.shape, experts.up.shape[0]
-    tile, _ = expert_tile(run, tokens, chosen, count, x.dtype)
-    sort_pairs(run, ids, experts.up, scratch.counts, scratch.tile_experts, scratch.pairs, tile.tokens)
+    (tokens, chosen), count = ids.shape, experts.sizes.shape[0]
+    tile, _ = expert_tile(run, tokens, chosen, count, experts.up)
+    sort_pairs(run, ids, experts.up.table, scratch.counts, scratch.tile_experts, scratch.pairs, tile.tokens)
 
-    def product(up: bool, x: Any, table: Any, bias: Any, out: Any, rows: int, width: int) -> None:
+    def product(up: bool, x: Any, table: Weights, bias: Any, out: Any, rows: int, width: int) -> None:
+        weigh, each, scales = up and experts.weigh_inputs, chosen if up else 1, None
+        if table.rounds:
+            codes, scales = scratch.codes.view(-1)[: x.numel() * (each if weigh else 1)], scratch.scales
+            codes = codes.view(-1, x.shape[1])
+            narrow = {} if up else {"ids": ids, "sizes": experts.sizes}
+            packed.round_rows(run, x, codes, scales, weights=weights if weigh else None, **narrow)
+            x, each, weigh = codes, 1 if weigh else each, False
         multiply_pairs(
             run, x, table, experts.sizes, bias, out, weights, scratch.tile_experts, scratch.pairs, tile, rows, width,
-            up=up, number=experts.number, chosen=chosen, weigh=up and experts.weigh_inputs,
-            activation=experts.activation if up else "", gated=up and experts.gated, limit=experts.limit,
-            whole=experts.aligned,
+            up=up, x_scales=scales, chosen=each, weigh=weigh, activation=experts.activation if up else "",
+            gated=up and experts.gated, limit=experts.limit, whole=experts.aligned,
         )  # fmt: skip
 
     rows, width = experts.largest * (2 if experts.gated else 1), out.shape[1]
     product(True, x, experts.up, experts.up_bias, scratch.inner, rows, x.shape[1])
     product(False, scratch.inner, experts.down, experts.down_bias, scratch.outer, width, width)
     launch(
-        run, sum_experts, (tokens, triton.cdiv(width, 1024), 1), scratch.outer, x, ids, weights, experts.up, out, width,
-        x.stride(0), out.stride(0), CHOSEN=chosen, C=triton.next_power_of_2(chosen), WEIGHED=experts.weigh_inputs,
-        BLOCK=1024,
+        run, sum_experts, (tokens, triton.cdiv(width, 1024), 1), scratch.outer, x, ids, weights, experts.up.table, out,
+        width, x.stride(0), out.stride(0), CHOSEN=chosen, C=triton.next_power_of_2(chosen),
+        WEIGHED=experts.weigh_inputs, BLOCK=1024,
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Products with weights of float32, bfloat16 and float16: out = activation(x @ weight.T + bias) + residual.
+"""Products out = activation(x @ weight.T + bias) + residual, with weights of float32, bfloat16 and float16, or packed.
 
 A tile has rows of the weight as its rows and tokens as its columns, so that Hopper and Blackwell use one instruction
-from one token to thousands. K is summed in one order, in float32.
+from one token to thousands. K is summed in one order, in float32; what packed weights add to that is in packed.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,60 @@ import triton.language as tl
 
 from quire.devices.cuda.kernels.math import activate, gate
 from quire.devices.cuda.launch import Launcher, launch
-from quire.devices.cuda.tiles import SINGLE, WIDE, ProductTiles
+from quire.devices.cuda.tiles import SINGLE, WIDE, ProductTile, ProductTiles
+
+
+@triton.jit
+def numbers(codes, zeros, start, n, rows, scale_stride, BITS: tl.constexpr, GROUP: tl.constexpr,
+            INTEGER: tl.constexpr, FLOAT: tl.constexpr):  # fmt: skip
+    """A tile of weights [rows, K] from its codes: two in a byte, the low half first, if BITS is 4."""
+    if BITS == 4:
+        w = tl.interleave(codes & 15, codes >> 4).to(tl.int8)
+        if zeros is None:
+            w -= 8
+        else:
+            w -= tl.load(zeros + n * scale_stride + start // GROUP, mask=n < rows, other=0).to(tl.int8)[
+                :, None
+            ]
+    else:
+        w = codes
+    if not INTEGER:
+        w = w.to(FLOAT)
+    return w
+
+
+@triton.jit
+def sums(of_weight, of_x, factor, scales, zeros, n, rows, columns, scale_stride, BITS: tl.constexpr,
+         GROUP: tl.constexpr, INTEGER: tl.constexpr, WHOLE: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """The sums of a tile, rows n of the weight by tokens: over floats, or over codes of BITS bits if that is not 0."""
+    kind: tl.constexpr = tl.int32 if INTEGER else tl.float32
+    k = tl.arange(0, COLUMNS)
+    total = tl.zeros([of_weight.shape[0], of_x.shape[1]], tl.float32 if GROUP > 0 else kind)
+    for start in range(0, columns, COLUMNS):
+        known = start + k < columns
+        if BITS > 0:
+            w = tl.load(of_weight + start * BITS // 8)
+        else:
+            w = (
+                tl.load(of_weight + start)
+                if WHOLE
+                else tl.load(of_weight + start, mask=known[None, :], other=0)
+            )
+        seen = tl.load(of_x + start) if WHOLE else tl.load(of_x + start, mask=known[:, None], other=0)
+        if BITS > 0:
+            w = numbers(w, zeros, start, n, rows, scale_stride, BITS, GROUP, INTEGER, seen.dtype)
+        if factor is not None:
+            seen = (seen.to(tl.float32) * factor).to(seen.dtype)
+        if GROUP > 0:
+            scale = tl.load(scales + n * scale_stride + start // GROUP, mask=n < rows, other=0.0)
+            part = tl.dot(w, seen, out_dtype=kind, input_precision="ieee")
+            total += part.to(tl.float32) * scale[:, None]
+        else:
+            total = tl.dot(w, seen, total, out_dtype=kind, input_precision="ieee")
+    total = total.to(tl.float32)
+    if BITS > 0 and GROUP == 0:
+        total *= tl.load(scales + n, mask=n < rows, other=0.0)[:, None]
+    return total
 
 
 @triton.jit
@@ -40,34 +93,30 @@ def closed(total, bias, residual, out, first, t, tokens, rows, out_stride, ACTIV
 
 @triton.jit(do_not_specialize=["tokens"])
 def product(
-    x, weight, bias, residual, out,
-    tokens, rows, columns, x_stride, weight_stride, out_stride, weight_head, x_head, out_head,
-    ACTIVATION: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, x_scales, weight, scales, zeros, bias, residual, out,
+    tokens, rows, columns, x_stride, weight_stride, scale_stride, out_stride,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    INTEGER: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(2).to(tl.int64)
+    """A tile of one head's product. Heads have equal parts of rows of x, and `rows` rows of the weight each."""
+    head, heads = tl.program_id(2).to(tl.int64), tl.num_programs(2)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     t = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
-    k = tl.arange(0, COLUMNS)
-    of_weight = (
-        weight
-        + head * weight_head
-        + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * weight_stride
-        + k[None, :]
-    )
-    of_x = x + head * x_head + tl.minimum(t, tokens - 1).to(tl.int64)[None, :] * x_stride + k[:, None]
-    total = tl.zeros([ROWS, TOKENS], tl.float32)
-    for start in range(0, columns, COLUMNS):
-        if WHOLE:
-            w = tl.load(of_weight + start)
-            seen = tl.load(of_x + start)
-        else:
-            w = tl.load(of_weight + start, mask=start + k[None, :] < columns, other=0.0)
-            seen = tl.load(of_x + start, mask=start + k[:, None] < columns, other=0.0)
-        total = tl.dot(w, seen, total, input_precision="ieee")
+    first, nearest = head * rows, tl.minimum(t, tokens - 1).to(tl.int64)
+    byte = tl.arange(0, COLUMNS * BITS // 8 if BITS > 0 else COLUMNS)
+    of_weight = weight + (first + tl.minimum(n, rows - 1))[:, None] * weight_stride + byte[None, :]
+    of_x = x + head * columns + nearest[None, :] * x_stride + tl.arange(0, COLUMNS)[:, None]
+    if scales is not None:
+        scales += first * scale_stride
+    if zeros is not None:
+        zeros += first * scale_stride
+    total = sums(of_weight, of_x, None, scales, zeros, n, rows, columns, scale_stride, BITS, GROUP, INTEGER, WHOLE,
+                 COLUMNS)  # fmt: skip
+    if INTEGER:
+        total *= tl.load(x_scales + nearest * heads + head)[None, :]
     if bias is not None:
-        bias += head * out_head
-    closed(total, bias, residual, out, head * out_head, t, tokens, rows, out_stride, ACTIVATION, GATED, LIMIT)
+        bias += first
+    closed(total, bias, residual, out, first, t, tokens, rows, out_stride, ACTIVATION, GATED, LIMIT)
 
 
 def linear(
@@ -112,14 +161,17 @@ def _launch(
     limit: float = 0.0,
     is_gated: bool = False,
 ) -> None:
-    count, rows, _ = weights.shape
-    tokens, columns = x.shape[0], x.shape[1] // count
+    count, rows, columns = weights.shape
     tiles = product_tiles(run, x.dtype)
-    tile = tiles.of(tokens)
-    grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), count
+    tile = tiles.of(x.shape[0])
     launch(
-        run, product, grid, x, weights, bias, residual, out, tokens, rows, columns, x.stride(0), weights.stride(1),
-        out.stride(0), weights.stride(0), columns, rows, ACTIVATION=activation or "", GATED=is_gated, LIMIT=limit,
-        WHOLE=columns % tiles.columns == 0, ROWS=tile.rows, TOKENS=tile.tokens, COLUMNS=tiles.columns,
-        shape=tile.shape,
+        run, product, product_grid(x, rows, tile, count), x, None, weights, None, None, bias, residual, out, x.shape[0],
+        rows, columns, x.stride(0), weights.stride(1), 0, out.stride(0), ACTIVATION=activation or "", GATED=is_gated,
+        LIMIT=limit, BITS=0, GROUP=0, INTEGER=False, WHOLE=columns % tiles.columns == 0, ROWS=tile.rows,
+        TOKENS=tile.tokens, COLUMNS=tiles.columns, shape=tile.shape,
     )  # fmt: skip
+
+
+def product_grid(x: Any, rows: int, tile: ProductTile, heads: int = 1) -> tuple[int, int, int]:
+    """The programs of a product with `rows` rows of the weight for each head."""
+    return triton.cdiv(rows, tile.rows), triton.cdiv(x.shape[0], tile.tokens), heads
