@@ -239,7 +239,7 @@ from quire.commands.serve import EngineConfig, ServerConfig
 from quire.serve import served, server
 config = EngineConfig()
 engine = AsyncEngine(config, ClientOptions(), Metrics("", "vllm:"))
-served.prepare(engine, ServerConfig(), server.MAKER)
+served.prepare(engine, ServerConfig())
 """
 ENGINE = """
 from quire.config import EngineConfig

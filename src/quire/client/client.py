@@ -9,17 +9,16 @@ import asyncio
 import itertools
 import logging
 import signal
-import sys
 import time
-from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from quire.client.engine_process import EngineProcess, Startup, died, startup_of
+from quire.client.engine_process import EngineProcess, Spawned, Startup, died, spawn, startup_of
 from quire.client.generation import Generation, Live
 from quire.client.metrics import Metrics, RequestTimes
+from quire.client.signs import SignsOfLife
 from quire.config import EngineConfig
 from quire.engine.ipc import (
     Abort,
@@ -38,16 +37,10 @@ from quire.engine.ipc import (
 )
 from quire.engine.log import LogFormat, LogLevel
 from quire.engine.verbs import Ping, Result, Sleep, Verb, WakeUp
-from quire.engine.wire import framed, open_pair
+from quire.engine.wire import framed
 from quire.errors import ConfigError, EngineError, ModelError, OverloadedError, QuireError, RequestError
-from quire.lazy import Lazy
 from quire.shares import Pool
 from quire.types import Delta, EngineStats, FinishReason, ModelCard, Request
-
-if TYPE_CHECKING:
-    from quire.client import signs
-else:
-    signs = Lazy("quire.client.signs")
 
 log = logging.getLogger("quire.client")
 
@@ -88,6 +81,7 @@ class AsyncEngine:
         self.state: State = "starting"
         self.sleeping = False
         self.on_dead: Callable[[], None] | None = None
+        self.spawn: Callable[[bool], Awaitable[Spawned]] = spawn
         self._engine: EngineProcess | None = None
         self._failure: str | None = None  # of the last engine, until another one runs
         self._live: dict[str, Live] = {}
@@ -96,7 +90,7 @@ class AsyncEngine:
         self._queued = Pool(options.max_num_queued_reqs)
         self._queued_tokens = Pool(options.max_num_queued_tokens)
         self._last_event = 0.0
-        self._signs: signs.SignsOfLife | None = None
+        self._signs: SignsOfLife | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     # --- life of the engine ----------------------------------------------------------------------------
@@ -118,6 +112,8 @@ class AsyncEngine:
         if engine is not None:
             engine.send(Stop())
             await self._reap(engine, grace=2.0)
+            self.metrics.ended()
+            self.metrics.stats = EngineStats()
 
     @property
     def pid(self) -> int | None:
@@ -159,28 +155,13 @@ class AsyncEngine:
 
     async def _launch(self) -> ModelCard:
         began = time.monotonic()
-        ours, theirs = open_pair()
-        life = signs.SignsOfLife(self.config.parallel.world > 1)
-        with theirs:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "quire.engine.process",
-                    stdin=PIPE,
-                    start_new_session=True,
-                    pass_fds=(theirs.fileno(), life.descriptor),
-                )
-            except OSError:
-                ours.close()
-                raise
-            channel, life.pid = theirs.fileno(), process.pid
-        loop = asyncio.get_running_loop()
-        _, engine = await loop.create_unix_connection(partial(EngineProcess, process), sock=ours)
+        spawned = await self.spawn(self.config.parallel.world > 1)
+        process, life, loop = spawned.process, spawned.life, asyncio.get_running_loop()
+        _, engine = await loop.create_unix_connection(partial(EngineProcess, process), sock=spawned.ours)
         assert process.stdin is not None
         options = self.options
         launch = Launch(
-            channel,
+            spawned.channel,
             options.maker,
             self.config,
             log_format=options.log_format,
@@ -247,7 +228,8 @@ class AsyncEngine:
             engine.close()
             self.end_all(died(why))
             self.metrics.killed(engine.killed_by)
-            self.metrics.restarted()
+            self.metrics.ended()
+            self.metrics.restarts += 1
             if not await self._restart():
                 return
 

@@ -5,19 +5,61 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from asyncio.subprocess import Process
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
 from quire.cgroups import memory_groups
+from quire.client.signs import SignsOfLife
 from quire.engine.ipc import Command, EngineFailed, Event, decode_event, encode
-from quire.engine.wire import FrameReader, framed
+from quire.engine.wire import FrameReader, framed, open_pair
 from quire.errors import EngineDiedError
 
 log = logging.getLogger("quire.client")
 
 LAST_SECONDS = 0.5  # to wait for the last events of an ended engine
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A process that waits for its launch: this end of its channel, the number of its end, and its signs of life."""
+
+    process: Process
+    ours: socket.socket
+    channel: int
+    life: SignsOfLife
+
+    async def end(self) -> None:
+        """End it before its launch."""
+        self.ours.close()
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+async def spawn(patient: bool, *ahead: str) -> Spawned:
+    """Start a process that imports the modules `ahead` and waits for its launch. `patient`: see SignsOfLife."""
+    ours, theirs = open_pair()
+    life = SignsOfLife(patient)
+    with theirs:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "quire.engine.process",
+                *ahead,
+                stdin=PIPE,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(), life.descriptor),
+            )
+        except BaseException:
+            ours.close()
+            raise
+        life.pid = process.pid
+        return Spawned(process, ours, theirs.fileno(), life)
 
 
 class EngineProcess(asyncio.Protocol):

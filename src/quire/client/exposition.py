@@ -13,6 +13,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from quire.cgroups import memory_groups, tightest
 from quire.client.metrics import Metrics
@@ -32,20 +33,20 @@ WORKED = {
 OOM_KILLS = "Processes of the control group that Linux killed because memory ran out."
 
 
-class Families:
-    """The families of `metrics`, and the registry to which others add theirs."""
+def scrape(accept: str, *collectors: Collector) -> tuple[bytes, str]:
+    """Make a scrape and its content type: OpenMetrics if the Accept header asks for it, else Prometheus' text."""
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    encode, kind = choose_encoder(OPEN_METRICS if "application/openmetrics-text" in accept.lower() else "")
+    return encode(registry), kind
+
+
+class Families(Collector):
+    """The families of `metrics`."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
-
-    def text(self, accept: str = "") -> tuple[bytes, str]:
-        """Make the scrape and its content type: OpenMetrics if the Accept header asks for it, else Prometheus' text."""
-        encode, kind = choose_encoder(
-            OPEN_METRICS if "application/openmetrics-text" in accept.lower() else ""
-        )
-        return encode(self.registry), kind
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families; called by the registry."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.config import CacheConfig
 from quire.lazy import Lazy
@@ -330,9 +330,8 @@ class Metrics:
         if by is not None:
             self.kills[by] += 1
 
-    def restarted(self) -> None:
-        """Keep the old values of counters, as the new engine's start at 0, so that ours never fall."""
-        self.restarts += 1
+    def ended(self) -> None:
+        """Keep the values of an engine's counters, as the next one's start at 0, so that ours never fall."""
         for name in self.before_restart:
             self.before_restart[name] += getattr(self.stats, name)
         self._accepted_before = self.accepted_per_pos()
@@ -355,6 +354,6 @@ class Metrics:
         """The families of these values, for a scrape."""
         return exposition.Families(self)
 
-    def text(self, accept: str = "") -> tuple[bytes, str]:
-        """Make the scrape and its content type: OpenMetrics if the Accept header asks for it, else Prometheus' text."""
-        return self.families.text(accept)
+    def text(self, accept: str = "", *others: Any) -> tuple[bytes, str]:
+        """Make the scrape, with what `others` collect, and its content type, as the Accept header asks."""
+        return exposition.scrape(accept, self.families, *others)

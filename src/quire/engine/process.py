@@ -1,7 +1,7 @@
 """The engine process: owns the core, reads commands, steps, sends updates. Knows token ids, no text, no HTTP.
 
-It is started as `python -m quire.engine.process` with a Launch frame on standard input, which then stays open: when
-it closes, the API process has gone, and this one exits too.
+It is started as `python -m quire.engine.process`, with modules to import ahead, and a Launch frame on standard input,
+which then stays open: when it closes, the API process has gone, and this one exits too.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def _load_maker(name: str) -> CoreMaker:
 
 def _read_launch(fd: int) -> Launch:
     frame = read_frame(fd)
+    if frame is None and sys.argv[1:]:
+        sys.exit()  # nobody needed this process
     if frame is None:
         raise EngineError("standard input ended before the launch frame: the server must start this process")
     return decode_launch(frame)
@@ -204,6 +206,8 @@ def main() -> int:
     """Run the process; return 0 after a Stop, 1 if the engine failed (an EngineFailed frame gives the reason)."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the API process decides when this one ends
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     stdin = sys.stdin.fileno()
     launch = _read_launch(stdin)
     set_up_logging(launch.log_format, launch.log_level)

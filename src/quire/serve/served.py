@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.client.client import AsyncEngine, ClientOptions
@@ -21,6 +22,8 @@ from quire.types import UNKNOWN_MODEL
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+Served = tuple[Service, "FastAPI"]
 
 log = logging.getLogger("quire.serve")
 
@@ -51,18 +54,10 @@ class Clock:
         log.info("%s in %.3f s: %s", what, sum(shown.values()), parts)
 
 
-async def start(
-    engine_config: EngineConfig,
-    config: ServerConfig,
-    maker: str,
-    log_level: LogLevel,
-    clock: Clock,
-    make_app: str = "make_app",
-) -> tuple[Service, FastAPI]:
-    """Start the engine of a model, and its application, which `make_app` in quire.serve.app makes; `stop` ends both.
-
-    Raises ConfigError, ModelError or EngineError if the engine does not start.
-    """
+def make_engine(
+    engine_config: EngineConfig, config: ServerConfig, maker: str, log_level: LogLevel
+) -> AsyncEngine:
+    """Make the engine of a model, which `start` starts."""
     options = ClientOptions(
         maker=maker,
         max_num_queued_reqs=config.max_num_queued_reqs,
@@ -71,25 +66,43 @@ async def start(
         log_format=config.log_format,
         log_level=log_level,
     )
-    engine = AsyncEngine(engine_config, options, Metrics("", config.metrics_prefix))
+    return AsyncEngine(engine_config, options, Metrics("", config.metrics_prefix))
+
+
+async def start(
+    engine: AsyncEngine,
+    config: ServerConfig,
+    clock: Clock,
+    make_app: str = "make_app",
+    kept: Served | None = None,
+) -> Served:
+    """Start an engine, and its application, which `make_app` in quire.serve.app makes; `stop` ends both.
+
+    The application that an earlier start `kept` serves again if no file of the model has changed. Raises ConfigError,
+    ModelError or EngineError if the engine does not start.
+    """
+    make = partial(prepare, engine, config, make_app)
     # This process prepares itself while the engine process loads the model.
-    preparing = asyncio.create_task(asyncio.to_thread(prepare, engine, config, maker, make_app))
+    preparing = None if kept else asyncio.create_task(asyncio.to_thread(make))
     try:
         info = await engine.start()
         clock.add(engine.startup.phases, engine.startup.total)
-        service, app = await preparing
-        service.front.info = info
-        clock.mark("tokenizer and web framework")
-        service.metrics.name_model(service.name, engine_config.cache, info.max_model_len)
-        service.identity = str(await engine.do(Identify()))
-        service.metrics.fingerprint = service.fingerprint(service.name)
+        identity = str(await engine.do(Identify()))
         clock.mark("identity of the weights")
+        if kept is None or kept[0].identity != identity:
+            kept = await (preparing or asyncio.to_thread(make))
+        service, _ = kept
+        service.front.info, service.identity = info, identity
+        clock.mark("tokenizer and web framework")
+        service.metrics.name_model(service.name, engine.config.cache, info.max_model_len)
+        service.metrics.fingerprint = service.fingerprint(service.name)
         await service.adapters.load_given()
     except BaseException:
-        await asyncio.gather(preparing, return_exceptions=True)  # its error, if any, has the same cause
+        if preparing is not None:
+            await asyncio.gather(preparing, return_exceptions=True)  # its error, if any, has the same cause
         await engine.stop()
         raise
-    return service, app
+    return kept
 
 
 async def stop(service: Service) -> None:
@@ -98,11 +111,10 @@ async def stop(service: Service) -> None:
     await service.engine.stop()
 
 
-def prepare(
-    engine: AsyncEngine, config: ServerConfig, maker: str, make_app: str = "make_app"
-) -> tuple[Service, FastAPI]:
+def prepare(engine: AsyncEngine, config: ServerConfig, make_app: str = "make_app") -> Served:
     """Prepare everything that does not need the engine. Importing the web framework is slow, so only here."""
-    front, defaults = load_maker(maker).start_front(engine.config, UNKNOWN_MODEL), config.template_defaults
+    maker, defaults = engine.options.maker, config.template_defaults
+    front = load_maker(maker).start_front(engine.config, UNKNOWN_MODEL)
     front.template_defaults, front.content_format = defaults, config.chat_template_content_format
     service = Service(engine, front, config, GrammarChecker(engine.config, maker))
     return service, getattr(importlib.import_module("quire.serve.app"), make_app)(service)

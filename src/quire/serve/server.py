@@ -110,7 +110,8 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, maker: str, 
         with listening(config) as listener:
             clock.mark("imports and options")
             level = config.log_level if not watched else "warning"
-            service, app = await served.start(engine_config, config, maker, level, clock)
+            engine = served.make_engine(engine_config, config, maker, level)
+            service, app = await served.start(engine, config, clock)
             if watched and not config.check:
                 info, stats = service.front.info, service.metrics.stats
                 shown = banner.lines(url_of(config, listener), config, engine_config, info, stats)

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import re
+import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ import httpx
 import pytest
 
 from quire.config import EngineConfig
+from quire.engine.directory import ASSETS, SHIPPED_MODEL
 from quire.errors import ConfigError
 from quire.serve.many import server as several
 from quire.serve.many.entries import read_entries
@@ -59,6 +62,20 @@ def cards(server: Server) -> list[dict[str, Any]]:
         return [card for card in client.get("/v1/models").json()["data"] if "state" in card]
 
 
+def unload(server: Server, name: str) -> None:
+    assert server.post("/v1/models/unload", {"model": name}).status_code == 200
+    limit = time.monotonic() + 20
+    while states(server)[name] != "unloaded" and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert states(server)[name] == "unloaded"
+
+
+def children(server: Server) -> list[int]:
+    """The processes of engines, and last the one that waits for its model."""
+    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    return [int(pid) for pid in path.read_text().split()]
+
+
 def states(server: Server) -> dict[str, str]:
     return {card["id"]: card["state"] for card in cards(server)}
 
@@ -74,7 +91,7 @@ def server(paths: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
     models = [entry(name, paths[name]) for name in "ab"]
     models[0]["aliases"] = ["first"]
     file = listed(tmp_path_factory.mktemp("many"), *models)
-    running = start(**OPTIONS, models_file=file, models_memory=0.11, sse_keep_alive_interval=0.05)
+    running = start(**OPTIONS, models_file=file, models_memory=0.11, sse_keep_alive_interval=0.01)
     yield running
     assert running.stop() == 0, running.log
     assert "unexpected error" not in running.log, running.log
@@ -121,10 +138,11 @@ def test_a_stream_that_waits_is_kept_alive(server: Server) -> None:
 
 
 def test_clients_that_leave_give_up_their_place(server: Server) -> None:
-    server.post("/v1/completions", body("a"))
-    for _ in range(3):
-        with pytest.raises(httpx.TimeoutException):
-            server.post("/v1/completions", body("b"), timeout=0.05)
+    long = body("a", stream=True, max_tokens=200, ignore_eos=True)
+    with server.client as client, client.stream("POST", "/v1/completions", json=long):  # a is busy
+        for _ in range(3):
+            with pytest.raises(httpx.TimeoutException):
+                server.post("/v1/completions", body("b"), timeout=0.05)
     limit = time.monotonic() + 20
     while any(card["waiting"] or card["running"] for card in cards(server)) and time.monotonic() < limit:
         time.sleep(0.05)
@@ -141,6 +159,33 @@ def test_switches_leave_nothing_behind(server: Server) -> None:
 
     before = switch(2)
     assert switch(4) <= before + 3
+
+
+def test_the_process_that_waits_for_a_model_may_die(server: Server) -> None:
+    server.post("/v1/completions", body("a"))
+    _, spare = children(server)
+    os.kill(spare, signal.SIGKILL)
+    assert tokens(server.post("/v1/completions", body("b")))
+    engine, other = children(server)
+    assert spare not in (engine, other)
+
+
+def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
+    shutil.copytree(ASSETS / SHIPPED_MODEL, tmp_path / "model")
+    file = listed(tmp_path, entry("a", str(tmp_path / "model")))
+    running = start(maker=MAKER, model="", threads=1, models_file=file, models_memory=1)
+
+    def prompt_tokens() -> int:
+        chat = {"model": "a", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+        found: int = running.post("/v1/chat/completions", chat).json()["usage"]["prompt_tokens"]
+        unload(running, "a")
+        return found
+
+    first = prompt_tokens()
+    assert prompt_tokens() == first
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}{{ 'word ' * 50 }}")
+    assert prompt_tokens() >= 50 > first
+    assert running.stop() == 0, running.log
 
 
 def test_waits_are_bounded_and_idle_models_leave(paths: dict[str, str], tmp_path: Path) -> None:
@@ -184,11 +229,7 @@ def test_operators_load_unload_and_pin(server: Server) -> None:
     refused = server.post("/v1/models/pin", {"model": "a"})
     assert refused.status_code == 400
     assert "finds no room" in refused.json()["error"]["message"]
-    assert server.post("/v1/models/unload", {"model": "a"}).status_code == 200
-    limit = time.monotonic() + 20
-    while states(server)["a"] != "unloaded" and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert states(server)["a"] == "unloaded"
+    unload(server, "a")
     assert server.post("/v1/models/load", {"model": "z"}).status_code == 404
     assert server.post("/v1/models/load", {"name": "a"}).status_code == 400
 

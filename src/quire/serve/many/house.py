@@ -13,30 +13,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
 from fastapi.dependencies import models as dependencies
 
+from quire.client.client import AsyncEngine
 from quire.errors import QuireError
 from quire.serve.adapters import CONFIG, NAME, read_modules
 from quire.serve.errors import ErrorInfo, HttpError, invalid, not_found, unavailable
 from quire.serve.many.entries import Sized
 from quire.serve.many.residents import Resident, Residents
 from quire.serve.options import ServerConfig
-from quire.serve.served import stop
-from quire.serve.service import Service
+from quire.serve.served import Served, stop
 
 log = logging.getLogger("quire.serve")
 
 RETRY = 5.0  # seconds until a model that failed to load is tried again
 RETRY_AFTER = 5  # seconds that a request is told to wait that found no room
+KEPT = 8  # models that are not loaded, whose tokenizers and applications are kept for their next turn
 
 
 @dataclass(slots=True)
 class Housed:
-    """A listed model, what serves it while it is loaded, and why it was not loaded the last time."""
+    """A listed model, what serves it while it is loaded, and why it was not loaded the last time.
+
+    What served it is `kept` for the next time.
+    """
 
     sized: Sized
-    served: tuple[Service, FastAPI] | None = None
+    engine: AsyncEngine
+    served: Served | None = None
+    kept: Served | None = None
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     cause: str | None = None
     retry: float = 0.0
@@ -58,7 +63,7 @@ class Housed:
         )
 
     @property
-    def serving(self) -> tuple[Service, FastAPI]:
+    def serving(self) -> Served:
         """The service and the application of a loaded model."""
         assert self.served is not None
         return self.served
@@ -79,9 +84,10 @@ class House:
         models: list[Sized],
         config: ServerConfig,
         budget: int,
-        start: Callable[[Sized], Awaitable[tuple[Service, FastAPI]]],
+        make: Callable[[Sized], AsyncEngine],
+        start: Callable[[Housed], Awaitable[Served]],
     ) -> None:
-        self.models = {model.entry.name: Housed(model) for model in models}
+        self.models = {model.entry.name: Housed(model, make(model)) for model in models}
         self._named = {
             name: model for model in self.models.values() for name in (model.name, *model.sized.entry.aliases)
         }
@@ -96,6 +102,7 @@ class House:
         self._config, self._start = config, start
         self.changed = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
+        self._kept: list[Housed] = []  # the last one unloaded is last
 
     @property
     def loaded(self) -> list[Housed]:
@@ -121,7 +128,7 @@ class House:
         said = f"The model `{name!s:.100}` does not exist; this server has {known}."
         raise not_found(said, "model", "model_not_found")
 
-    async def enter(self, model: Housed) -> tuple[Service, FastAPI]:
+    async def enter(self, model: Housed) -> Served:
         """Wait until the model serves a request, which ends with `exit`. HttpError: it does not within the bound."""
         now, limit = time.monotonic(), self._config.max_num_queued_reqs
         if self.draining:
@@ -212,7 +219,7 @@ class House:
     async def _load(self, model: Housed) -> None:
         began = time.monotonic()
         try:
-            served = await self._start(model.sized)
+            served = await self._start(model)
         except Exception as error:
             unexpected = None if isinstance(error, QuireError | OSError) else error
             log.error("the model %s cannot be loaded: %s", model.name, error, exc_info=unexpected)
@@ -221,7 +228,7 @@ class House:
             model.end_waiters(failed(model.name))
         else:
             model.served, model.cause = served, None
-            served[0].engine.on_dead = partial(self._lost, model)
+            model.engine.on_dead = partial(self._lost, model)
             model.tasks = [asyncio.get_running_loop().create_task(job()) for job in served[0].background]
             log.info("loaded %s in %.3f s", model.name, time.monotonic() - began)
             self.residents.loaded(model.name, time.monotonic())
@@ -244,15 +251,16 @@ class House:
         self.changed.set()
 
     async def _stop(self, model: Housed) -> None:
-        (service, _), model.served = model.serving, None
-        service.drain()
+        model.kept, model.served = model.serving, None
         while model.tasks:
             model.tasks.pop().cancel()
-        await stop(service)
-        del service, _
-        for remembered in vars(dependencies).values():  # FastAPI remembers the handlers, which hold it all
-            getattr(remembered, "cache_clear", bool)()
-        gc.collect()  # an application is full of cycles
+        await stop(model.kept[0])
+        self._kept = [*(one for one in self._kept if one is not model), model]
+        if len(self._kept) > KEPT:
+            self._kept.pop(0).kept = None
+            for remembered in vars(dependencies).values():  # FastAPI remembers handlers, which hold it all
+                getattr(remembered, "cache_clear", bool)()
+            gc.collect()  # an application is full of cycles
 
     def _lost(self, model: Housed) -> None:
         """Forget a model whose engine does not start again."""

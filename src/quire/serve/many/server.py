@@ -10,6 +10,7 @@ import time
 
 from fastapi import FastAPI
 
+from quire.client.client import AsyncEngine
 from quire.config import EngineConfig
 from quire.engine.plan import make_backend
 from quire.errors import ConfigError, EngineError
@@ -18,9 +19,10 @@ from quire.serve.adapters import check_adapters
 from quire.serve.app import add_handlers
 from quire.serve.many.app import make_house
 from quire.serve.many.entries import Sized, read_entries, sized
-from quire.serve.many.house import House
+from quire.serve.many.house import House, Housed
+from quire.serve.many.spare import Spare
 from quire.serve.options import ServerConfig
-from quire.serve.service import Service
+from quire.serve.served import Served
 from quire.serve.tls import check_tls
 from quire.serve.web import WebServer, listening, url_of
 
@@ -35,28 +37,31 @@ async def serve(engine: EngineConfig, config: ServerConfig, maker: str, watched:
     free = make_backend(engine.device).free_memory
     budget = int((config.models_memory or 0) * 1e9) or int(engine.cache.gpu_memory_utilization * free())
     level = "warning" if watched else config.log_level
-    entries = read_entries(config)
+    entries, spare = read_entries(config), Spare()
 
     def plan() -> list[Sized]:
         return [sized(entry, engine, config, budget) for entry in entries]
 
-    async def start(model: Sized) -> tuple[Service, FastAPI]:
+    def make(model: Sized) -> AsyncEngine:
+        made = served.make_engine(model.engine, model.server, maker, level)
+        made.spawn = spare.take
+        return made
+
+    async def start(model: Housed) -> Served:
+        check_adapters(model.sized.engine, model.sized.server)
         clock = served.Clock(time.monotonic())
-        check_adapters(model.engine, model.server)
-        found = await served.start(model.engine, model.server, maker, level, clock, "make_routes")
+        found = await served.start(model.engine, model.sized.server, clock, "make_routes", model.kept)
         add_handlers(found[1])
         return found
 
     with listening(config) as listener:
-        house = House(await asyncio.to_thread(plan), config, budget, start)
+        house = House(await asyncio.to_thread(plan), config, budget, make, start)
         url, names = url_of(config, listener), tuple(house.models)
         if config.check:
             print(f"{len(names)} models: ready to serve\n  served as  {', '.join(names)}")
             return 0
         server = _Server(house, make_house(house, config), config, listener)
         server.background.append(house.run)
-        log.info("serving %s at %s", ", ".join(names), url)
-        banner.log_reach(log, config)
         if watched:
             print(f"Models        {', '.join(names)}\nAPI           {url}\nCtrl-C stops.", file=sys.stderr)
         with records.recorded(names, url, config.metrics_prefix):
@@ -64,6 +69,7 @@ async def serve(engine: EngineConfig, config: ServerConfig, maker: str, watched:
                 return await server.run()
             finally:
                 await house.close()
+                await spare.close()
 
 
 def _check(engine: EngineConfig, config: ServerConfig) -> None:
@@ -84,7 +90,12 @@ class _Server(WebServer):
 
     def __init__(self, house: House, app: FastAPI, config: ServerConfig, listener: socket.socket) -> None:
         super().__init__(app, config, listener)
-        self._house = house
+        self._house, self._options = house, config
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        log.info("serving %s at %s", ", ".join(self._house.models), url_of(self._options, self.listener))
+        banner.log_reach(log, self._options)
 
     @property
     def num_live(self) -> int:

@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quire import __version__
+from quire.client.client import AsyncEngine
 from quire.engine.verbs import ResetPrefixCache
 from quire.serve.dashboard.about import about_model
 from quire.serve.dashboard.router import dashboard_router
@@ -32,11 +33,8 @@ def add_operations(app: FastAPI, service: Service) -> None:
     service.background.append(source.run)
     if not service.config.disable_log_stats:
         service.background.append(Throughput(service.metrics).run)
-    registry = service.metrics.families.registry
-    ProcessCollector(registry=registry)
-    ProcessCollector(
-        f"{service.metrics.prefix}_engine", lambda: service.engine.pid or "none", registry=registry
-    )
+    process = ProcessCollector(registry=None)
+    its_engine = engine_collector(service.metrics.prefix, service.engine)
 
     async def health() -> Response:
         if service.healthy:
@@ -51,7 +49,7 @@ def add_operations(app: FastAPI, service: Service) -> None:
 
     async def metrics(request: HttpRequest) -> Response:
         await service.engine.stats(STATS_TIMEOUT)
-        text, kind = service.metrics.text(request.headers.get("accept", ""))
+        text, kind = service.metrics.text(request.headers.get("accept", ""), process, its_engine)
         return Response(text, headers={"content-type": kind})
 
     async def reset() -> Response:
@@ -76,6 +74,11 @@ def add_operations(app: FastAPI, service: Service) -> None:
     add_post(app, "/reset_prefix_cache", reset)
     for_operators(app, "/reset_prefix_cache")
     add_control(app, service)
+
+
+def engine_collector(prefix: str, engine: AsyncEngine) -> ProcessCollector:
+    """Collect what the system says of an engine's process."""
+    return ProcessCollector(f"{prefix}_engine", lambda: engine.pid or "none", registry=None)
 
 
 async def _absent() -> Response:
