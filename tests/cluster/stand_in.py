@@ -38,6 +38,7 @@ class StandIn:
     faults: list[Fault] = field(default_factory=list)
     status: int = 200  # of whole answers
     hangs: bool = False
+    silent: float = 0.0  # seconds, of its engine
     healthy: bool = True
     port: int = 0
     pause: float = 0.002
@@ -107,7 +108,7 @@ class StandIn:
             return whole(200, {"class": self.kind, "models": {name: {} for name in self.models}})
         if seen.path.startswith("/internal/events"):
             await asyncio.sleep(0.1)
-            return whole(200, {"next": 0, "reset": False, "load": {"step": 1}, "events": []})
+            return whole(200, {"next": 0, "reset": False, "load": {"silent": self.silent}, "events": []})
         if seen.path == "/v1/models":
             return whole(200, {"object": "list", "data": [{"id": name} for name in self.models]})
         self.seen.append(seen)
@@ -132,7 +133,7 @@ class StandIn:
         number = 0
         async for block in self._events(inner, route, path, sent, asked.get("events", 0) if resumed else 0):
             if number == at:
-                await self._fault(fault, writer, whole)
+                await self._fault(fault, writer, whole, begun=True)
                 return None
             number += 1
             self._chunk(writer, block)
@@ -141,7 +142,7 @@ class StandIn:
         writer.write(b"0\r\n\r\n")
         return None
 
-    async def _fault(self, fault: str, writer: asyncio.StreamWriter, whole: Any) -> None:
+    async def _fault(self, fault: str, writer: asyncio.StreamWriter, whole: Any, begun: bool = False) -> None:
         if fault == "killed":
             await self.close()
         elif fault == "cut":
@@ -153,6 +154,13 @@ class StandIn:
         elif fault == "silent":
             self.hangs = True
             while self.hangs:
+                await asyncio.sleep(0.05)
+            writer.transport.abort()
+        elif fault == "frozen":  # the engine alone: comments go on
+            self.silent = 9.0
+            while self.silent and not writer.transport.is_closing():
+                if begun:
+                    self._chunk(writer, b": keep-alive\n\n")
                 await asyncio.sleep(0.05)
             writer.transport.abort()
         elif fault in ("moved", "moved engine"):
@@ -173,7 +181,8 @@ class StandIn:
         blocks = [f'data: {{"id": "{name}", "role": 1}}']
         for number in range(body.get("max_tokens", 20)):
             token = xxhash.xxh3_64_intdigest(f"{body.get('seed', route['seed'])}/{number}".encode()) % 1000
-            blocks.append(f'data: {{"id": "{name}", "n": {number}, "token": {token}}}')
+            more = "x" * body.get("size", 0)
+            blocks.append(f'data: {{"id": "{name}", "n": {number}, "token": {token}, "more": "{more}"}}')
         end = {
             "/v1/messages": "event: message_stop\ndata: {}",
             "/v1/responses": "event: response.completed\ndata: {}",

@@ -135,7 +135,7 @@ def test_only_a_router_reaches_internal_routes_and_is_believed(server: Server, h
     assert about["models"] == {"scripted": {"adapter": False, "class": about["class"]}}
     assert about["block_bytes"] == 1024
     load = http.get("/internal/load", headers=headers())
-    assert set(load.json()) == {"step", "queued", "running", "waiting", "free"}
+    assert set(load.json()) == {"step", "queued", "running", "waiting", "free", "silent"}
     assert json.loads(load.headers["x-quire-load"]) == load.json()
     body = {"prompt": "x", "max_tokens": 2}
     assert http.post("/v1/completions", json=body).status_code == 401
@@ -243,9 +243,20 @@ def test_a_hung_engine_gives_no_sign_of_life() -> None:
     try:
         with pytest.raises(httpx.ReadTimeout):
             read()
+        with running.client as http:
+            path = "/internal/events?since={}&wait=60&silence=1"
+            number = http.get(path.format(-1), headers=headers()).json()["next"]
+            told = http.get(path.format(number), headers=headers()).json()
+        assert told["load"]["silent"] >= 1
     finally:
         os.kill(engine, signal.SIGCONT)
     assert times[-1] - times[0] < 4
+    limit = time.monotonic() + 30
+    time.sleep(3)  # it has nothing to do, but says so
+    with running.client as http:
+        while http.get("/internal/load", headers=headers()).json()["silent"] > 2:
+            assert time.monotonic() < limit
+            time.sleep(0.3)
     assert running.stop() == 0
 
 
@@ -285,7 +296,7 @@ def test_prefixes_that_come_and_go_are_told_to_routers() -> None:
         first, second = "0" * 15 + "1", "0" * 15 + "2"
         empty = ask(-1)
         assert (empty["reset"], empty["events"]) == (True, [["+"]])
-        assert set(empty["load"]) == {"step", "queued", "running", "waiting", "free"}
+        assert set(empty["load"]) == {"step", "queued", "running", "waiting", "free", "silent"}
         assert complete(first) == 200
         told = ask(empty["next"], 10)
         assert (told["reset"], told["events"]) == (False, [["+", first]])

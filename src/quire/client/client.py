@@ -131,8 +131,7 @@ class AsyncEngine:
         if self.state == "ready":
             silent, doing = time.monotonic() - self._last_event, self._doing
             return f"the engine has not answered for {silent:.0f} s, at its {doing}"
-        why = "" if self._failure is None else f" ({self._failure})"
-        return f"the engine is {self.state}{why}"
+        return f"the engine is {self.state}" + ("" if self._failure is None else f" ({self._failure})")
 
     @property
     def _doing(self) -> str:
@@ -142,6 +141,11 @@ class AsyncEngine:
     def sign_of_life(self) -> object:
         """Return a value that differs from before if the engine has gone on; None: there is no engine."""
         return None if self._signs is None or self.state != "ready" else self._signs.seen()
+
+    @property
+    def silence(self) -> float:
+        """Look at the engine; return the seconds since its last sign of life. An idle engine is asked for one."""
+        return 0.0 if self._signs is None else self._signs.silence()
 
     @property
     def num_live(self) -> int:
@@ -252,16 +256,14 @@ class AsyncEngine:
         return False
 
     async def _heartbeat(self) -> None:
-        """Ping an engine that is silent; its reply counts as progress. End one that gives no sign of life."""
+        """Ping the engine: its reply counts as progress. End one that gives no sign of life."""
         interval = min(1.0, self.options.health_timeout / 4)
         asked: asyncio.Future[Reply] | None = None
         while True:
             await asyncio.sleep(interval)
-            silent = time.monotonic() - self._last_event >= interval
-            gone = 0.0 if self._signs is None else self._signs.silence()
-            if self.state == "ready" and gone >= self.options.health_timeout:
+            if self.silence >= self.options.health_timeout and self.state == "ready":
                 await self._end_hung()
-            elif self.state == "ready" and silent and (asked is None or asked.done()):
+            elif self.state == "ready" and (asked is None or asked.done()):
                 asked = self._ask(Ping())
                 asked.add_done_callback(lambda f: f.cancelled() or f.exception())
 
@@ -455,9 +457,8 @@ class AsyncEngine:
                 self._sample_over(live, index, FinishReason.ERROR)
             live.generation.fail(error)
         calls, self._calls = self._calls, {}
-        for future in calls.values():
-            if not future.done():
-                future.set_exception(error)
+        for future in [future for future in calls.values() if not future.done()]:
+            future.set_exception(error)
 
     # --- the channel -----------------------------------------------------------------------------------
 

@@ -19,13 +19,17 @@ OWN_SENDS = 5.0
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A replica's word: tokens of prompts not yet computed, requests, tokens of cache that no running request holds."""
+    """A replica's word: tokens of prompts not yet computed, requests, tokens of cache that no running request holds.
+
+    `silent` are the seconds since its engine's last sign of life.
+    """
 
     step: int = 0
     queued: int = 0
     running: int = 0
     waiting: int = 0
     free: int | None = None
+    silent: float = 0.0
 
 
 class Booking(msgspec.Struct, eq=False):

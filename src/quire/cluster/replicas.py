@@ -105,6 +105,7 @@ class Replicas:
         self.choice, self._config, self._silence = choice, config, config.silence_timeout
         self.members: dict[str, Member] = {}
         self._by_index: dict[int, Member] = {}
+        self._leaving: list[Member] = []  # no longer listed, but with streams
         self._seen, self._number, self.num_up = "", 0, 0
         self._change = asyncio.Event()
         self.longest_silence = 0.0
@@ -137,7 +138,7 @@ class Replicas:
     # --- health
 
     def failed(self, member: Member, cause: str, why: str) -> None:
-        """Note that a replica failed. If it fell silent, those who wait for its answers are told."""
+        """Note that a replica failed. If it fell silent, all who wait for its answers are told."""
         now = time.monotonic()
         if member.state == "up":
             member.flaps = member.flaps + 1 if now - member.replica.since < STEADY else 0
@@ -146,14 +147,14 @@ class Replicas:
         member.about, member.why = None, why
         member.again = now + min(MOST_WAIT, LOOK_AGAIN * 2 ** max(0, member.flaps - MOST_FLAPS))
         self._set(member, "ejected" if member.flaps > MOST_FLAPS else "down")
-        if cause == "silent":
-            for connection in [c for c in member.upstream.live if now - c.heard >= self._silence * 0.9]:
-                connection.fail(Lost("silent", why))
+        if cause in ("silent", "frozen"):
+            for connection in [*member.upstream.live]:
+                connection.fail(Lost(cause, why))
 
     def word(self, member: Member, told: bytes) -> None:
         """Take a replica's word on its load."""
         with contextlib.suppress(msgspec.MsgspecError):
-            self._take(member, _load.decode(told))
+            member.replica.word(_load.decode(told), time.monotonic())
 
     def drain(self, number: int, drained: bool) -> Member | None:
         """Send a replica no new requests, or send it some again; None if there is no such replica."""
@@ -163,10 +164,6 @@ class Replicas:
             if found.about is not None:
                 self._set(found, "draining" if drained else "up")
         return found
-
-    def _take(self, member: Member, load: Load) -> None:
-        member.heard = time.monotonic()
-        member.replica.word(load, member.heard)
 
     def _set(self, member: Member, state: State) -> None:
         before = member.state
@@ -211,7 +208,7 @@ class Replicas:
                     next_look = time.monotonic() + ADDRESS_SECONDS
                     await self._look()
                 self._find_silent()
-                await asyncio.sleep(min(0.25, self._silence / 8))
+                await asyncio.sleep(min(0.1, self._silence / 8))
         finally:
             for member in [*self.members.values()]:
                 self._remove(member)
@@ -240,18 +237,23 @@ class Replicas:
         if member.task is not None:
             member.task.cancel()
         self._set(member, "down")
-        member.gone = True
+        member.about, member.gone = None, True
+        self._leaving.append(member)
         self.choice.remove(member.index)
         del self.members[member.address.text], self._by_index[member.index]
         member.upstream.close()
 
     def _find_silent(self) -> None:
         now = time.monotonic()
-        for member in [*self.members.values()]:
-            longest = max((now - one.heard for one in member.upstream.live if one.signs), default=0.0)
+        self._leaving = [member for member in self._leaving if member.upstream.live]
+        for member in [*self.members.values(), *self._leaving]:
+            heard = [one.heard for one in member.upstream.live if one.signs and not one.paused]
+            longest = now - min(heard, default=now)
             self.longest_silence = max(self.longest_silence, longest)
-            if longest > self._silence:
-                self.failed(member, "silent", f"a stream was silent for {longest:.1f} s")
+            # One that is late to tell its load, but whose streams go on, is only busy.
+            away = now - max(member.heard, *heard, 0.0) if member.about else 0.0
+            if max(longest, away) > self._silence:
+                self.failed(member, "silent", f"it gave no sign of life for {self._silence:g} s")
 
     # --- one replica
 
@@ -261,22 +263,20 @@ class Replicas:
             while (now := time.monotonic()) < member.again and self.num_up:
                 await asyncio.sleep(min(LOOK_AGAIN, member.again - now))
             try:
-                if member.about is None:
-                    await self._meet(member)
-                    number = 0
-                number = await self._hear(member, number)
+                number = await (self._hear(member, number) if member.about else self._meet(member))
             except Lost as lost:
-                # A replica whose streams go on is only busy.
-                if lost.cause != "silent" or time.monotonic() - member.heard >= self._silence:
+                if lost.cause != "silent" or member.about is None:
                     self.failed(member, lost.cause, str(lost))
             except msgspec.MsgspecError as error:
                 self.failed(member, "killed", f"it does not answer as a replica of Quire does: {error}")
             await asyncio.sleep(PACE if member.about else max(PACE, len(self.members) / MOST_LOOKS))
 
-    async def _meet(self, member: Member) -> None:
-        """Get to know a replica that was away."""
+    async def _meet(self, member: Member) -> int:
+        """Get to know a replica that was away; returns the number of the next change of its cache."""
         await self._get(member, "/health")
         about = _about.decode(await self._get(member, "/internal/replica"))
+        self.choice.prefixes.clear(member.index)
+        number = await self._hear(member, 0)
         others = {one.kind for one in self.members.values() if one.about} - {about.kind}
         if others:
             why = "where none of a stream's class is up it goes on in another, as --failover-across allows"
@@ -287,15 +287,18 @@ class Replicas:
         replica = member.replica
         replica.rate = about.prefill_rate or replica.rate
         replica.decode_rate = about.decode_rate or replica.decode_rate
-        self.choice.prefixes.clear(member.index)
         member.why = ""
         self._set(member, "draining" if member.drained else "up")
         log.info("%s is up: %s", member, ", ".join(about.models))
+        return number
 
     async def _hear(self, member: Member, number: int) -> int:
         """Take what changed in its cache and its load; returns the number of the next change."""
-        told = _told.decode(await self._get(member, f"/internal/events?since={number}&wait=1"))
-        self._take(member, told.load)
+        path = f"/internal/events?since={number}&wait=1&silence={self._silence}"
+        told = _told.decode(await self._get(member, path))
+        member.replica.word(told.load, member.heard)
+        if told.load.silent >= self._silence:
+            raise Lost("frozen", f"its engine gave no sign of life for {self._silence:g} s")
         if not member.gone:
             self.choice.prefixes.events(member.index, told.events, reset=told.reset)
         return told.next

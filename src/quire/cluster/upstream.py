@@ -27,7 +27,10 @@ MOST_BUFFERED = 1 << 18
 
 
 class Lost(QuireError):
-    """The answer will not come to its end. `cause` is for metrics: killed, silent, refused, drained, engine, busy."""
+    """The answer will not come to its end.
+
+    `cause` is for metrics: killed, silent, frozen (the engine alone), refused, drained, engine (it died), busy.
+    """
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -70,7 +73,7 @@ class Connection(asyncio.Protocol):
     def _begin(self) -> None:
         self.status, self.heard = 0, time.monotonic()
         self.headers: Headers = []
-        self.answered = self.ended = self.signs = self._framed = self._paused = self._keep = False
+        self.answered = self.ended = self.signs = self.paused = self._framed = self._keep = False
         self._parts: list[bytes] = []
         self._error: Exception | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -87,8 +90,8 @@ class Connection(asyncio.Protocol):
                 return b""
             await self._wait()
         data, self._parts = b"".join(self._parts), []
-        if self._paused and self._transport is not None:
-            self._paused = False
+        if self.paused and self._transport is not None:
+            self.paused, self.heard = False, time.monotonic()
             self._transport.resume_reading()
         return data
 
@@ -163,8 +166,8 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
-        if not self._paused and self._transport is not None and sum(map(len, self._parts)) > MOST_BUFFERED:
-            self._paused = True
+        if not self.paused and self._transport is not None and sum(map(len, self._parts)) > MOST_BUFFERED:
+            self.paused = True
             self._transport.pause_reading()
         self._wake()
 

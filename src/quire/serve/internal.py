@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -19,18 +19,21 @@ from quire.serve.held import BLOCK_BYTES, Held, read
 from quire.serve.service import Service
 from quire.serve.threads import within
 
-log = logging.getLogger("quire.serve")
-
 LOAD_SECONDS = 0.1  # for which a load is told again
 KEPT = 4096  # changes that are told one by one: who has missed more hears all
 MOST_WAIT = 60.0
+LOOK_SECONDS = 0.25
+"""LOOK_SECONDS lie between two looks at the engine for a router that waits for news."""
 RATED = ("request_prefill_kv_computed_tokens", "request_prefill_time_seconds", "inter_token_latency_seconds")
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Load:
-    """Tells how much an engine has to do: its steps so far, prompt tokens to compute, requests, free tokens."""
+    """Tells how much an engine has to do: its steps so far, prompt tokens to compute, requests, free tokens.
+
+    `silent` are the seconds since its last sign of life.
+    """
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -42,7 +45,7 @@ class Load:
             self._told, self._until = _encode(self._now()), now + LOAD_SECONDS
         return self._told
 
-    def _now(self) -> dict[str, int]:
+    def _now(self) -> dict[str, float]:
         engine = self._engine
         stats, live = engine.metrics.stats, engine.live_times()
         waiting = [times for times in live if not times.first_token]
@@ -52,6 +55,7 @@ class Load:
             "running": len(live) - engine.num_queued,
             "waiting": engine.num_queued,
             "free": (stats.num_free_blocks + stats.num_cached_blocks) * engine.config.cache.block_size,
+            "silent": round(engine.silence, 2),
         }
 
 
@@ -80,15 +84,18 @@ class Events:
             self._restarts = restarts
             self._held.clear()
 
-    async def since(self, number: int, wait: float) -> bytes:
-        """Tell the changes since a number, once there are some, or after `wait` seconds."""
+    async def since(self, number: int, wait: float, silence: float) -> bytes:
+        """Tell the changes since a number, once there are some, after `wait` seconds, or once the engine is silent."""
         self._begin()
-        if number == self._held.number and wait > 0:
+        until, engine = time.monotonic() + min(wait, MOST_WAIT), self._service.engine
+        while (
+            (left := until - time.monotonic()) > 0
+            and number == self._held.number
+            and engine.silence < silence
+        ):
             self._news.clear()
-            try:
-                await within(min(wait, MOST_WAIT), self._news.wait())
-            except asyncio.TimeoutError:
-                log.debug("no prefix came in %g s", wait)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(min(left, LOOK_SECONDS), self._news.wait())
         following, reset, events = self._held.since(number)
         load = msgspec.Raw(self._service.load())
         return _encode({"next": following, "reset": reset, "load": load, "events": events})
@@ -123,8 +130,8 @@ def add_internal(app: FastAPI, service: Service) -> None:
     async def load() -> Response:
         return Response(service.load(), media_type="application/json")
 
-    async def events(since: int = -1, wait: float = 0.0) -> Response:
-        return Response(await held.since(since, wait), media_type="application/json")
+    async def events(since: int = -1, wait: float = 0.0, silence: float = MOST_WAIT) -> Response:
+        return Response(await held.since(since, wait, silence), media_type="application/json")
 
     held = Events(service)
     service.on_prefix = held.touch
