@@ -42,7 +42,7 @@ def main() -> None:
             for line in load.wrong[:10]:
                 print(line[:500])
     finally:
-        fleet.stop()
+        fleet.kill_all()
 
 
 if __name__ == "__main__":
