@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import OrderedDict
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from bench import cluster
+from bench.cluster_engines import Engines
+from bench.cluster_replicas import Request
+from quire.cluster.loads import Replica
 from tests.shared import DATA, needs
 
 TRACES = DATA / "traces-mooncake"
@@ -161,3 +165,87 @@ def test_several_routers_and_weather() -> None:
         assert min(one.waits) > 0
     assert calm.figures().mean < rough.figures().mean < 4 * calm.figures().mean
     assert four.figures().mean < 1.1 * rough.figures().mean
+
+
+# --- the scheduler of each replica under a scripted clock ------------------------------------------------
+
+
+def sent(*requests: tuple[float, int, int, tuple[int, ...]], blocks: int = 100) -> Any:
+    """One replica of 8,000 tokens a second that got these requests."""
+    one = Engines(1, blocks, 8000.0)
+    for request in itertools.starmap(Request, requests):
+        one.arrive(request.at)
+        one.send(request, 0)
+    return one
+
+
+def test_a_step_takes_what_its_tokens_take() -> None:
+    alone = sent((1.0, 2000, 5, (0, 1, 2, 3)))
+    alone.finish()
+    assert alone.waits == [pytest.approx(2000 / 8000)]
+    assert alone.engines[0].now == pytest.approx(1.25 + 4 * 0.025)
+    assert not alone.engines[0].live
+    assert alone.open[0] == 0
+
+
+def test_a_prompt_is_found_again_with_its_answer_beside_it() -> None:
+    twice = sent((0.0, 2048, 9, (0, 1, 2, 3)), (5.0, 2348, 9, (0, 1, 2, 3, 4)))
+    twice.finish()
+    assert twice.waits[1] == pytest.approx(300 / 8000)
+    assert twice.figures().hit == round(2048 / (2048 + 2348), 4)
+    assert list(twice.computed) == [2048 + 300]
+
+
+def test_a_short_prompt_goes_before_a_long_one_as_in_a_server() -> None:
+    both = sent((0.0, 400, 400, (0,)), (0.5, 40_000, 9, tuple(range(100, 179))), (0.6, 500, 9, (200,)))
+    both.finish()
+    assert both.waits[2] < 0.5 < 5.0 < both.waits[1]
+
+
+def test_what_a_replica_tells_is_what_it_has_to_do() -> None:
+    one = sent((0.0, 4000, 9, tuple(range(8))), (0.0, 4000, 9, tuple(range(8, 16))))
+    replica = Replica("one", rate=8000.0)
+    one.tell(replica, 0, 0.0)
+    assert replica.wait(0.0) == pytest.approx(1.0)
+    one.arrive(0.5)
+    one.tell(replica, 0, 0.5)
+    assert replica.wait(0.5) == pytest.approx(0.5, abs=0.11)  # a step is under way
+    assert replica.running == 2
+    one.slow(0, 4000.0)
+    one.finish()
+    assert max(one.waits) == pytest.approx(1.5, abs=0.11)
+
+
+def test_what_a_dead_replica_had_begun_goes_on_elsewhere() -> None:
+    pair = Engines(2, 100, 8000.0)
+    pair.send(Request(0.0, 1000, 100, (0, 1)), 0)
+    pair.send(Request(0.0, 20_000, 100, tuple(range(10, 50))), 0)
+    pair.arrive(1.0)
+    begun, waits = pair.die(0)
+    for place, request in (begun, waits):
+        pair.send(request, 1, place)
+    pair.finish()
+    assert pair.waits[0] < 0.3
+    assert pair.waits[1] > 1.0 + 20_000 / 8000
+    assert 0 < pair.computed[1] - 21_000 < 100  # and what was made of the first answer
+    assert pair.engines[1].scheduler.stats().generation_tokens < 200
+
+
+@cache
+def in_turn() -> Any:
+    return cluster.simulate(made_up(), 4, 400, cluster.POLICIES["round robin"], replicas=Engines)
+
+
+@pytest.mark.parametrize("routers", [1, 4])
+def test_routers_over_real_schedulers(routers: int) -> None:
+    """In calm and in weather all requests are answered; the router does better than turns."""
+    trace = made_up()
+    turns = in_turn()
+    calm = cluster.simulate(trace, 4, 400, lambda its: cluster.Routers(its, routers, 0.2), replicas=Engines)
+    rough = cluster.storm(trace, 4, 400, routers, 0.2, replicas=Engines)
+    for one in (turns, calm, rough):
+        assert len(one.waits) == len(trace)
+        assert min(one.waits) > 0
+        assert not one.open.any()
+    assert calm.figures().mean < 0.8 * turns.figures().mean
+    assert calm.figures().mean < rough.figures().mean < 4 * calm.figures().mean
