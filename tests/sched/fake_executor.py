@@ -362,6 +362,11 @@ class Journal:
             tokens = self.tokens.setdefault(key, [])
             tokens += delta.tokens
             self.deltas.setdefault(key, []).append(delta)
+            if delta.prompt_logprobs:
+                others = [
+                    self.tokens[id, index] for id, index in self.tokens if id == delta.request_id and index
+                ]
+                assert not any(others), "a sample spoke before the prompt had all its scores"
             assert delta.usage.num_output == len(self.before.get(delta.request_id, ())) + len(tokens)
             self.logprobs.setdefault(key, []).extend(e.token for e in delta.logprobs or [])
             self.prompt_logprobs.setdefault(key, []).extend(e.token for e in delta.prompt_logprobs or [])

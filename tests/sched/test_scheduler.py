@@ -553,6 +553,27 @@ def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
     world.expect(made)
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_no_sample_speaks_before_the_prompt_has_its_scores(cached: bool) -> None:
+    world = World(max_num_batched_tokens=4, target_step_time=1e6)  # so that what is due sooner goes first
+    prompt = list(range(1, 14))
+    if cached:
+        world.add("a", prompt, 1)
+        world.drain()
+    made = world.add("b", prompt, 3, prompt_logprobs=0, n=3)
+    for _ in range(3):
+        assert all(item.start < 12 for item in world.step().seqs)
+    assert not any(world.journal.tokens.get(("b", index)) for index in (1, 2))
+    world.drain()
+    world.expect(made)
+    other = world.add("c", prompt, 3, prompt_logprobs=0, n=3)
+    world.step()
+    world.journal.take(world.scheduler.abort("c", 0))  # then nobody has scores to wait for
+    world.drain()
+    assert [len(world.journal.tokens["c", index]) for index in (1, 2)] == [3, 3]
+    assert other.id == "c"
+
+
 def test_prompt_logprobs_come_once_whatever_is_preempted() -> None:
     world = World(num_blocks=5, block_size=4, scheduling_policy="priority", max_num_batched_tokens=6)
     made = world.add("a", list(range(13)), 2, prompt_logprobs=0, priority=1)

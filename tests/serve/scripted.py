@@ -102,6 +102,7 @@ class Seq:
     text: str
     slot: int = -1
     num_output: int = 0
+    scored: bool = False  # a part of the prompt's log-probabilities was told
 
 
 @dataclass
@@ -200,6 +201,9 @@ class ScriptedCore:
             delta = self.delta(seq, [], FinishReason.ERROR)
             delta.error = "the logits of this request are not finite"
             return delta
+        if seq.request.sampling.prompt_logprobs is not None and not (seq.index or seq.scored):
+            seq.scored = True  # a long prompt's come in parts
+            return self.delta(seq, [], None)
         token = seq.tokens[seq.num_output]
         seq.num_output += 1
         self.num.generation_tokens += 1
@@ -235,8 +239,9 @@ class ScriptedCore:
         logprobs = prompt_logprobs = None
         if params.logprobs is not None:
             logprobs = [scores(t, params.logprobs) for t in tokens]
-        if params.prompt_logprobs is not None and seq.num_output == 1 and seq.index == 0:
+        if params.prompt_logprobs is not None and seq.num_output <= 1 and seq.index == 0:
             due = request.tokens[1 + request.scored_from :]
+            due = due[len(due) // 2 :] if seq.num_output else due[: len(due) // 2]
             prompt_logprobs = [scores(t, params.prompt_logprobs) for t in due]
         return Delta(request.id, seq.index, tokens, usage, logprobs, prompt_logprobs, reason)
 

@@ -82,6 +82,15 @@ def test_responses(scripted: Server, output: str, content: str) -> None:
     assert [e["logprobs"] for e in done] == [part["logprobs"] for part in parts if part["text"]]
 
 
+def test_a_chat_begins_with_all_scores_of_its_prompt(scripted: Server) -> None:
+    """They come in parts, before the first token."""
+    body = {"messages": [{"role": "user", "content": "!say XY!end"}], "prompt_logprobs": 0}
+    whole = scripted.post("/v1/chat/completions", body).json()["prompt_logprobs"]
+    chunks = events(scripted, "/v1/chat/completions", body)
+    assert [chunk["prompt_logprobs"] for chunk in chunks if "prompt_logprobs" in chunk] == [whole]
+    assert None not in whole[1:]
+
+
 @pytest.mark.parametrize("stop", ["abc", "🙂", "é"])
 def test_a_stop_string_has_no_entries_in_a_chat(scripted: Server, stop: str) -> None:
     said = [{"role": "user", "content": f"!say XYab{stop}Z!end"}]

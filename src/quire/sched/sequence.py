@@ -92,14 +92,15 @@ class Sequence:
     def match_limit(self) -> int:
         """Tokens that may be reused: neither the last one nor positions whose results are still due."""
         limit = len(self.tokens) - 1
-        sampling = self.request.sampling
-        if self.request.pooling in ("mean", "cls", "all") or sampling.skip_reading_prefix_cache:
+        if self.request.pooling in ("mean", "cls", "all") or self.request.sampling.skip_reading_prefix_cache:
             return 0
-        if self.index == 0 and sampling.scores_prompt:
-            due = self.num_prompt_logprobs
-            if due < self.num_prompt_tokens - 1:
-                return min(limit, due)
-        return limit
+        return min(limit, self.num_prompt_logprobs) if self.scores_due else limit
+
+    @property
+    def scores_due(self) -> bool:
+        """Whether it has log-probabilities of the prompt to tell."""
+        due = self.num_prompt_logprobs < self.num_prompt_tokens - 1
+        return due and not self.index and self.request.sampling.scores_prompt
 
     def cut(self, count: int) -> tuple[int, FinishReason | None, int | None]:
         """Drop what follows the end of the sequence, if the end is among its last `count` tokens.
@@ -142,17 +143,14 @@ class Sequence:
         return fresh
 
     def usage(self) -> Usage:
-        num_output = len(self.tokens) - self.num_prompt_tokens
-        return Usage(
-            self.num_prompt_tokens, self.num_cached, num_output, self.num_accepted, self.num_rejected
-        )
+        made = len(self.tokens) - self.num_prompt_tokens
+        return Usage(self.num_prompt_tokens, self.num_cached, made, self.num_accepted, self.num_rejected)
 
     def delta(self, reason: FinishReason | None = None, error: str | None = None) -> Delta:
         """Report all tokens not reported yet."""
-        usage = self.usage()
         tokens, self.num_reported = self.tokens[self.num_reported :], len(self.tokens)
         logprobs, self.held = self.held or None, []
-        return Delta(self.request.id, self.index, tokens, usage, logprobs, finish_reason=reason, error=error)
+        return Delta(self.request.id, self.index, tokens, self.usage(), logprobs, None, reason, error=error)
 
 
 @dataclass(slots=True, eq=False)

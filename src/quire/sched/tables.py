@@ -103,8 +103,10 @@ class BlockTables:
     def match(self, seq: Sequence) -> tuple[PrefixMatch, Cursor] | None:
         """Find the most KV that `seq` can reuse: from the prefix index, its fork's base, or another sample.
 
-        None: another sample will soon have the prompt; wait for it. Changes nothing.
+        None: another sample will soon have the prompt, or scores it; wait for it. Changes nothing.
         """
+        if seq.request.sampling.scores_prompt and seq.index and any(s.scores_due for s in seq.group.live):
+            return None
         limit = seq.match_limit
         match, cursor = PrefixMatch(), self.prefix.root
         if self.caching:

@@ -224,7 +224,7 @@ class ChatAnswer:
 
     def step(self, pieces: list[Piece]) -> bytes:
         chunks = []
-        if not self._opened:
+        if not self._opened and (pieces or self._body.prompt_logprobs is None):  # which come in parts
             self._opened = True
             chunks += [self._opening(i) for i in range(self._body.n or 1)]
         chunks += [self._piece(piece) for piece in pieces]
