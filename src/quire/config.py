@@ -257,10 +257,11 @@ class DeviceConfig:
 
     backend: BackendName = option(
         "auto",
-        "native (C++ kernels), torch (plain PyTorch, slow) or reference (numpy, slower).",
+        "native (C++ kernels), torch (plain PyTorch) or reference (numpy, slow).",
         aliases={"vllm": "auto"},  # as vLLM's benchmarks name the engine
     )
-    device: str = option("auto", "cpu, cuda, cuda:N, interpreter, or auto: a GPU if usable.", common=True)
+    device: str = option("auto", "cpu, cuda, xpu, mps, interpreter, or auto: a GPU if usable.", common=True)
+    batch_invariant: bool = option(True, "Others in a step change no bit; default is off for plain torch.")
     threads: int | None = option(
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024, common=True
     )

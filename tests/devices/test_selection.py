@@ -21,9 +21,9 @@ from quire.errors import ConfigError
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        ("xpu", "never tried"),
-        ("mps", "never tried"),
-        ("xpu:1", "never tried"),
+        ("hip", "never tried"),
+        ("tpu:1", "never tried"),
+        ("mps:1", "must be auto, cpu, cuda"),
         ("gpu", "must be auto, cpu, cuda"),
         ("cuda:x", "must be auto, cpu, cuda"),
         ("cuda:-1", "must be auto, cpu, cuda"),
@@ -83,6 +83,57 @@ def test_a_device_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyP
     refused("cuda", "compute capability 7.5.*8.0")
 
 
+class Other:
+    """A stand-in for torch.xpu and torch.backends.mps."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def is_available(self) -> bool:
+        return self._count > 0
+
+    def device_count(self) -> int:
+        return self._count
+
+
+def test_plain_torch_computes_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in ("xpu", "xpu:0", "mps"):
+        with pytest.raises(ConfigError, match=f"finds no --device {device[:3]}.*--device cpu") as caught:
+            make_backend(device=device)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        make_backend("native", device="xpu")
+    monkeypatch.setattr(torch, "xpu", Other(2))
+    monkeypatch.setattr(torch.backends, "mps", Other(1))
+    with pytest.raises(ConfigError, match="there is no --device xpu:2: this machine has xpu:0 to xpu:1"):
+        make_backend(device="xpu:2")
+    for device in ("xpu:1", "mps"):
+        backend = make_backend(device=device, batch_invariant=False)
+        assert backend.name.startswith(f"torch {device}, ")
+        assert "--batch-invariant" in backend.caveat
+        assert not backend.choices.launches
+        assert not EngineConfig.from_options(device=device).device.batch_invariant
+        assert EngineConfig.from_options(device=device, batch_invariant=True).device.batch_invariant
+    assert device_of_rank("xpu", "auto", 1) == "xpu:1"
+    assert device_of_rank("mps", "auto", 1) == "mps"
+
+
+def test_without_triton_plain_torch_computes_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_gpus(monkeypatch, Cuda(2))
+    assert make_backend("torch", device="cuda:1").name.startswith("torch cuda:1")
+    assert caplog.text == ""
+    find = selection.importlib.util.find_spec
+    lacking = lambda name, *rest: None if name == "triton" else find(name, *rest)  # noqa: E731
+    monkeypatch.setattr(selection.importlib.util, "find_spec", lacking)
+    assert make_backend(device="cuda").name.startswith("torch cuda:0")
+    assert "pip install 'quire-llm[cuda]' for Quire's own kernels" in caplog.text
+    for options in ({"device": "cuda"}, {"device": "cuda", "backend": "torch"}):
+        config = EngineConfig.from_options(**options)
+        assert (config.scheduler.async_scheduling, config.device.batch_invariant) == (False, False)
+
+
 @pytest.mark.parametrize("missing", ["torch", "triton"])
 def test_without_the_extra_a_device_names_it(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     find = selection.importlib.util.find_spec
@@ -125,8 +176,8 @@ def test_a_device_decides_what_options_leave_open() -> None:
     sections = EngineConfig(cache=CacheConfig(), scheduler=SchedulerConfig())
     plain = sections.scheduler.max_num_batched_tokens, sections.scheduler.max_num_seqs
     plain += sections.cache.gpu_memory_utilization, sections.cache.block_size
-    plain += (sections.scheduler.async_scheduling,)
-    assert plain == tuple(getattr(CPU, name) for name in DECIDED) == (1024, 256, 0.5, 16, False)
+    plain += sections.scheduler.async_scheduling, sections.device.batch_invariant
+    assert plain == tuple(getattr(CPU, name) for name in DECIDED) == (1024, 256, 0.5, 16, False, True)
     threads = make_backend(threads=3).choices
     assert (threads.logit_rows, threads.read_gbs, threads.gflops) == (64, 10.0, 150.0)
 

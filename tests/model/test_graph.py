@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from quire.devices.adapters import StepAdapters
 from quire.devices.graph import Evaluator, widths
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.reference.ops import FORMULAS, ReferenceStep
+from quire.devices.step import StepAdapters
 from tests.devices.native_cases import rows_step
 from tests.model.test_stages import with_states
 from tests.model.tiny_models import VARIANTS, make_model

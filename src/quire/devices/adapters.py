@@ -6,7 +6,7 @@ arXiv:2402.09353) scales each output too. Shape letters as in protocol.py, with 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -65,47 +65,6 @@ class Adapter:
     path: str = ""
     digest: str = ""
     pooling: Any = None
-
-
-class StepAdapters:
-    """The adapters of a step, for backends that look changes up row by row.
-
-    `slots` has a slot for each row that operations work on: the step's tokens, then its logit rows.
-    """
-
-    def __init__(
-        self, adapters: Mapping[int, Adapter] | None = None, inputs: ModelInput | None = None
-    ) -> None:
-        self._adapters = adapters or {}
-        given = None if inputs is None else inputs.adapters_B
-        self.active = given is not None and bool((given >= 0).any())
-        self.slots: list[int] = []
-        if inputs is not None and given is not None:
-            self.slots = np.repeat(given, np.diff(inputs.cu_q_B1)).tolist()
-        self._logit_rows: list[int] = []
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        """Make rows these of the tokens from now on."""
-        if self.active:
-            self._logit_rows = [self.slots[row] for row in rows]
-            self.slots = self._logit_rows
-
-    def narrow(self, start: int, stop: int) -> None:
-        """Make rows these logit rows from now on."""
-        self.slots = self._logit_rows[start:stop]
-
-    def change(self, row: int, path: str) -> Change | None:
-        """Find how the product of a row with the matrix at a path changes, or the row's embedding."""
-        found = self._of(row)
-        return None if found is None else found.changes.get(path)
-
-    def norm(self, row: int, path: str, norm: Norm) -> Norm:
-        """Find the norm of a row that replaces the base's `norm` at a path."""
-        found = self._of(row)
-        return norm if found is None else found.norms.get(path, norm)
-
-    def _of(self, row: int) -> Adapter | None:
-        return self._adapters[self.slots[row]] if self.active and self.slots[row] >= 0 else None
 
 
 def check_slots(adapters: Container[int], inputs: ModelInput) -> None:

@@ -14,8 +14,8 @@ class Choices(msgspec.Struct, frozen=True):
 
     `logit_rows` are the rows of logits held at a time: 64 x 150k float32 are 38 MB. A device is assumed to read
     `read_gbs` gigabytes and to compute `gflops` billion operations per second, a CPU with each thread, until steps
-    are measured. Ranks of a machine have `shared_memory`, or a device each. If it `launches`, its executables and
-    samplers return before it has computed, and steps overlap (`async_scheduling`).
+    are measured. Ranks of a machine have `shared_memory`, or a device each. If it `launches`, executables and samplers
+    return at once, and steps overlap (`async_scheduling`). `batch_invariant`: other rows change no bit of a row.
     """
 
     max_num_batched_tokens: int = 1024
@@ -28,6 +28,7 @@ class Choices(msgspec.Struct, frozen=True):
     shared_memory: bool = True
     launches: bool = False
     async_scheduling: bool = False
+    batch_invariant: bool = True
 
     def with_threads(self, count: int) -> Choices:
         """Return the choices of a CPU that computes with `count` threads."""
@@ -41,6 +42,7 @@ DECIDED = (
     "gpu_memory_utilization",
     "block_size",
     "async_scheduling",
+    "batch_invariant",
 )
 """DECIDED are the names of the engine options among them."""
 

@@ -22,7 +22,9 @@ from quire.devices.stream_ops import StreamGates
 
 
 def by_row(step: Step, function: Callable[..., Any], *arrays: Any) -> Any:
-    """`function` of each row of the arrays alone: wide [rows, any]."""
+    """`function` of each row of the arrays alone, or of all in one call (Step.at_once): wide [rows, any]."""
+    if step.at_once:
+        return function(*map(step.wide, arrays))
     rows = [function(*(step.row(x, i) for x in arrays)) for i in range(len(arrays[0]))]
     if rows:
         return step.xp.stack(rows)
@@ -52,8 +54,8 @@ def apply(step: Step, op: ops.Apply[Any]) -> Any:
 
     def sparse_gelu(row: Any, f: SparseGELU) -> Any:
         wide = step.double(row)
-        apart = wide - wide.mean()
-        kept = xp.clip(apart - f.cutoff * xp.sqrt((apart * apart).mean()), 0.0, None)
+        apart = wide - wide.mean(-1)[..., None]
+        kept = xp.clip(apart - f.cutoff * xp.sqrt((apart * apart).mean(-1)[..., None]), 0.0, None)
         return step.activate("gelu_tanh", kept)
 
     def changed(row: Any) -> Any:
@@ -70,16 +72,20 @@ def apply(step: Step, op: ops.Apply[Any]) -> Any:
 
 
 def stream_gates(step: Step, row: Any, f: StreamGates) -> Any:
-    """How a block reads streams, how its result joins them and, by Sinkhorn's iterations, how they mix."""
+    """How a block reads streams, how its result joins them and, by Sinkhorn's iterations, how they mix.
+
+    Of one row, or of each.
+    """
     n, xp = f.streams, step.xp
     made = row * step.own(np.array(f.factors)) + step.own(np.array(f.biases))
-    parts = [step.activate("sigmoid", made[:n]) + f.eps]
-    if len(made) > n:
-        parts.append(f.magnitude * step.activate("sigmoid", made[n : 2 * n]) + f.floor)
-    if len(made) > 2 * n:
-        shares = [xp.exp(one - one.max()) for one in made[2 * n :].reshape(n, n)]
-        mixed = xp.stack([one / one.sum() for one in shares]) + f.eps
+    parts, rows, width = [step.activate("sigmoid", made[..., :n]) + f.eps], made.shape[:-1], made.shape[-1]
+    if width > n:
+        parts.append(f.magnitude * step.activate("sigmoid", made[..., n : 2 * n]) + f.floor)
+    if width > 2 * n:
+        square = made[..., 2 * n :].reshape(*rows, n, n)
+        shares = xp.exp(square - xp.amax(square, -1)[..., None])
+        mixed = shares / shares.sum(-1)[..., None] + f.eps
         for i in range(2 * f.iterations - 1):
-            mixed = mixed / (mixed.sum(axis=i % 2, keepdims=True) + f.eps)
-        parts.append(mixed.T.reshape(-1))
-    return xp.concatenate(parts)
+            mixed = mixed / (mixed.sum(axis=i % 2 - 2, keepdims=True) + f.eps)
+        parts.append(mixed.swapaxes(-1, -2).reshape(*rows, -1))
+    return xp.concatenate(parts, axis=-1)

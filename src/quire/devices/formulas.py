@@ -2,19 +2,20 @@
 
 Knows no model family and no scheduler. Exactness: every reduction and every transcendental function works on one row
 (or one query) at a time, with shapes that depend on that row alone. In one call over all rows, BLAS, numpy and torch
-would choose the order of summation by the number of rows.
+choose the order of summation by the number of rows: so does a step `at_once`, for speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from quire.devices import element_formulas, ops, recurrent_formulas, stream_ops
+from quire.devices.adapters import Change
 from quire.devices.element_formulas import by_row
 from quire.devices.inputs import all_gathered, all_reduced, received
 from quire.devices.ops import Op
@@ -34,17 +35,16 @@ from quire.devices.step import Step
 
 
 def embed(step: Step, op: ops.Embed[Any]) -> Any:
-    rows = step.embedded(op.table, step.inputs.tokens_T)
-    for i, token in enumerate(step.inputs.tokens_T.tolist() if step.adapters.active else ()):
-        change = step.adapters.change(i, op.path)
-        if change is None:
-            continue
-        y = rows[i] if change.weight is None else step.embedded(change.weight, [token])[0]
-        for up in change.ups:
-            assert change.down is not None
-            low = change.down[up.first :, token][: up.weight.shape[1]]
-            y = y + step.own(up.weight) @ step.own(low)
-        rows[i] = y if change.gain is None else y * step.own(change.gain)
+    ids = step.inputs.tokens_T
+    rows = step.embedded(op.table, ids)
+    for change, changed in step.adapters.changes(op.path, range(len(ids))):
+        for i in changed:
+            y = rows[i] if change.weight is None else step.embedded(change.weight, ids[i : i + 1])[0]
+            for up in change.ups:
+                assert change.down is not None
+                low = change.down[up.first :, ids[i]][: up.weight.shape[1]]
+                y = y + step.own(up.weight) @ step.own(low)
+            rows[i] = y if change.gain is None else y * step.own(change.gain)
     return step.single(rows * op.scale)
 
 
@@ -59,8 +59,11 @@ def rope_angles(step: Step, op: ops.RopeAngles[Any]) -> Any:
 def angles_at(step: Step, rope: Rope, positions_P: Array) -> Any:
     angles_PR = positions_P.astype(np.float32)[:, None] * rope.inv_freq
     xp, scale = step.xp, rope.scale
-    turned = by_row(step, lambda row: xp.concatenate([xp.cos(row), xp.sin(row)]) * scale, step.own(angles_PR))
-    return step.single(turned)
+
+    def turned(row: Any) -> Any:
+        return xp.concatenate([xp.cos(row), xp.sin(row)], axis=-1) * scale
+
+    return step.single(by_row(step, turned, step.own(angles_PR)))
 
 
 # --- elements and rows
@@ -107,7 +110,7 @@ def mixed(step: Step, x: Any, factors: Any, residual: Any) -> Any:
 
 def compare_parts(step: Step, op: stream_ops.CompareParts[Any]) -> Any:
     def compared(row: Any, other: Any) -> Any:
-        z = (step.double(row) * step.double(other)).reshape(op.parts, -1).sum(1) * op.scale
+        z = (step.double(row) * step.double(other)).reshape(*row.shape[:-1], op.parts, -1).sum(-1) * op.scale
         root = step.xp.sqrt(step.xp.clip(abs(z), op.floor, None)) * step.xp.sign(z)
         return step.activate("sigmoid", root)
 
@@ -116,10 +119,10 @@ def compare_parts(step: Step, op: stream_ops.CompareParts[Any]) -> Any:
 
 def match_rms(step: Step, op: stream_ops.MatchRMS[Any]) -> Any:
     def matched(row: Any, like: Any) -> Any:
-        wanted, parts = (step.double(like) ** 2).mean(), step.double(row).reshape(-1, len(like))
-        found = [step.xp.clip((part * part).mean(), op.floor, None) for part in parts]
-        scaled = [part * step.xp.sqrt(wanted / own) for part, own in zip(parts, found, strict=True)]
-        return step.xp.concatenate(scaled)
+        wanted = (step.double(like) ** 2).mean(-1)[..., None, None]
+        parts = step.double(row).reshape(*row.shape[:-1], -1, like.shape[-1])
+        found = step.xp.clip((parts * parts).mean(-1)[..., None], op.floor, None)
+        return (parts * step.xp.sqrt(wanted / found)).reshape(row.shape)
 
     return step.single(by_row(step, matched, op.x, op.like))
 
@@ -129,35 +132,25 @@ def normalizer(step: Step, norm: Norm, groups: int = 1) -> Callable[[Any], Any]:
 
     With several `groups`, of each equal part of a row.
     """
-    weight = step.own(norm.weight)
-    bias = None if norm.bias is None else step.own(norm.bias)
-    if groups > 1:
-        whole = normalizer(
-            step, msgspec.structs.replace(norm, weight=np.ones(weight.shape[0] // groups), bias=None)
-        )
-
-        def normalize_groups(x: Any) -> Any:
-            y = whole(x.reshape(groups, -1)).reshape(-1) * weight
-            return y if bias is None else y + bias
-
-        return normalize_groups
+    weight = step.constant(norm.weight)
+    bias = None if norm.bias is None else step.constant(norm.bias)
 
     def normalize(x: Any) -> Any:
-        x = step.double(x)
+        shape, x = x.shape, step.double(x)
+        x = x if groups == 1 else x.reshape(*shape[:-1], groups, -1)
         if norm.kind == "layer":
             x = x - x.mean(-1)[..., None]
-        y = x / step.xp.sqrt((x * x).mean(-1)[..., None] + norm.eps) * weight
+        y = (x / step.xp.sqrt((x * x).mean(-1)[..., None] + norm.eps)).reshape(shape) * weight
         return step.wide(y if bias is None else y + bias)
 
     return normalize
 
 
 def normalize_rows(step: Step, op: ops.Normalize[Any]) -> Any:
-    if not step.adapters.active:
-        return step.single(by_row(step, normalizer(step, op.norm, op.groups), op.x))
-    norms = [step.adapters.norm(i, op.path, op.norm) for i in range(len(op.x))]
-    rows = [normalizer(step, norm, op.groups)(step.row(op.x, i)) for i, norm in enumerate(norms)]
-    return step.single(step.xp.stack(rows))
+    y = by_row(step, normalizer(step, op.norm, op.groups), op.x)
+    for norm, rows in step.adapters.norms(op.path, range(len(op.x))):
+        y[rows] = by_row(step, normalizer(step, norm, op.groups), op.x[rows])
+    return step.single(y)
 
 
 # --- products
@@ -165,26 +158,31 @@ def normalize_rows(step: Step, op: ops.Normalize[Any]) -> Any:
 
 def products(step: Step, x: Any, weight: Matrix, path: str, bias: Any, places: Sequence[int]) -> Any:
     """x @ weight.T + bias as adapters change it: wide; row i of x belongs to row places[i] of the step."""
-    rows = [step.times(weight, x, i) for i in range(len(x))]
-    plain = None if bias is None else step.own(bias)
-    y = step.xp.stack(rows) if rows else step.own(np.zeros((0, weight.shape[0])))
-    added = y if plain is None else y + plain
-    for i, place in enumerate(places if step.adapters.active else ()):
-        change = step.adapters.change(place, path)
-        if change is None:
-            continue
-        row = rows[i] if change.weight is None else step.times(change.weight, x, i)
-        for up in change.ups:
-            assert change.down is not None
-            down = step.own(change.down[up.first : up.first + up.weight.shape[1]])
-            low = step.own(up.weight) @ (down @ step.row(x, i))
-            row[up.start : up.start + len(low)] += low
-        if change.gain is not None:
-            row = row * step.own(change.gain)
-        for vector in (bias if change.bias is None else change.bias, change.shift):
-            row = row if vector is None else row + step.own(vector)
-        added[i] = row
+    y = step.times(weight, x)
+    added = y if bias is None else y + step.constant(bias)
+    for change, rows in step.adapters.changes(path, places):
+        added[rows] = changed(step, change, x[rows], y[rows], bias)
     return added
+
+
+def changed(step: Step, change: Change, x: Any, y: Any, bias: Any) -> Any:
+    """The products `y` of rows x, without their bias, as an adapter changes them."""
+    if change.weight is not None:
+        y = step.times(change.weight, x)
+    for up in change.ups:
+        assert change.down is not None
+        down = step.own(change.down[up.first : up.first + up.weight.shape[1]])
+        low = by_row(step, partial(low_rank, down, step.own(up.weight)), x)
+        y[:, up.start : up.start + len(up.weight)] += low
+    if change.gain is not None:
+        y = y * step.own(change.gain)
+    for vector in (bias if change.bias is None else change.bias, change.shift):
+        y = y if vector is None else y + step.own(vector)
+    return y
+
+
+def low_rank(down: Any, up: Any, row: Any) -> Any:
+    return row @ down.T @ up.T
 
 
 def linear(step: Step, op: ops.Linear[Any]) -> Any:
@@ -195,17 +193,15 @@ def linear(step: Step, op: ops.Linear[Any]) -> Any:
 
 
 def head_linear(step: Step, op: ops.HeadLinear[Any]) -> Any:
-    heads, made = len(op.weights), []
-    width = op.x.shape[1] // heads
-    biases = [None] * heads if op.bias is None else np.split(op.bias, heads)
-    for n, weight in enumerate(op.weights):
-        x = op.x[:, n * width : (n + 1) * width]
-        made.append(linear(step, ops.Linear(x, weight, biases[n], op.activation)))
-    return step.xp.concatenate(made, axis=1)
+    width, kind = op.x.shape[1] // len(op.weights), op.activation
+    parts = [step.times(weight, op.x[:, n * width :][:, :width]) for n, weight in enumerate(op.weights)]
+    y = step.xp.concatenate(parts, axis=1)
+    y = y if op.bias is None else y + step.constant(op.bias)
+    return step.single(y if kind is None else by_row(step, lambda row: step.activate(kind, row), y))
 
 
 def gate(step: Step, kind: Activation, x: Any, up: Any, limit: float) -> Any:
-    """activation(x) * up of one row; gpt-oss clamps both and multiplies with up + 1 (arXiv:2508.10925)."""
+    """activation(x) * up; gpt-oss clamps both and multiplies with up + 1 (arXiv:2508.10925)."""
     clip = step.xp.clip
     if kind == "clamped_swiglu":
         limit = limit or 7.0
@@ -230,7 +226,7 @@ def gated(
     limit: float,
 ) -> Any:
     y, half = products(step, x, weight, path, bias, places), weight.shape[0] // 2
-    return step.single(by_row(step, lambda row: gate(step, kind, row[:half], row[half:], limit), y))
+    return step.single(by_row(step, lambda row: gate(step, kind, row[..., :half], row[..., half:], limit), y))
 
 
 def gated_linear(step: Step, op: ops.GatedLinear[Any]) -> Any:
@@ -242,8 +238,8 @@ def gated_linear(step: Step, op: ops.GatedLinear[Any]) -> Any:
 
 
 def route(step: Step, op: ops.Route[Any]) -> Any:
-    correction = None if op.correction is None else step.double(step.own(op.correction))
-    scales = None if op.weight_scales is None else step.double(step.own(op.weight_scales))
+    correction = None if op.correction is None else step.double(step.constant(op.correction))
+    scales = None if op.weight_scales is None else step.double(step.constant(op.weight_scales))
 
     def choose(row: Any, ids: Any = None) -> Any:
         return route_row(step, row, op.routing, correction, scales, ids)
@@ -252,16 +248,17 @@ def route(step: Step, op: ops.Route[Any]) -> Any:
 
 
 def route_row(step: Step, row: Any, routing: Routing, correction: Any, scales: Any, given: Any = None) -> Any:
-    """One token's choice: ids, then weights. Of equal scores the lower id goes first."""
+    """The choice of a token, or of each: ids, then weights. Of equal scores the lower id goes first."""
     xp, count = step.xp, routing.num_experts
     scores = step.double(row)
-    logits = weights = scores[:count]
+    logits = weights = scores[..., :count]
     if routing.sparse_mixer:
-        return step.own(np.array(_sparse_mixer(step, logits, routing)))
+        every = [_sparse_mixer(step, one, routing) for one in logits.reshape(-1, count)]
+        return step.own(np.array(every)).reshape(*logits.shape[:-1], -1)
 
     def softmax(x: Any) -> Any:
-        shares = xp.exp(x - x.max())
-        return shares / shares.sum()
+        shares = xp.exp(x - xp.amax(x, -1)[..., None])
+        return shares / shares.sum(-1)[..., None]
 
     if routing.scoring == "sigmoid":
         weights = step.activate("sigmoid", weights)
@@ -273,25 +270,24 @@ def route_row(step: Step, row: Any, routing: Routing, correction: Any, scales: A
     if routing.correct_logits and correction is not None:
         ranks = logits + correction
     if routing.num_groups > 1:
-        groups, most = ranks.reshape(routing.num_groups, -1), 2 if routing.group_sum else 1
-        best = xp.stack([group[step.order(group)[-most:]].sum() for group in groups])
-        hidden = np.full(routing.num_groups, -np.inf)
-        hidden[step.order(-best)[: routing.top_groups].tolist()] = 0
-        ranks = (groups + step.own(hidden)[:, None]).reshape(-1)
-    ids = step.order(-ranks)[: routing.top_k] if given is None else [int(number) for number in given]
-    numbers = step.double(ids if given is None else given)
-    weights = weights[ids]
+        groups, most = ranks.reshape(*ranks.shape[:-1], routing.num_groups, -1), 2 if routing.group_sum else 1
+        best = step.taken(groups, step.order(groups)[..., -most:]).sum(-1)
+        shown = step.order(step.order(-best)) < routing.top_groups
+        ranks = xp.where(shown[..., None], groups, -xp.inf).reshape(ranks.shape)
+    ids = step.order(-ranks)[..., : routing.top_k] if given is None else given
+    numbers, weights = step.double(ids), step.taken(weights, ids)
     if routing.softmax_after:
         weights = softmax(weights)
     if routing.renormalize:
-        weights = weights / (weights.sum() + routing.floor)
+        weights = weights / (weights.sum(-1)[..., None] + routing.floor)
     weights = weights * routing.scale
-    weights = weights if scales is None else weights * scales[ids]
+    if scales is not None:
+        weights = weights * step.taken(xp.broadcast_to(scales, logits.shape), ids)
     if not routing.shared:
-        return xp.concatenate([numbers, weights])
-    own = step.activate("sigmoid", scores[-1:]) if routing.shared_gate else step.double(step.own(np.ones(1)))
-    last = step.double(step.own(np.array([float(count)])))
-    return xp.concatenate([numbers, last, weights, own])
+        return xp.concatenate([numbers, weights], axis=-1)
+    none = scores[..., -1:] * 0.0
+    own = step.activate("sigmoid", scores[..., -1:]) if routing.shared_gate else none + 1.0
+    return xp.concatenate([numbers, none + count, weights, own], axis=-1)
 
 
 def _sparse_mixer(step: Step, scores: Any, routing: Routing) -> Iterable[float]:
@@ -308,27 +304,26 @@ def _sparse_mixer(step: Step, scores: Any, routing: Routing) -> Iterable[float]:
 
 
 def run_experts(step: Step, op: ops.RunExperts[Any]) -> Any:
-    chosen, width, rows = op.routes.shape[1] // 2, op.out_width(op.x.shape[1]), []
+    chosen, width = op.routes.shape[1] // 2, op.out_width(op.x.shape[1])
     ids_TC = step.host(op.routes[:, :chosen]).astype(np.int64)
-    for t, ids in enumerate(ids_TC):
-        total = step.double(step.own(np.zeros(width)))
-        for place in np.argsort(ids).tolist():
-            expert, weight = op.experts[ids[place]], op.routes[t, chosen + place]
-            y = op.x[t : t + 1] * weight if op.weigh_inputs else op.x[t : t + 1]
-            if expert is not None:
-                up, down = f"{expert.path}.gate_up", f"{expert.path}.down"
-                inner = inside(step, y, expert, up, op.activation, t)
-                y = step.single(products(step, inner, expert.down, down, expert.down_bias, [t]))
-            total = total + step.double(y[0]) * (1.0 if op.weigh_inputs else step.double(weight))
-        rows.append(total)
-    return step.single(step.xp.stack(rows))
+    total = step.double(step.own(np.zeros((len(ids_TC), width))))
+    for number in np.unique(ids_TC).tolist():
+        rows, places = np.nonzero(ids_TC == number)
+        expert, weights = op.experts[number], op.routes[rows, chosen + places][:, None]
+        y = op.x[rows] * weights if op.weigh_inputs else op.x[rows]
+        if expert is not None:
+            up, down = f"{expert.path}.gate_up", f"{expert.path}.down"
+            inner = inside(step, y, expert, up, op.activation, rows.tolist())
+            y = step.single(products(step, inner, expert.down, down, expert.down_bias, rows.tolist()))
+        step.add_rows(total, rows, step.double(y) * (1.0 if op.weigh_inputs else step.double(weights)))
+    return step.single(total)
 
 
-def inside(step: Step, x: Any, expert: Expert, path: str, kind: Activation, t: int) -> Any:
+def inside(step: Step, x: Any, expert: Expert, path: str, kind: Activation, places: Sequence[int]) -> Any:
     """The inner activations of an expert, gated if `up` is."""
     if expert.up.shape[0] > expert.down.shape[1]:
-        return gated(step, x, expert.up, path, kind, expert.up_bias, [t], expert.limit)
-    y = products(step, x, expert.up, path, expert.up_bias, [t])
+        return gated(step, x, expert.up, path, kind, expert.up_bias, places, expert.limit)
+    y = products(step, x, expert.up, path, expert.up_bias, places)
     return step.single(by_row(step, lambda row: step.activate(kind, row), y))
 
 
@@ -336,18 +331,18 @@ def inside(step: Step, x: Any, expert: Expert, path: str, kind: Activation, t: i
 
 
 def head_preparer(step: Step, norm: Norm | None) -> Callable[[Any, Any], Any]:
-    """Return what norms and rotates one token's queries or keys, in the norm's order: wide [N, H]."""
+    """Return what norms and rotates a token's queries or keys, in the norm's order: wide [N, H], or [T, N, H]."""
     normalize = None if norm is None else normalizer(step, norm)
 
     def normed(x_NH: Any) -> Any:
         """One weight for all heads, one per head, or statistics over all heads together."""
         if normalize is None or norm is None:
             return x_NH
-        if norm.weight.ndim == 1 and norm.weight.size == x_NH.shape[0] * x_NH.shape[1]:
-            return normalize(x_NH.reshape(-1)).reshape(x_NH.shape)
+        if norm.weight.ndim == 1 and norm.weight.size == x_NH.shape[-2] * x_NH.shape[-1]:
+            return normalize(x_NH.reshape(*x_NH.shape[:-2], -1)).reshape(x_NH.shape)
         return normalize(x_NH)
 
-    def prepare(x_NH: Any, angles: Any) -> Any:
+    def prepare(x_NH: Any, angles: Any = None) -> Any:
         x_NH = x_NH if norm is not None and norm.after_rope else normed(x_NH)
         x_NH = x_NH if angles is None else rotate(step, x_NH, angles)
         return normed(x_NH) if norm is not None and norm.after_rope else x_NH
@@ -356,66 +351,63 @@ def head_preparer(step: Step, norm: Norm | None) -> Callable[[Any, Any], Any]:
 
 
 def rotate(step: Step, x_NH: Any, angles: Any) -> Any:
-    """Rope on the first rotary_dim elements of each head; `angles` [rotary_dim]: cosines, then sines."""
-    half = len(angles) // 2
-    angles, first, second = step.wide(angles), x_NH[:, :half], x_NH[:, half : 2 * half]
-    cos, sin = angles[:half], angles[half:]
+    """Rope on the first rotary_dim elements of each head; `angles` [.., rotary_dim]: cosines, then sines."""
+    half = angles.shape[-1] // 2
+    angles, first, second = step.wide(angles)[..., None, :], x_NH[..., :half], x_NH[..., half : 2 * half]
+    cos, sin = angles[..., :half], angles[..., half:]
     turned = [first * cos - second * sin, second * cos + first * sin]
-    rest = [x_NH[:, 2 * half :]] if 2 * half < x_NH.shape[1] else []
-    return step.xp.concatenate([*turned, *rest], axis=1)
+    rest = [x_NH[..., 2 * half :]] if 2 * half < x_NH.shape[-1] else []
+    return step.xp.concatenate([*turned, *rest], axis=-1)
 
 
 def store_kv(step: Step, op: ops.StoreKV[Any]) -> Any:
     kept = step.kv_spec.layer(op.layer)
     groups, head_dim = kept.num_kv_heads, kept.head_dim
-    heads = step.wide(op.qkv).reshape(len(op.qkv), op.num_heads + 2 * groups, head_dim)
+    count, first = len(op.qkv), op.num_heads + groups
+    heads = step.wide(op.qkv).reshape(count, first + groups, head_dim)
     of_q, of_k, of_v = (head_preparer(step, norm) for norm in (op.q_norm, op.k_norm, op.v_norm))
-    queries, first = [], op.num_heads + groups
-    for t, x_NH in enumerate(heads):
-        turn = None if op.angles is None else op.angles[t]
-        queries.append(of_q(x_NH[: op.num_heads], turn).reshape(-1))
-        step.store(op.layer, t, of_k(x_NH[op.num_heads : first], turn), of_v(x_NH[first:], None))
-    return step.single(step.xp.stack(queries))
+    turns = [] if op.angles is None else [op.angles]
+    keys = by_row(step, of_k, heads[:, op.num_heads : first], *turns)
+    step.store(op.layer, range(count), keys, by_row(step, of_v, heads[:, first:]))
+    return step.single(by_row(step, of_q, heads[:, : op.num_heads], *turns).reshape(count, -1))
 
 
 def prepare_queries(step: Step, op: ops.PrepareQueries[Any]) -> Any:
-    heads, prepare = step.wide(op.q).reshape(len(op.q), op.num_heads, -1), head_preparer(step, op.norm)
-    turns = [None] * len(op.q) if op.angles is None else op.angles
-    rows = [prepare(x_NH, turn).reshape(-1) for x_NH, turn in zip(heads, turns, strict=True)]
-    return step.single(step.xp.stack(rows))
+    turns, count = [] if op.angles is None else [op.angles], len(op.q)
+    heads = step.wide(op.q).reshape(count, op.num_heads, -1)
+    return step.single(by_row(step, head_preparer(step, op.norm), heads, *turns).reshape(count, -1))
 
 
 def store_latent(step: Step, op: ops.StoreLatent[Any]) -> Any:
-    rotary, xp = op.angles.shape[1], step.xp
-    num_heads, queries = op.q_rope.shape[1] // rotary, list[Any]()
+    (count, rotary), xp = op.angles.shape, step.xp
+    num_heads = op.q_rope.shape[1] // rotary
     latent = op.q_latent.shape[1] // num_heads
-    normalize = None if op.norm is None else normalizer(step, op.norm)
-    for t, turn in enumerate(op.angles):
-        if op.kv is not None and normalize is not None:
-            row = step.row(op.kv, t)
-            key = xp.concatenate([normalize(row[:latent]), rotate(step, row[None, latent:], turn)[0]])
-            step.store(op.layer, t, key[None], None)
-        plain = step.wide(op.q_latent[t]).reshape(num_heads, latent)
-        turned = rotate(step, step.wide(op.q_rope[t]).reshape(num_heads, rotary), turn)
-        queries.append(xp.concatenate([plain, turned], axis=1).reshape(-1))
-    return step.single(xp.stack(queries))
+    if op.kv is not None and op.norm is not None:
+        normed = by_row(step, normalizer(step, op.norm), op.kv[:, :latent])[:, None]
+        turned = rotate(step, step.wide(op.kv)[:, None, latent:], op.angles)
+        step.store(op.layer, range(count), xp.concatenate([normed, turned], axis=-1), None)
+    plain = step.wide(op.q_latent).reshape(count, num_heads, latent)
+    queries = rotate(step, step.wide(op.q_rope).reshape(count, num_heads, rotary), op.angles)
+    return step.single(xp.concatenate([plain, queries], axis=-1).reshape(count, -1))
 
 
 def relative_scores(step: Step, op: RelativeScores[Any]) -> Any:
-    """What distances add to scores, query by query: [T, N * positions], zero beyond the sequence."""
+    """What distances add to scores: [T, N * positions], zero beyond the sequence."""
     count, positions = len(step.inputs.tokens_T), (len(op.places) + 1) // 2
     out = step.own(np.zeros((count, op.num_heads, padded_positions(op.places))))
     heads = np.arange(op.num_heads)[:, None]
     for start, stop in pairwise(step.inputs.cu_q_B1.tolist()):
-        keys = np.arange(stop - start)
-        for i in keys:
-            near, total = op.places[keys - i + positions - 1], 0.0
-            if op.by_query is not None:
-                total = step.wide(op.by_query[start + i]).reshape(op.num_heads, -1)[heads, near]
-            if op.by_key is not None:
-                every = step.wide(op.by_key[start:stop]).reshape(len(keys), op.num_heads, -1)
-                total = total + every[keys, heads, near]
-            out[start + i, :, : len(keys)] = op.scale * total
+        keys, total = np.arange(stop - start), 0.0
+        queries = keys[:, None, None]
+        near = op.places[keys - queries + positions - 1]
+        if op.by_query is not None:
+            total = step.wide(op.by_query[start:stop]).reshape(len(keys), op.num_heads, -1)[
+                queries, heads, near
+            ]
+        if op.by_key is not None:
+            every = step.wide(op.by_key[start:stop]).reshape(len(keys), op.num_heads, -1)
+            total = total + every[keys, heads, near]
+        out[start:stop, :, : len(keys)] = op.scale * total
     return step.single(out.reshape(count, -1))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from quire.devices.peers import Peers
 from quire.devices.protocol import FloatArray, IntArray, KVCache, Limits, ModelInput
@@ -13,9 +15,9 @@ from quire.errors import EngineError
 INT32 = np.dtype(np.int32)
 
 
-def sequence_of(inputs: ModelInput, t: int) -> int:
-    """Find the sequence of token `t` of a step."""
-    return int(np.searchsorted(inputs.cu_q_B1, t, "right")) - 1
+def sequences_of(inputs: ModelInput, tokens: ArrayLike) -> Any:
+    """Find the sequence of a token of a step, or of each."""
+    return np.searchsorted(inputs.cu_q_B1, tokens, "right") - 1
 
 
 def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int) -> None:
@@ -42,7 +44,7 @@ def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int
         raise EngineError("cu_q must rise from 0 to the number of tokens, by at least one token per sequence")
     wanted = kv_len_B - 1 if total == batch else np.arange(total) + np.repeat(kv_len_B - cu_q[1:], counts)
     if (wrong := inputs.positions_T != wanted).any():
-        b = sequence_of(inputs, int(wrong.argmax()))
+        b = sequences_of(inputs, wrong.argmax())
         raise EngineError(f"positions of sequence {b} must be consecutive and end at kv_len - 1")
     _check_blocks(inputs, kv)
     _check_ids("token id", tokens_T, vocab_size)

@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from quire.devices.choices import CPU
-from quire.errors import ConfigError
-from quire.lazy import Lazy, need
+from quire.lazy import Lazy
 
 if TYPE_CHECKING:
     import quire.devices.cpu.backend as cpu
     import quire.devices.cpu.machine as machine
-    import quire.devices.reference.backend as reference
-    import quire.devices.torch.backend as torch
     from quire.devices import foreign as foreign
     from quire.devices import selection as selection
     from quire.devices.choices import Choices
@@ -25,9 +22,7 @@ else:
     cpu = Lazy("quire.devices.cpu.backend")
     machine = Lazy("quire.devices.cpu.machine")
     foreign = Lazy("quire.devices.foreign")
-    reference = Lazy("quire.devices.reference.backend")
     selection = Lazy("quire.devices.selection")
-    torch = Lazy("quire.devices.torch.backend")
 
 BackendName = Literal["auto", "native", "reference", "torch"]
 GPU_NODE = Path("/dev/nvidiactl")
@@ -36,7 +31,11 @@ Isa = Literal["auto", "scalar", X86, "neon", "neon_dot", "neon_i8mm", "neon_bf16
 
 
 def make_backend(
-    name: BackendName = "auto", threads: int | None = None, isa: Isa = "auto", device: str = "auto"
+    name: BackendName = "auto",
+    threads: int | None = None,
+    isa: Isa = "auto",
+    device: str = "auto",
+    batch_invariant: bool = True,
 ) -> Backend:
     """The backend of that name; "auto" is the fastest for the device, and for the machine if that is "auto" too.
 
@@ -44,15 +43,10 @@ def make_backend(
     is not installed or the device cannot be had, EngineError if the machine cannot run it.
     """
     if not on_cpu(device, name):
-        return selection.open_device(device, name, threads)
+        return selection.open_device(device, name, threads, batch_invariant)
     if name in ("auto", "native"):
         return cpu.NativeBackend(threads, isa)
-    if name == "reference":
-        return reference.ReferenceBackend()
-    if name == "torch":
-        need("--backend torch", "torch")
-        return torch.TorchBackend(threads)
-    raise ConfigError(f"there is no backend {name!r}; choose auto, native, reference or torch")
+    return selection.open_plain(name, threads, batch_invariant)
 
 
 def on_cpu(device: str, backend: str) -> bool:
@@ -64,7 +58,9 @@ def on_cpu(device: str, backend: str) -> bool:
 
 def choices_of(device: str, backend: str) -> Choices:
     """Return the defaults of the device that options mean. ConfigError: there is no such device."""
-    return CPU if on_cpu(device, backend) else selection.choices_of(device)
+    if on_cpu(device, backend):
+        return selection.PLAIN if backend == "torch" else CPU
+    return selection.choices_of(device, backend)
 
 
 def device_of_rank(device: str, backend: str, index: int) -> str:

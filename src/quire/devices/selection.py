@@ -7,7 +7,9 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any
 
-from quire.devices.choices import Choices
+import msgspec
+
+from quire.devices.choices import CPU, Choices
 from quire.errors import ConfigError
 from quire.lazy import Lazy, missing, need
 
@@ -16,16 +18,20 @@ if TYPE_CHECKING:
 
     import quire.devices.cuda.backend as cuda
     import quire.devices.cuda.catalog as catalog
+    import quire.devices.reference.backend as reference
+    import quire.devices.torch.backend as plain
     from quire.devices.protocol import Backend
 else:
     cuda = Lazy("quire.devices.cuda.backend")
     torch = Lazy("torch")
     catalog = Lazy("quire.devices.cuda.catalog")
+    plain = Lazy("quire.devices.torch.backend")
+    reference = Lazy("quire.devices.reference.backend")
 
 log = logging.getLogger("quire.devices")
 
-KNOWN = re.compile("auto|cpu|interpreter|cuda(:[0-9]{1,3})?")
-NEVER_TRIED = {"xpu", "mps", "hip", "rocm", "tpu", "hpu", "npu", "musa"}
+KNOWN = re.compile("auto|cpu|interpreter|mps|(cuda|xpu)(:[0-9]{1,3})?")
+NEVER_TRIED = {"hip", "rocm", "tpu", "hpu", "npu", "musa"}
 GPU = Choices(
     max_num_batched_tokens=8192,
     max_num_seqs=1024,
@@ -39,7 +45,14 @@ GPU = Choices(
     async_scheduling=True,
 )
 INTERPRETER = Choices(block_size=64, launches=True, async_scheduling=True)
+PLAIN = Choices(batch_invariant=False)
+"""PLAIN are the choices of plain torch on the CPU."""
+PLAIN_GPU = msgspec.structs.replace(
+    GPU, max_num_batched_tokens=2048, launches=False, async_scheduling=False, batch_invariant=False
+)
+MPS = msgspec.structs.replace(PLAIN_GPU, gpu_memory_utilization=0.5, read_gbs=100.0, gflops=3000.0)
 LEAST_CAPABILITY = (8, 0)
+INSTEAD = "; --device cpu computes on the CPU"
 
 
 def check_name(device: str) -> str:
@@ -47,15 +60,24 @@ def check_name(device: str) -> str:
     if KNOWN.fullmatch(device):
         return device
     if device.partition(":")[0] in NEVER_TRIED:
-        raise ConfigError(
-            f"--device {device} was never tried with Quire: choose cpu, or cuda on NVIDIA's GPUs"
-        )
-    raise ConfigError(f"--device must be auto, cpu, cuda, cuda:N or interpreter, got {device!r}")
+        raise ConfigError(f"--device {device} was never tried with Quire: choose cpu, cuda, xpu or mps")
+    raise ConfigError(
+        f"--device must be auto, cpu, cuda, cuda:N, xpu, xpu:N, mps or interpreter, got {device!r}"
+    )
 
 
-def choices_of(device: str) -> Choices:
+def choices_of(device: str, backend: str) -> Choices:
     """Return the defaults of a device other than the CPU. ConfigError: Quire has no such device."""
-    return INTERPRETER if check_name(device) == "interpreter" else GPU
+    if check_name(device) == "interpreter":
+        return INTERPRETER
+    if device == "mps":
+        return MPS
+    return PLAIN_GPU if is_plain(device, backend) else GPU
+
+
+def is_plain(device: str, backend: str) -> bool:
+    """Tell without imports whether plain torch computes on a GPU: another one than NVIDIA's, or without Triton."""
+    return backend == "torch" or device.startswith(("xpu", "mps")) or bool(missing("triton"))
 
 
 def has_extra() -> bool:
@@ -65,25 +87,46 @@ def has_extra() -> bool:
 
 def of_rank(device: str, index: int) -> str:
     """Name the device of a rank by its place on its machine."""
-    return f"cuda:{index}" if check_name(device) in ("auto", "cuda") else device
+    if check_name(device) in ("auto", "cuda", "xpu"):
+        return f"{'xpu' if device == 'xpu' else 'cuda'}:{index}"
+    return device
 
 
-def open_device(device: str, backend: str, threads: int | None) -> Backend:
+def open_device(device: str, backend: str, threads: int | None, batch_invariant: bool) -> Backend:
     """Open a GPU, or its interpreter on the CPU. ConfigError says why it cannot be had."""
-    if backend != "auto":
+    interpreted = check_name(device) == "interpreter"
+    if backend not in ("auto", "torch") or (interpreted and backend == "torch"):
         raise ConfigError(
             f"--backend {backend} computes on the CPU, not on --device {device}: leave one of them out"
         )
-    if missing("torch", "triton"):
+    if missing("torch") or (interpreted and missing("triton")):
         raise ConfigError(f"--device {device} needs torch and triton: pip install 'quire-llm[cuda]'")
-    if check_name(device) == "interpreter":
+    if interpreted:
         return cuda.CudaBackend(None, INTERPRETER, threads)
+    if device.startswith(("xpu", "mps")):
+        return plain.TorchBackend(threads, _other(device), choices_of(device, backend), not batch_invariant)
     chosen = f"cuda:{_index(device)}"
+    if is_plain(device, backend):
+        if backend == "auto":
+            log.warning(
+                "without triton, plain torch computes: pip install 'quire-llm[cuda]' for Quire's own kernels"
+            )
+        return plain.TorchBackend(threads, chosen, PLAIN_GPU, not batch_invariant)
     if device == "auto":
         log.info(
             "the device is %s, %s; --device cpu keeps to the CPU", chosen, torch.cuda.get_device_name(chosen)
         )
     return cuda.CudaBackend(chosen, GPU, threads)
+
+
+def open_plain(name: str, threads: int | None, batch_invariant: bool) -> Backend:
+    """Open a backend of the CPU that has no kernels of its own. ConfigError: there is none of that name."""
+    if name == "reference":
+        return reference.ReferenceBackend()
+    if name != "torch":
+        raise ConfigError(f"there is no backend {name!r}; choose auto, native, reference or torch")
+    need("--backend torch", "torch")
+    return plain.TorchBackend(threads, choices=CPU if batch_invariant else PLAIN, at_once=not batch_invariant)
 
 
 def compiled_kernels(target: str) -> list[dict[str, Any]]:
@@ -95,26 +138,45 @@ def compiled_kernels(target: str) -> list[dict[str, Any]]:
     return catalog.compile_all(target)
 
 
+def _other(device: str) -> str:
+    """Find a GPU that is not NVIDIA's. ConfigError: there is none."""
+    kind, _, number = device.partition(":")
+    found = torch.backends.mps.is_available() if kind == "mps" else torch.xpu.is_available()
+    if not found:
+        raise ConfigError(
+            f"torch {torch.__version__} finds no --device {kind}: install a build for it and its driver{INSTEAD}"
+        )
+    if kind == "xpu" and int(number or 0) >= (count := torch.xpu.device_count()):
+        raise ConfigError(f"there is no --device {device}: {_there(kind, count)}")
+    return device
+
+
+def _there(kind: str, count: int) -> str:
+    return (
+        f"this machine has {kind}:0 alone"
+        if count == 1
+        else f"this machine has {kind}:0 to {kind}:{count - 1}"
+    )
+
+
 def _index(device: str) -> int:
     """Find the number of a GPU that the kernels can use. ConfigError: there is none."""
-    instead = "; --device cpu computes on the CPU"
     if torch.version.cuda is None:
         build = "AMD's GPUs, which were never tried" if torch.version.hip else "the CPU alone"
         raise ConfigError(
             f"the installed torch {torch.__version__} is for {build}: install one for CUDA (pip install "
-            f"'quire-llm[cuda]' from PyTorch's index){instead}"
+            f"'quire-llm[cuda]' from PyTorch's index){INSTEAD}"
         )
     if not torch.cuda.is_available():
-        raise ConfigError(f"torch finds no NVIDIA GPU: check the driver with nvidia-smi{instead}")
+        raise ConfigError(f"torch finds no NVIDIA GPU: check the driver with nvidia-smi{INSTEAD}")
     index, count = int(device.partition(":")[2] or 0), torch.cuda.device_count()
     if index >= count:
-        there = "cuda:0 alone" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-        raise ConfigError(f"there is no --device {device}: this machine has {there}")
+        raise ConfigError(f"there is no --device {device}: {_there('cuda', count)}")
     capability: tuple[Any, ...] = torch.cuda.get_device_capability(index)
     if capability < LEAST_CAPABILITY:
         name = torch.cuda.get_device_name(index)
         raise ConfigError(
             f"{name} has compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0 (A100) or "
-            f"newer{instead}"
+            f"newer{INSTEAD}"
         )
     return index

@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.devices import sparse_ops as ops
 from quire.devices.formulas import angles_at, normalizer, rotate
-from quire.devices.inputs import sequence_of
+from quire.devices.inputs import sequences_of
 from quire.devices.ops import Attend
 from quire.devices.step import Step
 from quire.weights.tensor import Array, FloatArray
@@ -19,8 +19,7 @@ from quire.weights.tensor import Array, FloatArray
 def store_keys(step: Step, op: ops.StoreKeys[Any]) -> Any:
     x = op.x if op.gates is None else step.xp.concatenate([op.x, op.gates], axis=1)
     if op.raw is not None:
-        for t in range(len(x)):
-            step.store(op.raw, t, step.row(x, t)[None], None)
+        step.store(op.raw, range(len(x)), step.wide(x)[:, None], None)
     positions = step.inputs.positions_T
     ended = [t for t, position in enumerate(positions.tolist()) if (position + 1) % op.size == 0]
     firsts = positions[ended] - (op.size - 1)
@@ -28,7 +27,7 @@ def store_keys(step: Step, op: ops.StoreKeys[Any]) -> Any:
     turns = None if op.rope is None else angles_at(step, op.rope, firsts)
     raw, owner = None, -1
     for i, t in enumerate(ended):
-        b = sequence_of(step.inputs, t)
+        b = int(sequences_of(step.inputs, t))
         if op.raw is None:
             key = step.row(x, t)
         else:
@@ -36,7 +35,7 @@ def store_keys(step: Step, op: ops.StoreKeys[Any]) -> Any:
             key = entry(step, op, raw, int(firsts[i]))
         key = key if normalize is None else normalize(key)
         key = key[None] if turns is None else rotate(step, key[None], turns[i])
-        step.store(op.layer, t, key, None)
+        step.store(op.layer, [t], key[None], None)
     return op.x
 
 

@@ -59,7 +59,8 @@ def device_of(config: EngineConfig, rank: int) -> DeviceConfig:
 def make_backend(device: DeviceConfig, model: ModelInfo | None = None) -> Backend:
     """Make the configured backend, or the one that a foreign model needs. ConfigError if these differ."""
     if model is None or not model.foreign:
-        return devices.make_backend(device.backend, device.threads, device.isa, device.device)
+        kind = device.backend, device.threads, device.isa, device.device
+        return devices.make_backend(*kind, device.batch_invariant)
     for option, value, own in (("backend", device.backend, ()), ("device", device.device, ("cpu",))):
         if value not in ("auto", *own):
             raise ConfigError(

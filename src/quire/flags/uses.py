@@ -21,7 +21,7 @@ WEIGHTS = frozenset(
         "quantization_symmetric",
     }
 )
-COMPUTE = frozenset({"backend", "device", "isa", "threads"})
+COMPUTE = frozenset({"backend", "batch_invariant", "device", "isa", "threads"})
 SHARES = frozenset({"enable_expert_parallel", "exact_across_ranks", "tensor_parallel_size"})
 
 

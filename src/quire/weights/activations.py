@@ -123,7 +123,7 @@ class Rounding(msgspec.Struct, frozen=True, kw_only=True):
 
 def round_int8(values: FloatArray) -> FloatArray:
     """Round each row to integers from -127 to 127 times its own scale. NaN stays NaN."""
-    most = np.abs(values).max(axis=1, keepdims=True)
+    most = np.abs(values).max(axis=-1, keepdims=True)
     inverse = np.where(most >= LEAST, np.float32(127) / np.maximum(most, LEAST), np.float32(0))
     whole = np.rint(values * inverse) + np.float32(0)  # an integer has no -0
     rounded: FloatArray = whole * (most / np.float32(127))

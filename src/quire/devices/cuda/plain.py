@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quire.devices.adapters import StepAdapters
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.ops import Op, Value, resolved
 from quire.devices.protocol import ModelInput
+from quire.devices.step import StepAdapters
 from quire.devices.torch.cache import TorchStep
 from quire.devices.torch.ops import FORMULAS
 
@@ -47,6 +47,7 @@ class PlainCache:
     def __init__(self, cache: CudaKVCache) -> None:
         self.spec, self.block_size, self.device = cache.spec, cache.block_size, cache.device
         self.keys, self.values, self.key_scales, self.value_scales = [], [], [], []
+        self.constants: dict[int, Any] = {}
         fixed = cache.spec.dtype.startswith("fp8")
         for index, layer in enumerate(cache.layers):
             values, scales = layer.values, layer.value_scales

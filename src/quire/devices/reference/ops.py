@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from quire.devices import formulas, sparse_formulas
-from quire.devices.adapters import StepAdapters
 from quire.devices.host import Float64Array
-from quire.devices.inputs import sequence_of
+from quire.devices.inputs import sequences_of
 from quire.devices.ops import Attend
 from quire.devices.protocol import Activation, Array, Attention, FloatArray, KVSpec, Matrix, ModelInput
 from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.weights import own_matrix
 from quire.devices.sparse_formulas import hidden_scores
+from quire.devices.step import StepAdapters
 from quire.devices.vectors import activate
 
 
@@ -34,6 +34,7 @@ class ReferenceStep:
     adapters: StepAdapters = field(default_factory=StepAdapters)
     tapped: list[FloatArray] = field(default_factory=list)
     xp: Any = np
+    at_once: bool = False
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -51,6 +52,8 @@ class ReferenceStep:
     def own(self, values: Array) -> Float64Array:
         return np.array(values, np.float64)
 
+    constant = own
+
     def host(self, x: Array) -> Array:
         return x
 
@@ -60,25 +63,32 @@ class ReferenceStep:
     def order(self, x: Array) -> Array:
         return np.argsort(x, kind="stable")
 
+    def taken(self, x: Array, places: Array) -> Array:
+        return np.take_along_axis(x, np.asarray(places, np.int64), -1)
+
+    def add_rows(self, total: Array, rows: Array, values: Array) -> None:
+        np.add.at(total, rows, values)
+
     def activate(self, kind: Activation, x: Float64Array) -> Float64Array:
         return activate(kind, x)
 
-    def times(self, weight: Matrix, x: FloatArray, i: int) -> Float64Array:
+    def times(self, weight: Matrix, x: FloatArray) -> Float64Array:
         own = own_matrix(weight)
-        product: Float64Array = own.values @ own.seen(x[i])
-        return product
+        rows = [own.values @ own.seen(row) for row in x]
+        return np.stack(rows) if rows else np.zeros((0, weight.shape[0]))
 
     def embedded(self, table: Matrix, ids: Sequence[int] | Array) -> Float64Array:
         return np.array(own_matrix(table).values[ids])
 
-    def store(self, layer: int, t: int, keys_GH: Float64Array, values_GH: Float64Array | None) -> None:
-        b = sequence_of(self.inputs, t)
-        block, row = self.kv.places(layer, self.inputs.positions_T[t])
-        place = self.inputs.block_table_SM[self.inputs.slots_B[b], block], row
-        kv = self.kv
-        kv.keys[layer][place] = kv.rounded(keys_GH, kv.key_scales[layer])
-        if values_GH is not None:
-            kv.values[layer][place] = kv.rounded(values_GH, kv.value_scales[layer])
+    def store(
+        self, layer: int, tokens: Sequence[int], keys: Float64Array, values: Float64Array | None
+    ) -> None:
+        kv, inputs = self.kv, self.inputs
+        blocks, rows = kv.places(layer, inputs.positions_T[tokens])
+        places = inputs.block_table_SM[inputs.slots_B[sequences_of(inputs, tokens)], blocks], rows
+        kv.keys[layer][places] = kv.rounded(keys, kv.key_scales[layer])
+        if values is not None:
+            kv.values[layer][places] = kv.rounded(values, kv.value_scales[layer])
 
     def states(self, layer: int, state: int) -> tuple[Array, Array]:
         return self.kv.states[layer][state], self.kv.open[layer][state]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
+from quire.devices.adapters import Adapter, check_slots, place_adapter
 from quire.devices.graph import Evaluator, Graph
 from quire.devices.host import HostLogits
 from quire.devices.inputs import check_input, check_logit_rows, check_states
@@ -15,6 +15,7 @@ from quire.devices.protocol import (
 )
 from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.ops import FORMULAS, ReferenceStep
+from quire.devices.step import StepAdapters
 
 
 class ReferenceExecutable:

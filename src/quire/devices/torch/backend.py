@@ -1,4 +1,4 @@
-"""The torch backend: plain torch in float32 on any device, and other libraries' models over a paged cache.
+"""The torch backend: plain torch on any device, row by row in float32 or all rows at once, in any float type.
 
 Needs torch, so it is imported on demand alone (devices/registry.py).
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from quire import _native
@@ -25,11 +24,12 @@ from quire.devices.protocol import (
     Matrix,
     WeightType,
 )
+from quire.devices.torch.batched import activation_type, formulas_in
 from quire.devices.torch.cache import TorchKVCache
 from quire.devices.torch.ops import FORMULAS
 from quire.devices.torch.run import TorchExecutable, TorchSampler
-from quire.devices.torch.weights import TorchMatrix, own_matrix
-from quire.errors import EngineError
+from quire.devices.torch.weights import DTYPES, TorchMatrix, own_matrix
+from quire.errors import ConfigError, EngineError
 from quire.weights.activations import restored_rounding, stored_rounding
 from quire.weights.layouts import AnyLayout
 from quire.weights.schemes import multiplies_integers
@@ -37,54 +37,72 @@ from quire.weights.tensor import QuantTensor
 
 
 class TorchBackend:
-    """Plain torch, in float32. `threads` None: one per core that the process may use."""
+    """Plain torch. `threads` None: one per core that the process may use.
 
-    caveat = ""
+    In float32, each row alone: the bits of a request depend on it alone. Or `at_once`: much faster, without that.
+    """
 
-    def __init__(self, threads: int | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        device: str = "cpu",
+        choices: Choices = CPU,
+        at_once: bool = False,
+    ) -> None:
         self._threads = usable_threads() if threads is None else threads
-        self._device = torch.device(device)
+        self._device, self._at_once = torch.device(device), at_once
+        # On the CPU by the thread.
+        self.choices = choices.with_threads(self._threads) if choices.shared_memory else choices
 
     @property
     def name(self) -> str:
-        return f"torch {self._device}, {self._threads} thread{'' if self._threads == 1 else 's'}"
+        way = "" if self._at_once else ", row by row"
+        return f"torch {self._device}, {self._threads} thread{'' if self._threads == 1 else 's'}{way}"
+
+    @property
+    def caveat(self) -> str:
+        if not self._at_once:
+            return ""
+        return (
+            "runs in plain torch: the last bits of its logits may depend on the other requests in a step "
+            "(--batch-invariant computes each row alone, in float32 and slowly)"
+        )
 
     @property
     def threads(self) -> int:
         return self._threads
 
     @property
-    def choices(self) -> Choices:
-        return CPU.with_threads(self.threads)
-
-    @property
     def fingerprint(self) -> str:
-        return "torch float32"
+        return "torch floats" if self._at_once else "torch float32"
 
     def outline(self) -> TorchBackend:
-        return TorchBackend(self._threads, "meta")
+        made = TorchBackend(self._threads, "meta", at_once=self._at_once)
+        made.choices = self.choices
+        return made
 
     def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> TorchMatrix:
-        return TorchMatrix.pack(parts, dtype, self._device)
+        return TorchMatrix.pack(parts, dtype, self._device, self._at_once)
 
     head = matrix
 
     def gated_matrix(
         self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType
     ) -> TorchMatrix:
-        return TorchMatrix.pack([gate, up], dtype, self._device)
+        return self.matrix([gate, up], dtype)
 
     def takes(self, layout: AnyLayout) -> bool:
         return not layout.inputs
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         own = own_matrix(matrix)
-        about = {"rows": own.shape[0], "layout": "float32", "rounding": stored_rounding(own.rounding)}
-        return about, own.dequantize().reshape(-1).view(np.uint8)
+        layout = str(own.values.dtype).removeprefix("torch.")
+        about = {"rows": own.shape[0], "layout": layout, "rounding": stored_rounding(own.rounding)}
+        return about, own.values.reshape(-1).view(torch.uint8).cpu().numpy()
 
     def restore(self, about: dict[str, Any], data: Array) -> TorchMatrix:
-        values = torch.tensor(data.view(np.float32).reshape(about["rows"], -1), device=self._device)
-        return TorchMatrix(values, restored_rounding(about["rounding"]))
+        values = torch.tensor(data).view(DTYPES[about["layout"]]).reshape(about["rows"], -1)
+        return TorchMatrix(values.to(self._device), restored_rounding(about["rounding"]))
 
     @property
     def places_blocks(self) -> bool:
@@ -96,7 +114,8 @@ class TorchBackend:
         return TorchKVCache(spec, num_blocks, block_size, self._device, num_states, num_open)
 
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> TorchExecutable:
-        return TorchExecutable(graph, own_cache(kv), limits, self._threads, FORMULAS)
+        formulas = formulas_in(activation_type(graph)) if self._at_once else FORMULAS
+        return TorchExecutable(graph, own_cache(kv), limits, self._threads, formulas, self._at_once)
 
     def sampler(self, vocab_size: int) -> TorchSampler:
         return TorchSampler(vocab_size, _native.ThreadPool(self._threads))
@@ -104,9 +123,15 @@ class TorchBackend:
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """Logits and four of the widest activation, which is about what torch holds at once."""
         logits = 4 * limits.max_logit_rows * graph.vocab_size
+        if self._device.type == "mps" and kv_spec.dtype.startswith("fp8"):
+            raise ConfigError("--device mps has no FP8: choose --kv-cache-dtype bfloat16")
         return logits + 4 * 4 * limits.max_tokens * widest_activation(graph, kv_spec)
 
     def free_memory(self) -> int:
+        if self._device.type == "mps":
+            return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+        if self._device.type in ("cuda", "xpu"):
+            return int(getattr(torch, self._device.type).mem_get_info(self._device)[0])
         return free_memory()
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:

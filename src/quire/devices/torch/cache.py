@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from quire.devices.adapters import StepAdapters
-from quire.devices.inputs import sequence_of
+from quire.devices.inputs import sequences_of
 from quire.devices.kv import FP8_MOST
 from quire.devices.protocol import Activation, Array, IntArray, KVDtype, KVSpec, Matrix, ModelInput
+from quire.devices.step import StepAdapters
 from quire.devices.torch.weights import own_matrix, round_int8
 from quire.errors import EngineError
 
@@ -46,6 +46,7 @@ class TorchKVCache:
         self.spec, self.num_blocks, self.block_size, self.device = spec, num_blocks, block_size, device
         self.num_states, self.num_open = num_states, num_open
         self.keys, self.values, self.states, self.open = [], [], [], []
+        self.constants: dict[int, tuple[Array, Any]] = {}  # of graphs, as tensors of the device
 
         def nan(*shape: int) -> Any:
             return torch.full(shape, torch.nan, device=device)
@@ -118,11 +119,14 @@ class TorchStep:
     `tapped` fills with the tensors that the graph taps.
     """
 
-    def __init__(self, inputs: ModelInput, cache: TorchKVCache, adapters: StepAdapters) -> None:
+    def __init__(
+        self, inputs: ModelInput, cache: TorchKVCache, adapters: StepAdapters, at_once: bool = False
+    ) -> None:
         def tensor(values: IntArray) -> Any:
             return torch.from_numpy(values.astype(np.int64)).to(cache.device)
 
-        self.inputs, self.cache, self.adapters = inputs, cache, adapters
+        self.inputs, self.cache, self.adapters, self.at_once = inputs, cache, adapters, at_once
+        self.seen: dict[Any, Any] = {}  # what attention at once gathers for layers of one kind
         self.tapped: list[Any] = []
         self.tokens_T, self.positions_T = tensor(inputs.tokens_T), tensor(inputs.positions_T)
         self.logit_rows_L = tensor(inputs.logit_rows_L)
@@ -148,10 +152,16 @@ class TorchStep:
         return x.float()
 
     def double(self, x: Any) -> Any:
-        return x.double()
+        return x.float() if self.at_once else x.double()  # some devices lack float64
 
     def own(self, values: Array) -> Any:
         return torch.from_numpy(np.array(values, np.float32)).to(self.cache.device)
+
+    def constant(self, values: Array) -> Any:
+        kept = self.cache.constants
+        if id(values) not in kept:
+            kept[id(values)] = values, self.own(values)  # values stay alive, and so does their id
+        return kept[id(values)][1]
 
     def host(self, x: Any) -> Array:
         return np.asarray(x.cpu().numpy())
@@ -162,11 +172,20 @@ class TorchStep:
     def order(self, x: Any) -> Any:
         return torch.argsort(x, stable=True)
 
+    def taken(self, x: Any, places: Any) -> Any:
+        return torch.take_along_dim(x, places.long(), -1)
+
+    def add_rows(self, total: Any, rows: Array, values: Any) -> None:
+        total.index_add_(0, torch.from_numpy(rows).to(total.device), values)
+
     def activate(self, kind: Activation, x: Any) -> Any:
         return activate(kind, x)
 
-    def times(self, weight: Matrix, x: Any, i: int) -> Any:
-        return own_matrix(weight).times(x[i].clone())
+    def times(self, weight: Matrix, x: Any) -> Any:
+        own = own_matrix(weight)
+        if self.at_once or len(x) == 0:
+            return own.times(x).float()
+        return torch.stack([own.times(row.clone()) for row in x])
 
     def embedded(self, table: Matrix, ids: Any) -> Any:
         return own_matrix(table).values[torch.as_tensor(ids).long().to(self.cache.device)]
@@ -174,8 +193,8 @@ class TorchStep:
     def states(self, layer: int, state: int) -> tuple[Any, Any]:
         return self.cache.states[layer][state], self.cache.open[layer][state]
 
-    def _places(self, layer: int, b: int, positions: IntArray) -> Any:
-        """Find the rows of a layer where tokens of sequence `b` lie at some positions, or entries that end there."""
+    def _places(self, layer: int, b: IntArray | int, positions: IntArray) -> Any:
+        """Find the rows of a layer where tokens of sequences `b` lie at some positions, or entries that end there."""
         size, kept = self.cache.block_size, self.cache.spec.layer(layer)
         blocks = self.inputs.block_table_SM[self.inputs.slots_B[b], positions // size].astype(np.int64)
         rows = positions % size // min(kept.every, size)
@@ -193,11 +212,14 @@ class TorchStep:
     def values(self, layer: int, b: int) -> Any:
         return self._rows(self.cache.values[layer], layer, b) * self.cache.value_scales[layer]
 
-    def store(self, layer: int, t: int, keys_GH: Any, values_GH: Any) -> None:
-        place, cache = self.places_T[t], self.cache
+    def store(self, layer: int, tokens: Sequence[int], keys: Any, values: Any) -> None:
+        places, cache = self.places_T, self.cache
         if cache.spec.layer(layer).every > 1:
-            place = self._places(layer, sequence_of(self.inputs, t), self.inputs.positions_T[t : t + 1])[0]
-        sides = (cache.keys, keys_GH, cache.key_scales), (cache.values, values_GH, cache.value_scales)
+            owners = sequences_of(self.inputs, tokens)
+            places = self._places(layer, owners, self.inputs.positions_T[tokens])
+        elif len(tokens) < len(places):
+            places = places[list(tokens)]
+        sides = (cache.keys, keys, cache.key_scales), (cache.values, values, cache.value_scales)
         for side, new, scales in sides:
             if new is None:
                 continue
@@ -205,4 +227,4 @@ class TorchStep:
             if (most := FP8_MOST.get(cache.spec.dtype)) is not None:
                 new = new.clamp(-most, most)
             kept = round_int8(new) if cache.spec.dtype == "int8" else new
-            side[layer][place] = kept.to(side[layer].dtype)
+            side[layer][places] = kept.to(side[layer].dtype)

@@ -62,14 +62,16 @@ T = TypeVar("T")
 class TransformersBackend(TorchBackend):
     """Runs the graphs that `TransformersModel` makes. The weights are the library's own."""
 
-    caveat = (
-        "runs through transformers' own code: slower than one of Quire's own families, and the last bits of its "
-        "logits may depend on the other requests in a step"
-    )
-
     @property
     def name(self) -> str:
         return f"transformers' own code, {self.threads} threads"
+
+    @property
+    def caveat(self) -> str:
+        return (
+            "runs through transformers' own code: slower than one of Quire's own families, and the last bits of its "
+            "logits may depend on the other requests in a step"
+        )
 
     def outline(self) -> TransformersBackend:
         return self

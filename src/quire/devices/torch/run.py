@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.devices.adapters import Adapter, StepAdapters, check_slots, place_adapter
+from quire.devices.adapters import Adapter, check_slots, place_adapter
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.formulas import Formulas
 from quire.devices.graph import Evaluator
@@ -17,6 +17,7 @@ from quire.devices.host import HostLogits
 from quire.devices.inputs import check_input, check_logit_rows, check_states
 from quire.devices.protocol import FloatArray, Graph, Limits, ModelInput
 from quire.devices.sampling import Logits
+from quire.devices.step import StepAdapters
 from quire.devices.torch.cache import TorchKVCache, TorchStep
 from quire.errors import EngineError
 
@@ -48,12 +49,18 @@ class TorchLogits:
 
 
 class TorchExecutable:
-    """Computes the graph's operations one by one, each step anew."""
+    """Computes the graph's operations one by one, each step anew, row by row or all rows `at_once`."""
 
     def __init__(
-        self, graph: Graph, kv: TorchKVCache, limits: Limits, threads: int, formulas: Formulas
+        self,
+        graph: Graph,
+        kv: TorchKVCache,
+        limits: Limits,
+        threads: int,
+        formulas: Formulas,
+        at_once: bool = False,
     ) -> None:
-        self._graph, self._kv, self._limits = graph, kv, limits
+        self._graph, self._kv, self._limits, self._at_once = graph, kv, limits, at_once
         self._evaluator = Evaluator(graph, formulas)
         self._step: TorchStep | None = None
         self._hidden: Any = None
@@ -65,7 +72,7 @@ class TorchExecutable:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         check_slots(self._adapters, inputs)
         check_states(inputs, self._kv.num_states, self._kv.num_open)
-        self._step = TorchStep(inputs, self._kv, StepAdapters(self._adapters, inputs))
+        self._step = TorchStep(inputs, self._kv, StepAdapters(self._adapters, inputs), self._at_once)
         self._hidden = self._evaluator.hidden(self._step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
@@ -76,7 +83,7 @@ class TorchExecutable:
         if start == stop:
             return TorchLogits(self._hidden.new_empty((0, self._graph.vocab_size), dtype=torch.float32))
         self._step.adapters.narrow(start, stop)
-        return TorchLogits(self._evaluator.logits(self._step, self._hidden[start:stop]))
+        return TorchLogits(self._evaluator.logits(self._step, self._hidden[start:stop]).float())
 
     def hidden(self) -> FloatArray:
         return _numpy(self._hidden.float())
