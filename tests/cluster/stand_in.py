@@ -74,7 +74,8 @@ class StandIn:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-                method, path, _ = head[0].split(" ")
+                method, _, rest = head[0].partition(" ")
+                path = rest.rpartition(" ")[0]
                 pairs = [line.partition(": ") for line in head[1:] if line]
                 headers = {name.lower(): value for name, _, value in pairs}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -308,6 +309,15 @@ def test_a_router_that_stops_lets_streams_end(replicas: list[StandIn]) -> None:
         assert routed.process.wait(10) == 0
 
 
+def said(routed: Running, sent: str) -> bytes:
+    """The answers to what is sent over one connection, as it is."""
+    with socket.create_connection(("127.0.0.1", httpx.URL(routed.url).port)) as raw:
+        raw.settimeout(10)
+        raw.sendall(sent.encode())
+        raw.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: raw.recv(65536), b""))
+
+
 SMUGGLED = "GET /internal/load HTTP/1.1\r\nhost: localhost\r\n\r\n"
 TRICKS = [
     f"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n{SMUGGLED}",
@@ -324,14 +334,8 @@ def test_requests_that_two_readers_cut_differently_reach_no_replica_twice(
     routed: Running, replicas: list[StandIn], rest: str
 ) -> None:
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", httpx.URL(routed.url).port)) as raw:
-        raw.settimeout(10)
-        raw.sendall((head + rest).encode())
-        raw.shutdown(socket.SHUT_WR)
-        said = b""
-        while data := raw.recv(65536):
-            said += data
-    assert b'"step"' not in said
+    text = said(routed, head + rest)
+    assert b'"silent"' not in text
     assert len([path for one in replicas for path in one.paths()]) <= 1
     assert {path for one in replicas for path in one.paths()} <= {"/v1/completions"}
 
@@ -349,3 +353,109 @@ def test_half_requests_hold_up_nobody(routed: Running, replicas: list[StandIn]) 
     finally:
         for one in half:
             one.close()
+
+
+LINES = "%0D%0Ax-evil:%201%0D%0A%0D%0AGET%20/internal/load"
+NAMES = (
+    f"a%20HTTP/1.1{LINES}",
+    "a%0A",
+    "a%20HTTP/1.1%0Dx-evil:1",
+    "%00",
+    "%FF",
+    "a%3Fb=c",
+    "../../internal/load",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_s_name_stays_a_name(routed: Running, replicas: list[StandIn], name: str) -> None:
+    said(routed, f"GET /v1/models/{name} HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    for seen in [one for replica in replicas for one in replica.seen]:
+        assert seen.path.startswith("/v1/models/")
+        assert seen.path.isprintable()
+        assert not set(" ?") & set(seen.path)
+        assert "x-evil" not in seen.headers
+
+
+ROUTED = '{"id":"evil","created":1,"owner":"victim"}'
+HEADERS = (
+    f"X-Quire-Route: {ROUTED}",
+    f"x-quire-route : {ROUTED}",
+    f"x_quire_route: {ROUTED}",
+    f"traceparent: 00\r\n x-quire-route: {ROUTED}",
+    f"traceparent: 00\rx-quire-route: {ROUTED}",
+    f"traceparent: 00\nx-quire-route: {ROUTED}",
+    f"traceparent: 00\0\r\nx-quire-route: {ROUTED}",
+    f"connection: x-quire-route\r\nx-quire-route: {ROUTED}",
+    f"trailer: x-quire-route\r\nx-quire-route: {ROUTED}",
+    'x-request-id: evil","owner":"victim',
+    "x-quire-moved: engine\r\nx-quire-load: {}",
+    "content-type: application/json\x0b, x-quire-route: {}",
+)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_no_client_writes_a_router_s_headers(routed: Running, replicas: list[StandIn], header: str) -> None:
+    said(
+        routed,
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{header}\r\ncontent-length: 2\r\n\r\n{{}}",
+    )
+    for seen in [one for replica in replicas for one in replica.seen]:
+        told = json.loads(seen.headers.pop("x-quire-route"))
+        assert (told["id"] == "evil", told["owner"]) == (False, "")
+        assert not [name for name in seen.headers if "quire" in name]
+        assert not [value for value in seen.headers.values() if set("\r\n\0") & set(value)]
+
+
+ADDRESSED = (
+    "http://127.0.0.1:1/internal/load",
+    "http://localhost/v1/../internal/load",
+    "//internal/load",
+    "*",
+    "a:1",
+)
+
+
+@pytest.mark.parametrize("target", ADDRESSED)
+@pytest.mark.parametrize("method", ["GET", "POST", "CONNECT", "OPTIONS"])
+def test_no_client_names_a_replica(
+    routed: Running, replicas: list[StandIn], target: str, method: str
+) -> None:
+    text = said(
+        routed, f"{method} {target} HTTP/1.1\r\nhost: {replicas[0].url[7:]}\r\ncontent-length: 0\r\n\r\n"
+    )
+    assert not [one for replica in replicas for one in replica.seen]
+    assert b'"silent"' not in text
+
+
+def test_keys_are_in_no_log_metric_or_answer(replicas: list[StandIn], tmp_path: Path) -> None:
+    for name in ("user", "boss"):
+        (tmp_path / name).write_text(f"secret-of-{name}\n")
+    given = (
+        "--api-key-file",
+        str(tmp_path / "user"),
+        "--admin-api-key",
+        "secret-of-boss",
+        "--log-level",
+        "debug",
+    )
+    with router("--replica", replicas[0].url, "--replica", "http://127.0.0.1:1", *given) as running:
+        wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 1)
+        told = []
+        for key in ("secret-of-user", "secret-of-boss", "secret-of-nobody", KEY):
+            for headers in ({"authorization": f"Bearer {key}"}, {"authorization": key}, {"x-api-key": key}):
+                for path in (
+                    "/v1/completions",
+                    "/v1/models",
+                    "/replicas",
+                    "/metrics",
+                    "/internal/load",
+                    "/nothing",
+                ):
+                    method = "POST" if path == "/v1/completions" else "GET"
+                    body = b'{"prompt": "a"}' if method == "POST" else None
+                    answer = httpx.request(method, running.url + path, headers=headers, content=body)
+                    told += [answer.text, str(answer.headers)]
+        told += [running.log, httpx.get(f"{running.url}/metrics").text]
+    assert not [text for text in told if "secret-of" in text or KEY in text]
+    assert {json.dumps(one.headers).count("secret-of") for one in replicas[0].seen} == {0}

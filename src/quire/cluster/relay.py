@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from base64 import b64decode
+from urllib.parse import quote
 
 import msgspec
 import xxhash
@@ -91,7 +92,7 @@ class Request:
 
     def first(self) -> tuple[str, Headers, bytes]:
         """Write the request for its first replica, or for one that begins again."""
-        return self.path, [*self.headers, (b"x-quire-route", _encode(self.route))], self.body
+        return quote(self.path), [*self.headers, (b"x-quire-route", _encode(self.route))], self.body
 
     def on(self, passage: Passage) -> tuple[str, Headers, bytes]:
         """Write the request for a replica that goes on after what was sent."""
