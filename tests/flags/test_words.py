@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from quire.cli import COMMANDS, Program, all_options
-from quire.flags.words import _NONE, _SAME, advice
+from quire.flags.words import _SAME, NEEDLESS, advice
 
 
 def test_every_option_that_is_named_exists() -> None:
     ours = {"--" + name.replace("_", "-") for name in all_options(Program(commands=COMMANDS))}
     assert set(_SAME) <= ours
-    assert not set(_NONE) & ours
+    assert not set(NEEDLESS) & ours
 
 
 @pytest.mark.parametrize(

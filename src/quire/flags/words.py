@@ -12,6 +12,7 @@ _SAME = {
     "--model": "-m --model-id --hf-repo -hf -hfr",
     "--max-model-len": "-c --ctx-size --max-total-tokens --max-input-tokens --max-input-length --num-ctx",
     "--max-tokens": "-n --predict --n-predict --num-predict --max-new-tokens",
+    "--chat-template": "--chat-template-file",
     "--max-num-seqs": "-np --parallel --num-parallel --max-concurrent-requests --max-batch-size",
     "--max-num-batched-tokens": "-b -ub --batch-size --ubatch-size --max-batch-prefill-tokens --max-batch-total-tokens",
     "--threads": "-t -tb --threads-batch",
@@ -31,21 +32,25 @@ _SAME = {
 }
 _LAYERS = "a model lies whole in one device's memory, which --device chooses"
 _ALWAYS = "it is always on"
-_NONE = {
+NEEDLESS = {
     **dict.fromkeys(
         ("-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu", "-ts", "--tensor-split"), _LAYERS
     ),
     **dict.fromkeys(("-fa", "--flash-attn", "-cb", "--cont-batching", "--jinja", "--metrics"), _ALWAYS),
-    **dict.fromkeys(("--mlock", "--no-mmap"), "weights are packed into memory of their own"),
+    **dict.fromkeys(("--mlock", "--mmap", "--no-mmap"), "weights are packed into memory of their own"),
     **dict.fromkeys(("-dt", "--defrag-thold"), "blocks of the cache need no defragmentation"),
-    "--keepalive": "the model stays loaded",
+    **dict.fromkeys(
+        ("-kvu", "--kv-unified", "--cache-reuse", "--cache-prompt"), "all requests share one cache"
+    ),
+    "--keepalive": "a model alone stays loaded; with many, see --models-idle",
     "--disable-custom-kernels": "there are no others",
 }
-_OPTION = {word: option for option, words in _SAME.items() for word in words.split()}
+OPTIONS = {word: option for option, words in _SAME.items() for word in words.split()}
+"""OPTIONS do the same here; NEEDLESS ones have nothing to change."""
 
 
 def advice(word: str, options: Container[str]) -> str:
     """Say what a command with `options` has for an option of another program; empty if it is none of theirs."""
-    if _OPTION.get(word) in options:
-        return f"; did you mean {_OPTION[word]}?"
-    return f": {_NONE[word]}" if word in _NONE else ""
+    if OPTIONS.get(word) in options:
+        return f"; did you mean {OPTIONS[word]}?"
+    return f": {NEEDLESS[word]}" if word in NEEDLESS else ""

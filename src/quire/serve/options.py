@@ -127,7 +127,8 @@ class ServerConfig(WebConfig):
         None, "YAML file of models to serve: name, path, options, pin, weight of each.", short="--models"
     )
     models_dir: str | None = option(None, "Directory whose models are served.")
-    models_max: int | None = option(None, "Most models that are loaded at once.", low=1)
+    models_preset: str | None = option(None, "llama.cpp's preset (INI) of models to serve.")
+    models_max: int | None = option(None, "Most models that are loaded at once; 0: no bound.", low=0)
     models_memory: float | None = option(None, "GB of all loaded models; default as for one model.", low=0.01)
     models_turn: float = option(5.0, "Seconds that a busy model is kept while others wait.", low=0)
     models_idle: float | None = option(None, "Seconds after which an idle model is unloaded.", low=0)
@@ -146,6 +147,11 @@ class ServerConfig(WebConfig):
             )
         if not all(self.served_model_name):
             raise ConfigError("--served-model-name must not be empty")
+
+    @property
+    def many(self) -> bool:
+        """Whether options list several models."""
+        return any((self.models_file, self.models_dir, self.models_preset))
 
     def router_keys(self) -> tuple[str, ...]:
         return self.router_api_key

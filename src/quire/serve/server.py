@@ -71,7 +71,7 @@ def serve(
     sys.setswitchinterval(SWITCH_SECONDS)
     garbage.collect_rarely()
     engine_config = for_serving(engine_config)
-    serving = several.serve if config.models_file or config.models_dir else _serve
+    serving = several.serve if config.many else _serve
     if not banner.wanted(config):
         set_up_logging(config.log_format, config.log_level)
         configure_logging(config)

@@ -16,12 +16,13 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import EngineConfig
 from quire.engine.directory import ASSETS, SHIPPED_MODEL
 from quire.errors import ConfigError
 from quire.serve.many import server as several
-from quire.serve.many.entries import read_entries
+from quire.serve.many.entries import configured, read_entries
 from quire.serve.options import ServerConfig
 from tests.serve.running import Server, start
 
@@ -234,12 +235,36 @@ def test_operators_load_unload_and_pin(server: Server) -> None:
     assert server.post("/v1/models/load", {"name": "a"}).status_code == 400
 
 
-def test_metrics_are_those_of_a_model(server: Server) -> None:
-    server.post("/v1/completions", body("a"))
+def scraped(server: Server, query: str = "") -> dict[tuple[str, str | None], float]:
+    """Samples of a scrape by name and model; those of other labels are added up."""
     with server.client as client:
-        text = client.get("/metrics?model=a").text
-        assert client.get("/metrics?model=b").status_code == 503
-    assert "http_requests_total" in text or 'model_name="a"' in text
+        text = client.get(f"/metrics{query}").text
+    found: dict[tuple[str, str | None], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = sample.name, sample.labels.get("model_name")
+            found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+def test_one_scrape_has_the_metrics_of_all_models(server: Server) -> None:
+    server.post("/v1/completions", body("a"))
+    before = scraped(server)
+    for name in "bab":  # each is unloaded in between
+        server.post("/v1/completions", body(name, max_tokens=3, ignore_eos=True))
+    after = scraped(server)
+    for name, count in (("a", 1), ("b", 2)):
+        more = {key[0]: value - before.get(key, 0.0) for key, value in after.items() if key[1] == name}
+        assert more["quire:generation_tokens_total"] == 3 * count
+        assert more["quire:prompt_tokens_total"] == 5 * count
+        assert more["quire:prefix_cache_queries_total"] > 0  # the engine's own counter, over two engines
+        assert more["http_requests_total"] == count
+        assert after["quire:model_loaded", name] == (name == "b")
+    assert after["quire_engine_process_resident_memory_bytes", "b"] > MB
+    assert {name for name, model in after if model is None} == {
+        name for name, _ in after if name.startswith(("process_", "python_", "quire:memory_"))
+    } - {"quire:memory_refusals_total"}
+    assert {model for _, model in scraped(server, "?model=a")} == {"a", None}
 
 
 def test_a_model_that_fails_harms_no_other(paths: dict[str, str], tmp_path: Path) -> None:
@@ -332,6 +357,73 @@ def folder(paths: dict[str, str], tmp_path: Path) -> Path:
     for name in "ab":
         (tmp_path / "models" / name).symlink_to(paths[name])
     return tmp_path
+
+
+PRESET = """
+version = 1
+[*]
+c = 512   ; of all models that say nothing else
+n-gpu-layers = 99
+jinja = true
+temp = 0.7
+parallel = -1
+
+[a]
+ctx-size = 64 # in place of c
+alias = first, x y
+load-on-startup = true
+LLAMA_ARG_N_PARALLEL = 3
+LLAMA_ARG_CTX_SIZE = 32
+top-k = 5
+ctk = q8_0
+no-mmap = 1
+
+[b]
+model = PATH/models/b
+max-num-seqs = 2
+ctx-size = 0
+
+[ggml-org/some-GGUF:Q8_0]
+"""
+
+
+def test_presets_of_llama_cpp_list_models(folder: Path) -> None:
+    (folder / "models.ini").write_text(PRESET.replace("PATH", str(folder)))
+    config = ServerConfig(models_dir=str(folder / "models"), models_preset=str(folder / "models.ini"))
+    a, b, c = read_entries(config)
+    assert (a.name, a.path, a.aliases, a.start) == ("a", f"{folder}/models/a", ("first", "x y"), True)
+    assert a.options == {
+        "max_model_len": 32,
+        "max_num_seqs": 3,
+        "kv_cache_dtype": "int8",
+        "override_generation_config": {"temperature": 0.7, "top_k": 5},
+    }
+    assert (b.name, b.path, b.start) == ("b", f"{folder}/models/b", False)
+    assert b.options == {"max_num_seqs": 2, "override_generation_config": {"temperature": 0.7}}
+    assert (c.name, c.path) == ("ggml-org/some-GGUF:Q8_0",) * 2
+    for entry in (a, b):
+        assert configured(entry, EngineConfig(), config)[0].model.generation_changes["temperature"] == 0.7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mmproj = vision.gguf", "[a]: mmproj = vision.gguf has no meaning here"),
+        ("chat-template = chatml", "chat-template = chatml has no meaning here"),
+        ("ctx-sizes = 5", "did you mean"),
+        ("ctx-size = many", "[a]: ctx-size "),
+        ("temp = hot", "[a]: temp "),
+        ("port = 8080", "[a]: port "),
+        ("[a", "cannot be read"),
+        ("ctx-size", "cannot be read"),
+        ("alias = b\n[b]", "two models have the name 'b'"),
+    ],
+)
+def test_words_of_a_preset_that_mean_nothing_are_named(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "models.ini").write_text(f"[a]\n{text}\n")
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        read_entries(ServerConfig(models_preset=str(tmp_path / "models.ini")))
+    assert "\n" not in str(refused.value)
 
 
 def test_a_directory_lists_models(folder: Path) -> None:

@@ -24,6 +24,7 @@ from quire.serve.bodies import read_body
 from quire.serve.errors import HttpError, forbidden, invalid, not_found, unavailable
 from quire.serve.extensions import add_middleware
 from quire.serve.many.house import House, Housed, shutting_down
+from quire.serve.many.metrics import metrics_of
 from quire.serve.native.control import add_post, for_operators, operators_paths
 from quire.serve.openai.models import ModelList, ServedModelCard, model_list
 from quire.serve.openapi import add_get, json_response
@@ -69,6 +70,13 @@ def make_house(house: House, config: ServerConfig) -> FastAPI:
             raise shutting_down()
         return Response()
 
+    async def metrics(http: HttpRequest) -> Response:
+        name, accept = http.query_params.get("model"), http.headers.get("accept", "")
+        models = [*house.models.values()] if name is None else [house.find(name)]
+        text, kind = await metrics_of(house, models, config.metrics_prefix, accept)
+        return Response(text, headers={"content-type": kind})
+
+    app.add_api_route("/metrics", metrics, include_in_schema=False)
     for path in ("/health", "/ping"):
         add_get(app, path, health, None, "200 unless the server is shutting down")
     _add_models(app, house, config)

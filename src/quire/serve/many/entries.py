@@ -15,6 +15,7 @@ from quire.engine.plan import plan_engine
 from quire.errors import ConfigError, ModelError, QuireError
 from quire.files import read_bytes
 from quire.flags.config_file import converted
+from quire.serve.many.presets import read_presets
 from quire.serve.options import ServerConfig
 from quire.serve.web_options import WebConfig
 from quire.spelling import nearest
@@ -57,8 +58,14 @@ def read_entries(config: ServerConfig) -> list[Entry]:
     found = [] if config.models_file is None else _of_yaml(config.models_file)
     if config.models_dir is not None:
         found += _of_directory(Path(config.models_dir).expanduser())
+    if config.models_preset is not None:
+        presets = read_presets(config.models_preset, MOST_BYTES, model_options())
+        paths = {entry.name: entry.path for entry in found}
+        found = [entry for entry in found if entry.name not in presets]
+        for name, values in presets.items():  # of a model above, of a file, or of an id of the hub
+            found.append(_entry(f"--models-preset: [{name}]", {"path": paths.get(name, name), **values}))
     if not 1 <= len(found) <= MOST_MODELS:
-        raise ConfigError(f"--models and --models-dir list {len(found)} models: list 1 to {MOST_MODELS}")
+        raise ConfigError(f"--models and the like list {len(found)} models: list 1 to {MOST_MODELS}")
     names: set[str] = set()
     for name in (name for entry in found for name in (entry.name, *entry.aliases)):
         if name in names:

@@ -94,7 +94,7 @@ class House:
         self.residents = Residents(
             [Resident(m.entry.name, m.size, m.entry.pin, m.entry.weight) for m in models],
             budget,
-            most=config.models_max,
+            most=config.models_max or None,
             quantum=config.models_turn,
             idle=config.models_idle,
         )
