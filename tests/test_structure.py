@@ -76,6 +76,7 @@ ALLOWED = {
 # The only modules of devices/ that other parts import: no backend is named outside.
 DEVICE_NEUTRAL = {
     "adapters",
+    "artifacts",
     "choices",
     "exchanges",
     "foreign",

@@ -14,7 +14,7 @@ import torch
 
 from bench.visit.place import Place
 from quire.devices.cuda.catalog import CASES, compile_case
-from quire.devices.cuda.launch import CompilingLauncher
+from quire.devices.cuda.jit import CompilingLauncher
 from quire.devices.cuda.target import target_named
 
 PLATFORMS = "manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux1", "manylinux_2_5"

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from quire.devices.cuda.launch import InterpretedLauncher, JitLauncher, Launcher
+from quire.devices.cuda.jit import InterpretedLauncher, JitLauncher
+from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.target import TARGETS, target_of
 
 IN_TURN, REPEATS = 4, 7  # launches of a graph, and its replays

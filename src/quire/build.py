@@ -10,15 +10,18 @@ import shutil
 import tempfile
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from quire.config import EngineConfig
+from quire.devices import registry
+from quire.devices.artifacts import FOLDER, Builder
 from quire.devices.protocol import Backend
 from quire.engine.directory import model_directory
-from quire.engine.plan import make_backend
+from quire.engine.plan import make_backend, plan_files
 from quire.engine.source import asked_of, for_divided
 from quire.engine.stages import share_of
 from quire.errors import ConfigError
@@ -30,6 +33,9 @@ from quire.model.loaded import LoadedModel
 from quire.model.side_files import copy_side_files
 from quire.progress import Told, progress
 
+EVERYTHING = 1 << 60
+"""EVERYTHING is more bytes of memory than a model needs: that of another machine is not known here."""
+
 
 class Source(NamedTuple):
     """A model to build, and the path whose tokenizer it has."""
@@ -39,15 +45,24 @@ class Source(NamedTuple):
 
 
 def build_engine(
-    config: EngineConfig, output: Path, limits: EngineLimits = UNLIMITED, source: Source | None = None
+    config: EngineConfig,
+    output: Path,
+    limits: EngineLimits = UNLIMITED,
+    source: Source | None = None,
+    target: str = "",
 ) -> Manifest:
     """Write the configured model, or `source`, to `output`, completely or not at all. Replaces an engine in its place.
+
+    For a GPU kernels are compiled too, for `target` or the one that is here.
 
     If the model is an engine already, only its limits change; limits that are not given stay. Returns the manifest of
     the first rank, the only one without --tensor-parallel-size.
     Raises ConfigError if `output` holds something else, or limits or options do not fit the model.
     """
     check_output(output)
+    device = config.device
+    named = registry.selection.target_of(device.device, device.backend, target)
+    config = replace(config, device=replace(device, device=named))
     path = model_directory(config.model)
     if source is None and is_built(path) and engine_dir.read_manifest(path).fingerprint != NEUTRAL:
         return _with_limits(config, output, limits)
@@ -64,6 +79,7 @@ def build_engine(
             f"{source.files.info.directory} makes vectors: serve it as it is; such models are not built"
         )
     _check(limits, source.files.info.spec.max_position)
+    plan = plan_files(config, source.files, EVERYTHING) if isinstance(backend, Builder) else None
     with _placed(output) as part:
         for rank in reversed(
             range(config.parallel.tensor_parallel_size)
@@ -75,6 +91,8 @@ def build_engine(
                 manifest = _write(part, model, backend, limits, told)
         if source.beside is not None:
             copy_side_files(source.beside, part)
+        if plan is not None and isinstance(plan.backend, Builder):
+            plan.backend.write_artifacts(part / FOLDER, plan.memory.block_size)
     return manifest
 
 
@@ -138,12 +156,14 @@ def _with_limits(config: EngineConfig, output: Path, limits: EngineLimits) -> Ma
     with _placed(output) as part:
         for path in sorted(path for path in source.iterdir() if path.is_file()):
             _link(path, part / path.name) if path.name in weights else shutil.copyfile(path, part / path.name)
+        if (source / FOLDER).exists():
+            shutil.copytree(source / FOLDER, part / FOLDER, copy_function=_link)
         for manifest in manifests:
             engine_dir.write_manifest(part, msgspec.structs.replace(manifest, limits=limits))
     return msgspec.structs.replace(first, limits=limits)
 
 
-def _link(path: Path, target: Path) -> None:
+def _link(path: Path | str, target: Path | str) -> None:
     with suppress(OSError):  # another file system, or one without links
         os.link(path, target)
         return

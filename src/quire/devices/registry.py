@@ -36,14 +36,15 @@ def make_backend(
     isa: Isa = "auto",
     device: str = "auto",
     batch_invariant: bool = True,
+    made: Path | None = None,
 ) -> Backend:
     """The backend of that name; "auto" is the fastest for the device, and for the machine if that is "auto" too.
 
-    `threads` None means one per core that the process may use. Raises ConfigError if the name is unknown, its library
-    is not installed or the device cannot be had, EngineError if the machine cannot run it.
+    `threads` None means one per core. `made` is an engine directory that may help. Raises ConfigError if the name is
+    unknown, its library is not installed or the device cannot be had, EngineError if the machine cannot run it.
     """
     if not on_cpu(device, name):
-        return selection.open_device(device, name, threads, batch_invariant)
+        return selection.open_device(device, name, threads, batch_invariant, made)
     if name in ("auto", "native"):
         return cpu.NativeBackend(threads, isa)
     return selection.open_plain(name, threads, batch_invariant)

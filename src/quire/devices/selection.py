@@ -9,19 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.devices.artifacts import FOLDER
 from quire.devices.choices import CPU, Choices
+from quire.devices.registry import on_cpu
 from quire.errors import ConfigError
 from quire.lazy import Lazy, missing, need
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
+    import quire.devices.cuda.aot as aot
     import quire.devices.cuda.backend as cuda
     import quire.devices.cuda.catalog as catalog
+    import quire.devices.cuda.target as targets
     import quire.devices.reference.backend as reference
     import quire.devices.torch.backend as plain
     from quire.devices.protocol import Backend
 else:
+    aot, targets = Lazy("quire.devices.cuda.aot"), Lazy("quire.devices.cuda.target")
     cuda = Lazy("quire.devices.cuda.backend")
     torch = Lazy("torch")
     catalog = Lazy("quire.devices.cuda.catalog")
@@ -30,7 +37,9 @@ else:
 
 log = logging.getLogger("quire.devices")
 
-KNOWN = re.compile("auto|cpu|interpreter|mps|(cuda|xpu)(:[0-9]{1,3})?")
+TARGET = re.compile("sm_[0-9]{2,3}")
+"""TARGET names an architecture that `quire build` compiles for; nothing runs there."""
+KNOWN = re.compile("auto|cpu|interpreter|mps|(cuda|xpu)(:[0-9]{1,3})?|sm_[0-9]{2,3}")
 NEVER_TRIED = {"hip", "rocm", "tpu", "hpu", "npu", "musa"}
 GPU = Choices(
     max_num_batched_tokens=8192,
@@ -92,8 +101,10 @@ def of_rank(device: str, index: int) -> str:
     return device
 
 
-def open_device(device: str, backend: str, threads: int | None, batch_invariant: bool) -> Backend:
-    """Open a GPU, or its interpreter on the CPU. ConfigError says why it cannot be had."""
+def open_device(
+    device: str, backend: str, threads: int | None, batch_invariant: bool, made: Path | None
+) -> Backend:
+    """Open a GPU, its interpreter on the CPU, or a target of builds. ConfigError says why it cannot be had."""
     interpreted = check_name(device) == "interpreter"
     if backend not in ("auto", "torch") or (interpreted and backend == "torch"):
         raise ConfigError(
@@ -103,10 +114,13 @@ def open_device(device: str, backend: str, threads: int | None, batch_invariant:
         raise ConfigError(f"--device {device} needs torch and triton: pip install 'quire-llm[cuda]'")
     if interpreted:
         return cuda.CudaBackend(None, INTERPRETER, threads)
+    if TARGET.fullmatch(device):
+        return aot.TargetBackend(targets.target_named(device), GPU, threads)
     if device.startswith(("xpu", "mps")):
         return plain.TorchBackend(threads, _other(device), choices_of(device, backend), not batch_invariant)
     chosen = f"cuda:{_index(device)}"
-    if is_plain(device, backend):
+    artifacts = None if made is None or not (made / FOLDER).exists() else made / FOLDER
+    if is_plain(device, backend) and (backend == "torch" or artifacts is None):
         if backend == "auto":
             log.warning(
                 "without triton, plain torch computes: pip install 'quire-llm[cuda]' for Quire's own kernels"
@@ -116,7 +130,22 @@ def open_device(device: str, backend: str, threads: int | None, batch_invariant:
         log.info(
             "the device is %s, %s; --device cpu keeps to the CPU", chosen, torch.cuda.get_device_name(chosen)
         )
-    return cuda.CudaBackend(chosen, GPU, threads)
+    return cuda.CudaBackend(chosen, GPU, threads, artifacts)
+
+
+def target_of(device: str, backend: str, target: str) -> str:
+    """Name the device that builds for `target`, by default for this machine's own. ConfigError: there is none."""
+    if on_cpu(device, backend) or backend == "torch" or device.startswith(("xpu", "mps")):
+        if target:
+            raise ConfigError(f"--target {target} is a GPU's architecture: give --device cuda too")
+        return device
+    need("quire build --device cuda", "torch", "triton")
+    if check_name(device) == "interpreter":
+        raise ConfigError("--device interpreter compiles nothing: build for cpu, or for cuda with --target")
+    if not target:
+        index = _index(device, "; --target sm_90 builds for a GPU that is elsewhere")
+        target = targets.target_of(*torch.cuda.get_device_capability(index)).name
+    return targets.target_named(target).name
 
 
 def open_plain(name: str, threads: int | None, batch_invariant: bool) -> Backend:
@@ -159,16 +188,16 @@ def _there(kind: str, count: int) -> str:
     )
 
 
-def _index(device: str) -> int:
+def _index(device: str, instead: str = INSTEAD) -> int:
     """Find the number of a GPU that the kernels can use. ConfigError: there is none."""
     if torch.version.cuda is None:
         build = "AMD's GPUs, which were never tried" if torch.version.hip else "the CPU alone"
         raise ConfigError(
             f"the installed torch {torch.__version__} is for {build}: install one for CUDA (pip install "
-            f"'quire-llm[cuda]' from PyTorch's index){INSTEAD}"
+            f"'quire-llm[cuda]' from PyTorch's index){instead}"
         )
     if not torch.cuda.is_available():
-        raise ConfigError(f"torch finds no NVIDIA GPU: check the driver with nvidia-smi{INSTEAD}")
+        raise ConfigError(f"torch finds no NVIDIA GPU: check the driver with nvidia-smi{instead}")
     index, count = int(device.partition(":")[2] or 0), torch.cuda.device_count()
     if index >= count:
         raise ConfigError(f"there is no --device {device}: {_there('cuda', count)}")
@@ -177,6 +206,6 @@ def _index(device: str) -> int:
         name = torch.cuda.get_device_name(index)
         raise ConfigError(
             f"{name} has compute capability {capability[0]}.{capability[1]}, and the kernels need 8.0 (A100) or "
-            f"newer{INSTEAD}"
+            f"newer{instead}"
         )
     return index

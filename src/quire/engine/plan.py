@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace as replaced
@@ -60,7 +59,8 @@ def make_backend(device: DeviceConfig, model: ModelInfo | None = None) -> Backen
     """Make the configured backend, or the one that a foreign model needs. ConfigError if these differ."""
     if model is None or not model.foreign:
         kind = device.backend, device.threads, device.isa, device.device
-        return devices.make_backend(*kind, device.batch_invariant)
+        made = None if model is None else model.directory
+        return devices.make_backend(*kind, device.batch_invariant, made)
     for option, value, own in (("backend", device.backend, ()), ("device", device.device, ("cpu",))):
         if value not in ("auto", *own):
             raise ConfigError(
@@ -224,7 +224,7 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
         memory = plan_memory(config.cache, memory_need, available)
         planned.append(StagePlan(own, kv_spec, memory, share.cost))
     planned = with_same_blocks(planned)
-    ends, name = planned[-1], _name(config.model, model.directory)
+    ends, name = planned[-1], config.model.model.rstrip("/") or model.directory.name
     kv, memory, cost = ends.kv_spec, ends.memory, ends.cost
     return EnginePlan(
         name, backend, model, files, kv, limits, memory, cost, config, features, need, shard, tuple(planned)
@@ -243,10 +243,6 @@ def _for_whole_prompts(config: EngineConfig, longest: int) -> EngineConfig:
         cache=replace(cache, enable_prefix_caching=False),
         scheduler=replace(scheduler, max_num_batched_tokens=tokens),
     )
-
-
-def _name(config: ModelConfig, directory: Path) -> str:
-    return config.model.rstrip("/") or directory.name
 
 
 def kv_dtype(config: EngineConfig, dtype: FloatDtype) -> KVDtype:

@@ -31,7 +31,11 @@ def names(*sections: type) -> frozenset[str]:
 
 
 CONVERTING = FILES | CONFIG | WEIGHTS | SHARES
-BUILDING = CONVERTING | COMPUTE | {"max_model_len"}
+AHEAD = names(SpeculationConfig) | {
+    "block_size", "enable_lora", "kv_cache_dtype", "max_loras", "max_num_batched_tokens", "max_num_seqs",
+}  # fmt: skip
+"""AHEAD are options that kernels of GPUs are compiled for."""
+BUILDING = CONVERTING | COMPUTE | AHEAD | {"max_model_len"}
 PLANNING = (
     CONVERTING | COMPUTE | names(CacheConfig, LoraConfig, SpeculationConfig) |
     {

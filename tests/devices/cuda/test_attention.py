@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.devices.cuda.launch import InterpretedLauncher
+from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.tiles import AttentionTile, Shape
 from quire.devices.cuda.work import WorkShape, work_list
 from tests.devices.cuda.paged import ROUNDED, Problem, answer, solve

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.kernels import experts, routing
 from quire.devices.cuda.kernels.experts import Experts
-from quire.devices.cuda.launch import InterpretedLauncher
 from quire.devices.cuda.target import TARGETS
 from quire.devices.formulas import route_row
 from quire.devices.operands import Routing

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.kernels import packed
 from quire.devices.cuda.kernels.packed import PackedWeight
-from quire.devices.cuda.launch import InterpretedLauncher
 from quire.devices.cuda.target import TARGETS
 from quire.weights.activations import round_int8
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.kernels import products
-from quire.devices.cuda.launch import InterpretedLauncher
 from quire.devices.cuda.target import TARGETS
 from quire.devices.operands import Activation
 from quire.devices.torch.cache import activate

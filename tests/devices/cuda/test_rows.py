@@ -10,10 +10,10 @@ pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
 import torch
 
+from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.kernels import elementwise, norm, rope_store, rows
 from quire.devices.cuda.kernels.attention import LayerCache
 from quire.devices.cuda.kernels.norm import NormTensors
-from quire.devices.cuda.launch import InterpretedLauncher
 from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
 from quire.devices.stream_ops import StreamGates
 from quire.errors import EngineError

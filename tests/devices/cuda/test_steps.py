@@ -16,7 +16,7 @@ from quire.devices.choices import Choices
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.backend import CudaBackend
 from quire.devices.cuda.cache import CudaKVCache, _independent
-from quire.devices.cuda.launch import CompilingLauncher
+from quire.devices.cuda.jit import CompilingLauncher
 from quire.devices.cuda.target import TARGETS
 from quire.devices.graph import last_reads, record
 from quire.devices.ops import Add, Embed, Linear, Normalize, SelectRows, Tap, Value, operands

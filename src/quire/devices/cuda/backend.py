@@ -6,7 +6,8 @@ Needs torch and triton, so it is imported on demand alone (devices/selection.py)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +18,7 @@ from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
-from quire.devices.cuda.launch import InterpretedLauncher, JitLauncher, Launcher
+from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs, restore
 from quire.devices.cuda.record import check_operations
 from quire.devices.cuda.run import CudaExecutable
@@ -35,8 +36,14 @@ from quire.devices.protocol import (
     WeightType,
 )
 from quire.errors import ConfigError, ResourceError
+from quire.lazy import Lazy
 from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import QuantTensor
+
+if TYPE_CHECKING:
+    from quire.devices.cuda import cubins, jit
+else:
+    cubins, jit = Lazy("quire.devices.cuda.cubins"), Lazy("quire.devices.cuda.jit")
 
 LAYOUT = 1  # of packed weights; older engine directories are refused
 MOST_SLOTS = 1 << 16
@@ -44,17 +51,25 @@ PARTIAL_STATES = 256 << 20  # bytes for closed states of attention, at most in u
 
 
 class CudaBackend:
-    """Kernels of this folder on `device`; None: interpreted on the CPU. `threads` sample tokens on the host."""
+    """Kernels of this folder on `device`; None: interpreted on the CPU. `threads` sample tokens on the host.
 
-    def __init__(self, device: str | None, choices: Choices, threads: int | None = None) -> None:
+    `artifacts` are kernels compiled ahead.
+    """
+
+    def __init__(
+        self, device: str | None, choices: Choices, threads: int | None = None, artifacts: Path | None = None
+    ) -> None:
         self.choices = choices
         self._threads = usable_threads() if threads is None else threads
         self._device, self._gpu = torch.device(device or "cpu"), device
         # Of each slot, which the sampler writes and the next step reads.
         self._last_tokens = torch.zeros(MOST_SLOTS, dtype=torch.int32, device=self._device)
-        self._run: Launcher = InterpretedLauncher()
-        if device is not None:
-            self._run = JitLauncher(target_of(*torch.cuda.get_device_capability(device)))
+        self._run: Launcher = self._launcher(artifacts)
+
+    def _launcher(self, artifacts: Path | None) -> Launcher:
+        if self._gpu is None:
+            return jit.InterpretedLauncher()
+        return cubins.gpu_launcher(target_of(*torch.cuda.get_device_capability(self._gpu)), artifacts)
 
     @property
     def name(self) -> str:
@@ -79,7 +94,7 @@ class CudaBackend:
         return f"gpu layout {LAYOUT}"
 
     def outline(self) -> CudaBackend:
-        made = object.__new__(CudaBackend)
+        made = object.__new__(type(self))
         meta = torch.device("meta")
         made.__dict__ |= {**self.__dict__, "_device": meta, "_last_tokens": self._last_tokens.to(meta)}
         return made

@@ -15,6 +15,7 @@ import msgspec
 import torch
 from triton import knobs
 
+from quire.devices.cuda.jit import CompilingLauncher
 from quire.devices.cuda.kernels import (
     adapted,
     attention,
@@ -29,7 +30,7 @@ from quire.devices.cuda.kernels import (
     rows,
     sample,
 )
-from quire.devices.cuda.launch import CompilingLauncher, Launcher
+from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.target import target_named
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire.devices.cuda.errors import device_errors
@@ -14,6 +15,11 @@ def sent(numbers: Array, device: Any) -> Any:
     """Copy numbers to the device. They lie in pinned memory, which torch keeps until the copy is done."""
     host = torch.from_numpy(numbers)
     return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+
+
+def aligned(part: Array) -> Array:
+    """Int32 numbers in whole pieces of 16 bytes: kernels are compiled for such places."""
+    return np.concatenate([part.reshape(-1), np.zeros(-part.size % 4, np.int32)])
 
 
 class Fetched:

@@ -1,4 +1,4 @@
-"""Launches of kernels: what a launch is, and what runs or compiles it.
+"""Launches of kernels: what a launch is, what its compiled kernel depends on, and what runs it. Needs no compiler.
 
 Every function that launches takes a Launcher first, so that one backend works on a device, in the interpreter, and for
 cubins that are compiled ahead of time.
@@ -6,20 +6,23 @@ cubins that are compiled ahead of time.
 
 from __future__ import annotations
 
-import os
-import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
+import torch
 
-from quire.devices.cuda.interpreter import interpret
-from quire.devices.cuda.target import INTERPRETER, Target
+from quire.devices.cuda.target import Target
 from quire.devices.cuda.tiles import Shape
 
 ONE = Shape()
+TYPES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", torch.int64: "i64", torch.int32: "i32",
+    torch.int8: "i8", torch.uint8: "u8", torch.bool: "u1",
+}  # fmt: skip
+"""TYPES are the compiler's names of the types of tensors."""
+ALIGNED = 16
+"""ALIGNED bytes of a pointer, or whole parts of an integer, are promised to the compiler where a launch has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,57 +45,6 @@ class Launcher(Protocol):
     def __call__(self, launch: Launch) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class InterpretedLauncher:
-    """Runs kernels on CPU tensors."""
-
-    target: Target = INTERPRETER
-
-    def __call__(self, launch: Launch) -> None:
-        interpret(launch.kernel, launch.grid, launch.args, launch.constants)
-
-
-@dataclass(frozen=True, slots=True)
-class JitLauncher:
-    """Compiles kernels when they are first launched, for the tensors' device and torch's current stream."""
-
-    target: Target
-
-    def __post_init__(self) -> None:
-        find_cache()
-
-    def __call__(self, launch: Launch) -> None:
-        if 0 in launch.grid:
-            return
-        launch.kernel[launch.grid](**launch.args, **launch.constants, **options(launch))
-
-
-@dataclass(frozen=True, slots=True)
-class CompilingLauncher:
-    """Compiles what is launched, for a target that need not be there. Its tensors may be torch's meta tensors."""
-
-    target: Target
-    compiled: list[CompiledKernel] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        find_cache()
-
-    def __call__(self, launch: Launch) -> None:
-        self.compiled.append(compile_launch(launch, self.target))
-
-
-def find_cache() -> None:
-    """Let Triton keep compiled kernels for this process alone where its own directory cannot be written."""
-    place = triton.knobs.cache.dir
-    try:
-        os.makedirs(place, exist_ok=True)
-        writable = os.access(place, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        triton.knobs.cache.dir = tempfile.mkdtemp(prefix="quire-kernels-")
-
-
 def launch(
     run: Launcher, kernel: Any, grid: tuple[int, int, int], *args: Any, shape: Shape = ONE, **constants: Any
 ) -> None:
@@ -100,25 +52,39 @@ def launch(
     run(Launch(kernel, grid, dict(zip(kernel.arg_names, args, strict=False)), constants, shape))
 
 
-def options(launch: Launch) -> dict[str, Any]:
-    """Options of a launch for the compiler. Multiplications and additions stay apart: each rounds by itself."""
-    shape = launch.shape
-    return {"num_warps": shape.warps, "num_stages": shape.stages, "enable_fp_fusion": False}
+def ordered(launch: Launch) -> list[tuple[str, Any]]:
+    """The arguments in the kernel's order."""
+    return [(name, launch.args[name]) for name in launch.kernel.arg_names if name in launch.args]
 
 
-def compile_launch(launch: Launch, target: Target) -> CompiledKernel:
-    """Compile a launch. Pointers, and integers divisible by 16, are promised to stay so, as Triton's JIT does."""
-    names = launch.kernel.arg_names
-    signature, constants, attributes = {}, {}, {}
-    unspecialized = {names[i] if isinstance(i, int) else i for i in launch.kernel.do_not_specialize or ()}
-    for index, name in enumerate(names):
-        value = launch.constants.get(name, launch.args.get(name))
-        if name in launch.constants or value is None:
-            signature[name], constants[(index,)] = "constexpr", value
-            continue
-        signature[name] = triton.runtime.jit.mangle_type(value)
-        aligned = hasattr(value, "data_ptr") or (isinstance(value, int) and value % 16 == 0)
-        if aligned and name not in unspecialized:
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", target.capability, 32), options=options(launch))
+def signature(launch: Launch) -> list[str | None]:
+    """The types of arguments as the compiler names them, `:16` where they are aligned; None where there is none."""
+    loose = launch.kernel.do_not_specialize
+    made: list[str | None] = []
+    for name, value in ordered(launch):
+        if value is None:
+            made.append(None)
+        elif isinstance(value, torch.Tensor):
+            made.append(
+                f"*{TYPES[value.dtype]}" if value.data_ptr() % ALIGNED else f"*{TYPES[value.dtype]}:16"
+            )
+        elif isinstance(value, float):
+            made.append("fp32")
+        else:
+            kind = "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
+            made.append(kind if value % ALIGNED or name in loose else f"{kind}:16")
+    return made
+
+
+def specialized(launch: Launch) -> tuple[Any, ...]:
+    """Everything that the compiled kernel of a launch depends on."""
+    return launch.kernel, *signature(launch), *launch.constants.items(), launch.shape
+
+
+def described(launch: Launch) -> str:
+    """The same as a line, which is equal wherever the sources are."""
+    kernel, shape = launch.kernel, launch.shape
+    constants = ", ".join(f"{name}={value}" for name, value in sorted(launch.constants.items()))
+    types = ", ".join(kind or "none" for kind in signature(launch))
+    where = kernel.fn.__module__.rpartition(".")[2]
+    return f"{where}.{kernel.fn.__name__}({types}) [{constants}] warps {shape.warps} stages {shape.stages}"

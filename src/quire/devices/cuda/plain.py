@@ -70,6 +70,8 @@ def encode_plain(op: Op[Value], out: Value) -> Call:
     formula = FORMULAS[type(op)]
 
     def call(step: CudaStep) -> None:
+        if step[out].is_meta:  # nothing to launch
+            return
         given = resolved(op, lambda value: step[value].float())
         step[out].copy_(formula(step.plain, given))
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quire.devices import recurrent_ops as ops
-from quire.devices.cuda.copies import sent
+from quire.devices.cuda.copies import aligned, sent
 from quire.devices.cuda.kernels import experts, recurrent
 from quire.devices.cuda.kernels.recurrent import Scan, StateStep
 from quire.devices.cuda.pack import own_matrix
@@ -34,8 +34,10 @@ def state_step(inputs: ModelInput, device: Any) -> StateStep:
     firsts = np.searchsorted(owners[by_owner], np.arange(batch + 1))
     parts = [given.rows_B, given.open_B, fresh, given.kept_B, inputs.cu_q_B1, firsts, targets[by_owner]]
     every = [part.astype(np.int32).reshape(-1) for part in (*parts, np.repeat(order, counts))]
-    tensors: Any = torch.split(sent(np.concatenate(every), device), [len(part) for part in every])
-    return StateStep(bool((given.kept_B < counts).any()), *tensors)
+    whole = [aligned(part) for part in every]
+    tensors: Any = torch.split(sent(np.concatenate(whole), device), [len(part) for part in whole])
+    own = (tensor[: len(part)] for tensor, part in zip(tensors, every, strict=True))
+    return StateStep(bool((given.kept_B < counts).any()), *own)
 
 
 def _state(step: CudaStep, op: Any) -> tuple[recurrent.State, StateStep]:

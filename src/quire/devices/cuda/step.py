@@ -10,7 +10,7 @@ import torch
 
 from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena
 from quire.devices.cuda.cache import CudaKVCache
-from quire.devices.cuda.copies import sent
+from quire.devices.cuda.copies import aligned, sent
 from quire.devices.cuda.fuse import SCALE
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors, work_tensors
@@ -22,7 +22,7 @@ from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape, work_list
 from quire.devices.inputs import received
 from quire.devices.ops import Value
-from quire.devices.protocol import Array, FloatArray, ModelInput
+from quire.devices.protocol import FloatArray, ModelInput
 from quire.devices.torch.cache import TorchStep
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class CudaStep:
             parts += [inputs.slots_B, inputs.appended_C3]
         if inputs.unseen_U2 is not None:
             parts.append(inputs.unseen_U2)
-        every = [places_T.view(np.int32), *(_aligned(part) for part in parts)]
+        every = [aligned(part) for part in (places_T.view(np.int32), *parts)]
         sizes = [len(part) for part in every]
         packed = sent(np.concatenate(every), cache.device)
         places, *found = torch.split(packed, sizes)
         self.tokens, self.positions, self.logit_rows, cu_q, kv_len, rows, table, *self._unseen = (
             tensor[: part.size] for tensor, part in zip(found, parts, strict=True)
         )
-        self.places = places.view(torch.int64)
+        self.places = places.view(torch.int64)[: len(places_T)]
         if mirror is None:
             mirror = table.view(batch, -1)
         elif len(table):
@@ -171,8 +171,3 @@ class CudaStep:
     def _listed(self, shape: WorkShape, width: int) -> WorkTensors:
         work = work_list(self.inputs.cu_q_B1, self.inputs.kv_len_B, shape, self._run.target.processors)
         return work_tensors(work, shape, width, partial(sent, device=self.cache.device), self.empty)
-
-
-def _aligned(part: Array) -> Array:
-    """Int32 numbers in whole pieces of 16 bytes."""
-    return np.concatenate([part.reshape(-1), np.zeros(-part.size % 4, np.int32)])

@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import triton
-import triton.language as tl
-
 from quire.devices.cuda.kernels.experts import Weights, expert_tile, multiply_pairs
 from quire.devices.cuda.kernels.math import activate, gate
 from quire.devices.cuda.kernels.products import product_tiles
 from quire.devices.cuda.kernels.routing import sort_pairs
+from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import ProductTile
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from quire.devices.cuda.kernels.math import LOG2E, tanh
+from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import SEGMENT
 from quire.devices.cuda.work import Work, WorkShape
@@ -125,7 +124,7 @@ def set_aside(partial_values, partial_states, number, row, d, most, total, value
     tl.store(partial_states + state * 2 + 1, tl.max(total, 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def attention(
     q, keys, values, key_scales, value_scales, out, sinks, slopes, bias, scores, cu_q, kv_len, slots, block_table,
     items, partial_values, partial_states, scale, table_stride, score_stride, positions,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import triton
-import triton.language as tl
-
 from quire.devices.cuda.kernels.math import activate, exp, tanh
 from quire.devices.cuda.kernels.norm import shape_of
+from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launch, Launcher, launch
 from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, Elementwise, SparseGELU, Temperature
 from quire.errors import EngineError

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from quire.devices.cuda.kernels import packed
 from quire.devices.cuda.kernels.packed import packed_tiles
 from quire.devices.cuda.kernels.products import closed, product_tiles, sums
 from quire.devices.cuda.kernels.routing import sort_pairs
+from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import ProductTile, ProductTiles
 

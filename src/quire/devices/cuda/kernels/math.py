@@ -1,7 +1,6 @@
 """Functions of float32 tiles that several kernels share. Each rounds every step by itself."""
 
-import triton
-import triton.language as tl
+from quire.devices.cuda.language import tl, triton
 
 LOG2E = tl.constexpr(1.4426950408889634)
 

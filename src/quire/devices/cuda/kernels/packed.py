@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from quire.devices.cuda.kernels.norm import rounded_row, shape_of
 from quire.devices.cuda.kernels.products import product, product_grid
+from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import NIBBLES, WIDE, ProductTiles
 

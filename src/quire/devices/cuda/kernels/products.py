@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from quire.devices.cuda.kernels.math import activate, gate
+from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import SINGLE, WIDE, ProductTile, ProductTiles
 

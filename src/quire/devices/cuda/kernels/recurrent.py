@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import triton
-import triton.language as tl
-
 from quire.devices.cuda.kernels.experts import NUMBERS
 from quire.devices.cuda.kernels.math import activate, exp, sigmoid
+from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import Shape
 
@@ -63,7 +61,7 @@ def advanced(state, keys, values, steps, betas, rate, first, row, column, bound,
     return state
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["open_stride"])
 def scanned(
     keys, values, steps, betas, queries, rates, skips, out, states, waiting, rows, opened, fresh, cu_q, firsts, targets,
     key_stride, value_stride, step_stride, beta_stride, query_stride, out_stride, open_stride, width,
@@ -132,7 +130,7 @@ def history(x, states, waiting, own, start, replayed, is_fresh, i, channel, know
     return given + tl.load(cell, mask=known & (old < 0) & (is_fresh == 0), other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["open_stride"])
 def convolved(x, weight, bias, out, states, waiting, rows, opened, fresh, cu_q, sequences, width, x_stride, out_stride,
               open_stride, TAPS: tl.constexpr, DILATION: tl.constexpr, ACTIVATION: tl.constexpr,
               BLOCK: tl.constexpr):  # fmt: skip
@@ -154,7 +152,7 @@ def convolved(x, weight, bias, out, states, waiting, rows, opened, fresh, cu_q, 
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["open_stride"])
 def ngrams(
     x, addresses, sizes, multipliers, out, states, waiting, rows, opened, fresh, cu_q, sequences, width, out_stride,
     open_stride, END: tl.constexpr, LENGTH: tl.constexpr, EACH: tl.constexpr, NUMBER: tl.constexpr,
@@ -181,7 +179,7 @@ def ngrams(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["open_stride"])
 def moved(x, states, waiting, rows, opened, fresh, cu_q, firsts, targets, width, x_stride, open_stride,
           LENGTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Store the last inputs of a sequence wherever the step asks for them, at last in its own row."""
@@ -199,7 +197,7 @@ def moved(x, states, waiting, rows, opened, fresh, cu_q, firsts, targets, width,
         tl.store(states + (kept * LENGTH + place) * width + channel, seen, mask=known & (kept >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["open_stride"])
 def set_open(
     x, waiting, rows, kept, cu_q, sequences, size, place, x_stride, open_stride, width, BLOCK: tl.constexpr
 ):

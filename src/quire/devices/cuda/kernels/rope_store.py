@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from quire.devices.cuda.kernels.attention import LayerCache
 from quire.devices.cuda.kernels.norm import NormTensors, root_mean_square
+from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launch, Launcher, launch
 from quire.devices.cuda.tiles import Shape
 from quire.devices.kv import FP8_MOST

@@ -1,0 +1,165 @@
+"""Kernels ahead of time: records what graphs launch on a target that need not be there, and compiles that.
+
+A graph runs over tensors without values, in steps of all sizes at which a choice can change: no list is kept by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from quire.devices import ops
+from quire.devices.adapters import Adapter, Change, Up
+from quire.devices.artifacts import Artifacts
+from quire.devices.choices import Choices
+from quire.devices.cuda.adapters import CHANGEABLE
+from quire.devices.cuda.backend import CudaBackend
+from quire.devices.cuda.cubins import about_of, cubin
+from quire.devices.cuda.hidden import CudaRows
+from quire.devices.cuda.kernels import sample
+from quire.devices.cuda.kernels.adapted import RANKS
+from quire.devices.cuda.launch import Launch, described, specialized
+from quire.devices.cuda.target import Target
+from quire.devices.graph import Graph
+from quire.devices.protocol import Executable, KVCache, KVSpec, Limits, ModelInput, StateInput
+from quire.errors import ConfigError
+from quire.progress import progress
+
+LONG = 8192  # positions of a context: attention splits it where few programs run
+DRAFT = 4  # tokens of a sequence that may be taken back
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingLauncher:
+    """Keeps the first launch of each kernel as it would be compiled. Tensors are torch's meta tensors."""
+
+    target: Target
+    launches: dict[tuple[Any, ...], Launch] = field(default_factory=dict)
+
+    def __call__(self, launch: Launch) -> None:
+        if 0 not in launch.grid:
+            self.launches.setdefault(specialized(launch), launch)
+
+
+class TargetBackend(CudaBackend):
+    """Packs weights for a target on the CPU, and remembers the graphs that are planned. It runs none."""
+
+    def __init__(self, target: Target, choices: Choices, threads: int | None) -> None:
+        self.recorded = RecordingLauncher(target)
+        super().__init__(None, choices, threads)
+        self._planned: list[tuple[Graph, KVSpec, Limits]] = []
+
+    def _launcher(self, artifacts: Path | None) -> RecordingLauncher:
+        return self.recorded
+
+    @property
+    def name(self) -> str:
+        return f"kernels for {self._run.target.name}, compiled ahead"
+
+    def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
+        self._planned.append((graph, kv_spec, limits))
+        return super().workspace_bytes(graph, kv_spec, limits)
+
+    def free_memory(self) -> int:
+        raise ConfigError(
+            f"{self._run.target.name} is a target of `quire build`, and no device that runs a model: choose --device"
+        )
+
+    def write_artifacts(self, folder: Path, block_size: int) -> int:
+        """Compile every kernel that the planned graphs launch, and write the cubins to a folder."""
+        self.record(block_size)
+        made = Artifacts(folder, about_of(self._run.target), "")
+        launches = {described(launch): launch for launch in self.recorded.launches.values()}
+        label = f"compiling {len(launches)} kernels for {self._run.target.name}"
+        with progress(label, len(launches), "kernels") as told, ThreadPoolExecutor(self.threads) as threads:
+            compiled = threads.map(partial(cubin, target=self._run.target), launches.values())
+            for key, (code, about) in zip(launches, compiled, strict=True):
+                made.add(key, code, msgspec.to_builtins(about))
+                told(1)
+        made.save()
+        return len(made.files)
+
+    def record(self, block_size: int) -> None:
+        """List what the planned graphs launch."""
+        for graph, spec, limits in self._planned:
+            self._record(graph, spec, limits, block_size)
+
+    def _record(self, graph: Graph, spec: KVSpec, limits: Limits, block_size: int) -> None:
+        outline, meta = self.outline(), torch.device("meta")
+        blocks = -(-(LONG + limits.max_tokens) // block_size)
+        states = (limits.max_seqs, DRAFT) if spec.bytes_per_state(0) else ()
+        kv = outline.kv_cache(spec, blocks, block_size, *states)
+        made = outline.compile(graph, kv, limits)
+        for inputs in steps(graph, kv, limits, blocks, bool(states)):
+            self._step(made, inputs, limits)
+        if limits.max_adapters:
+            for adapter in adapters(graph):
+                made.adapt(0, adapter)
+                for inputs in steps(graph, kv, limits, blocks, bool(states), adapted=True):
+                    self._step(made, inputs, limits)
+        if graph.logits is None:
+            return
+        logits = torch.empty(1, graph.vocab_size, dtype=torch.float32, device=meta)
+        numbers, reals = (torch.empty(1, 4, dtype=kind, device=meta) for kind in (torch.int64, torch.float64))
+        masks = torch.empty(1, -(-graph.vocab_size // 32), dtype=torch.int32, device=meta)
+        for given in (None, masks):
+            out = torch.empty(1, dtype=torch.int32, device=meta)
+            sample.sample(self.recorded, logits, given, numbers, reals, out)
+
+    def _step(self, made: Executable, inputs: ModelInput, limits: Limits) -> None:
+        made.run(inputs)
+        rest, most = len(inputs.logit_rows_L), limits.max_logit_rows
+        if rest > most:
+            made.logits(most, min(rest, 2 * most))
+
+
+def sizes(most: int) -> list[int]:
+    """Sizes on both sides of all powers of two, which is where choices change."""
+    powers = [1 << power for power in range(most.bit_length())]
+    return sorted({most} | {size for power in powers for size in (power, power + 1) if size <= most})
+
+
+def steps(
+    graph: Graph, kv: KVCache, limits: Limits, blocks: int, stateful: bool, adapted: bool = False
+) -> Iterator[ModelInput]:
+    """Steps of all sizes: one sequence, or as many as there can be; after short and long contexts."""
+    table = np.zeros((limits.max_seqs, blocks), np.int32)
+    received = next((op.columns for op in graph.ops if isinstance(op, ops.Receive)), 0)
+    for size in sizes(limits.max_tokens):
+        for batch in {1, min(size, limits.max_seqs)}:
+            for context in (0, LONG):
+                counts = np.full(batch, size // batch, np.int32)
+                counts[-1] += size - counts.sum()
+                cu_q = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
+                order = np.arange(batch, dtype=np.int32)
+                length = counts + context
+                positions = np.arange(size) + np.repeat(length - cu_q[1:], counts)
+                for kept in (counts, counts - counts.clip(max=DRAFT - 1))[: 1 + stateful]:
+                    yield ModelInput(
+                        np.zeros(size, np.int32), positions.astype(np.int32), cu_q, length, order, table,
+                        np.arange(size, dtype=np.int32) if size <= limits.max_logit_rows else cu_q[1:] - 1,
+                        hidden_TD=CudaRows(torch.empty(size, received, device="meta")) if received else None,
+                        adapters_B=np.zeros(batch, np.int32) if adapted else None,
+                        states=StateInput(order, 0 * order, kept, np.zeros((0, 3), np.int32)) if stateful else None,
+                    )  # fmt: skip
+
+
+def adapters(graph: Graph) -> Iterator[Adapter]:
+    """Adapters that change every product, with and without gains and shifts."""
+    for gain, shift in ((False, False), (True, False), (False, True), (True, True)):
+        changes = {}
+        for op in graph.ops:
+            if isinstance(op, CHANGEABLE):
+                rows, columns = op.table.shape[::-1] if isinstance(op, ops.Embed) else op.weight.shape
+                down, up = np.zeros((RANKS, columns), np.float32), np.zeros((rows, RANKS), np.float32)
+                given = (np.ones(rows, np.float32) if there else None for there in (gain, shift))
+                changes[op.path] = Change(down, (Up(up, 0, 0),), *given)
+        yield Adapter(changes)

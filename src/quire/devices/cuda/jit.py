@@ -1,0 +1,98 @@
+"""Launchers that need Triton: its interpreter, and its compiler, at a first launch or for a target that is not here."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas_version
+from triton.compiler import ASTSource, CompiledKernel
+
+from quire.devices.cuda.interpreter import interpret
+from quire.devices.cuda.launch import Launch, ordered, signature
+from quire.devices.cuda.target import INTERPRETER, Target
+
+
+@dataclass(frozen=True, slots=True)
+class InterpretedLauncher:
+    """Runs kernels on CPU tensors."""
+
+    target: Target = INTERPRETER
+
+    def __call__(self, launch: Launch) -> None:
+        interpret(launch.kernel, launch.grid, launch.args, launch.constants)
+
+
+@dataclass(frozen=True, slots=True)
+class JitLauncher:
+    """Compiles kernels when they are first launched, for the tensors' device and torch's current stream."""
+
+    target: Target
+
+    def __post_init__(self) -> None:
+        find_cache()
+
+    def __call__(self, launch: Launch) -> None:
+        if 0 in launch.grid:
+            return
+        launch.kernel[launch.grid](**launch.args, **launch.constants, **options(launch))
+
+
+@dataclass(frozen=True, slots=True)
+class CompilingLauncher:
+    """Compiles what is launched, for a target that need not be there. Its tensors may be torch's meta tensors."""
+
+    target: Target
+    compiled: list[CompiledKernel] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        find_cache()
+
+    def __call__(self, launch: Launch) -> None:
+        self.compiled.append(compile_launch(launch, self.target))
+
+
+def find_cache() -> None:
+    """Let Triton keep compiled kernels for this process alone where its own directory cannot be written."""
+    place = triton.knobs.cache.dir
+    try:
+        os.makedirs(place, exist_ok=True)
+        writable = os.access(place, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        triton.knobs.cache.dir = tempfile.mkdtemp(prefix="quire-kernels-")
+
+
+def options(launch: Launch) -> dict[str, Any]:
+    """Options of a launch for the compiler. Multiplications and additions stay apart: each rounds by itself."""
+    shape = launch.shape
+    return {"num_warps": shape.warps, "num_stages": shape.stages, "enable_fp_fusion": False}
+
+
+def compile_launch(launch: Launch, target: Target) -> CompiledKernel:
+    """Compile a launch. Pointers, and integers divisible by 16, are promised to stay so, as Triton's JIT does."""
+    names = launch.kernel.arg_names
+    types, constants, attributes = {}, {}, {}
+    given = {name: kind for (name, _), kind in zip(ordered(launch), signature(launch), strict=True)}
+    for index, name in enumerate(names):
+        kind = given.get(name)
+        if kind is None:
+            types[name], constants[(index,)] = "constexpr", launch.constants.get(name)
+            continue
+        types[name], _, aligned = kind.partition(":")
+        if aligned:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=launch.kernel, signature=types, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", target.capability, 32), options=options(launch))
+
+
+def toolkit(target: Target) -> str:
+    """The release of CUDA whose assembler makes cubins for a target, such as 13.4."""
+    found = re.search(r"release ([0-9]+\.[0-9]+)", get_ptxas_version(target.capability))
+    return found[1] if found else "0.0"
