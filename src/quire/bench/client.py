@@ -1,7 +1,7 @@
 """A light HTTP client for streamed completions that records when each piece arrives.
 
-Each connection is one asyncio protocol, and httptools does the framing. An event costs a few microseconds, so a few
-hundred streams on the server's own machine measure the server rather than this client. Knows no datasets.
+An event costs a few microseconds, so a few hundred streams on the server's own machine measure the server rather than
+this client. Knows no datasets.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import json
 import ssl
 import time
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
-import httptools
 import msgspec
 
 from quire.errors import ConfigError, EngineError
+from quire.serve.threads import within
+from quire.serve.upstream import Address, Lost, Upstream, message
 
 MAX_ERROR_BODY = 2000
 
@@ -85,10 +86,8 @@ class Outcome:
 class Target:
     """The server to send to. `headers` may hold a key, so they are never shown."""
 
-    host: str
-    port: int
+    address: Address
     base_path: str = ""
-    tls: ssl.SSLContext | None = None
     headers: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -111,17 +110,15 @@ class Target:
             if not name or any(c in f"{name}{value}" for c in "\r\n\0"):
                 raise ConfigError(f"header {name!r} holds a line break or has no name")
         port = port or (443 if tls else 80)
-        return cls(parts.hostname, port, parts.path.rstrip("/"), tls, dict(headers or {}))
+        return cls(Address(parts.hostname, port, tls), parts.path.rstrip("/"), dict(headers or {}))
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.base_path}"
+        return f"{'https' if self.address.tls else 'http'}://{self.address.shown}{self.base_path}"
 
     def head(self, method: str, path: str) -> bytes:
         """The request line and headers, without the length of the body."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        lines = [f"{method} {self.base_path}{path} HTTP/1.1", f"Host: {host}:{self.port}"]
+        lines = [f"{method} {self.base_path}{path} HTTP/1.1", f"Host: {self.address.shown}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         return "\r\n".join(lines).encode("utf-8") + b"\r\n"
 
@@ -215,167 +212,44 @@ class EventStream:
             outcome.pieces.append(text)
 
 
-class _Connection(asyncio.Protocol):
-    """One connection. It carries one request at a time."""
-
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.reused = False
-        self.stream: EventStream | None = None
-        self._idle()
-
-    def _idle(self) -> None:
-        self.finished: asyncio.Future[None] | None = None
-        self.status = 0
-        self.body: list[bytes] = []
-        self.keep_alive = False
-        self.answered = False
-        self._framed = False
-        self._now = 0.0
-
-    def send(self, message: bytes, stream: EventStream | None) -> asyncio.Future[None]:
-        assert self.transport is not None
-        self._idle()
-        self.stream = stream
-        self.finished = asyncio.get_running_loop().create_future()
-        self._parser = httptools.HttpResponseParser(self)
-        self.transport.write(message)
-        return self.finished
-
-    @property
-    def usable(self) -> bool:
-        return self.transport is not None and not self.transport.is_closing()
-
-    def close(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-    # --- called by asyncio
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._now = time.perf_counter()
-        self.answered = True
-        if self.finished is None or self.finished.done():
-            self.close()
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._fail(f"the response is not HTTP: {error}")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.finished is None or self.finished.done():
-            return
-        if self.status and not self._framed and exc is None:
-            self.on_message_complete()  # a body that ends with the connection
-        else:
-            self._fail(f"the connection was closed{f': {exc}' if exc else ''}")
-
-    def _fail(self, why: str) -> None:
-        if self.finished is not None and not self.finished.done():
-            self.finished.set_exception(ConnectionError(why))
-        self.close()
-
-    # --- called by httptools
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._framed |= name.lower() in (b"content-length", b"transfer-encoding")
-
-    def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-
-    def on_body(self, body: bytes) -> None:
-        if self.stream is not None and self.status == 200:
-            self.stream.feed(body, self._now)
-        else:
-            self.body.append(body)
-
-    def on_message_complete(self) -> None:
-        if self.status < 200 or self.finished is None or self.finished.done():
-            return
-        self.keep_alive = self._framed and self._parser.should_keep_alive()
-        if self.stream is not None and self.status == 200:
-            self.stream.end(self._now)
-        self.finished.set_result(None)
-
-
 class Client:
     """Keep-alive connections to one target. Use it from one event loop and close it when done."""
 
     def __init__(self, target: Target, timeout: float) -> None:
         self.target = target
         self.timeout = timeout
-        self._idle: list[_Connection] = []
+        self._upstream = Upstream(target.address, timeout)
 
     async def stream(self, path: str, body: bytes, outcome: Outcome) -> None:
         """POST `body` and read the events of the response into `outcome`. Any failure is recorded there too."""
-        head = self.target.head("POST", path)
+        events = EventStream(outcome)
         outcome.start = time.perf_counter()
+        sent = message(self.target.head("POST", path), ((b"Content-Type", b"application/json"),), body)
+        asking = self._upstream.whole(sent, lambda data: events.feed(data, time.perf_counter()))
         try:
-            connection = await self._exchange(_message(head, body), EventStream(outcome))
+            status, said = await within(self.timeout, asking)
         except asyncio.TimeoutError:
             outcome.error = f"no end after {self.timeout:g} s"
-        except OSError as error:
-            outcome.error = str(error) or type(error).__name__
+        except Lost as lost:
+            outcome.error = str(lost)
         else:
-            if connection.status != 200:
-                outcome.error = f"HTTP {connection.status}: {_reason(b''.join(connection.body))}"
+            if status == 200:
+                events.end(time.perf_counter())
+            else:
+                outcome.error = f"HTTP {status}: {_reason(said)}"
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """GET a page and return its status and body. Raises EngineError if there is no response."""
         try:
-            connection = await self._exchange(_message(self.target.head("GET", path), b""), None)
-        except (OSError, asyncio.TimeoutError) as error:
+            return await within(self.timeout, self._upstream.whole(message(self.target.head("GET", path))))
+        except (Lost, asyncio.TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise EngineError(
                 f"no response from {self.target.url}: {why}; is the server running there?"
             ) from error
-        return connection.status, b"".join(connection.body)
 
     def close(self) -> None:
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
-
-    async def _exchange(self, message: bytes, stream: EventStream | None) -> _Connection:
-        while True:
-            connection = await self._connect()
-            try:
-                await asyncio.wait_for(connection.send(message, stream), self.timeout)
-            except (asyncio.TimeoutError, asyncio.CancelledError):
-                connection.close()
-                raise
-            except ConnectionError:
-                if connection.reused and not connection.answered:
-                    continue  # the server had closed this idle connection before the request
-                raise
-            if connection.keep_alive and connection.usable:
-                self._idle.append(connection)
-            else:
-                connection.close()
-            return connection
-
-    async def _connect(self) -> _Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                connection.reused = True
-                return connection
-        target = self.target
-        opening = asyncio.get_running_loop().create_connection(
-            _Connection, target.host, target.port, ssl=target.tls
-        )
-        _, connection = await asyncio.wait_for(opening, self.timeout)
-        return connection
-
-
-def _message(head: bytes, body: bytes) -> bytes:
-    if not body:
-        return head + b"\r\n"
-    return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        self._upstream.close()
 
 
 def _reason(body: bytes) -> str:

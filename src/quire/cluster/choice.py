@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 OTHERS = 8
 MOST_HOLDERS = 16
 LOST_AFTER = 600.0
+MIXER, HALF = np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
 FOUND_WEIGHT = 3
 """Tokens to compute count three times: those found also spare the wait of others."""
 
@@ -44,7 +45,10 @@ class _Pool(msgspec.Struct):
     hashes: np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
-class Choice:
+R = TypeVar("R", bound=Replica)
+
+
+class Choice(Generic[R]):
     """Chooses replicas, and books requests there until their end, or for `LOST_AFTER` seconds.
 
     Routers that work side by side begin their turns at different places (`first`).
@@ -58,16 +62,17 @@ class Choice:
             "round_robin": self._in_turn,
         }[policy]
         self._step = first
-        self.replicas: list[Replica | None] = []
+        self.replicas: list[R | None] = []
         self.prefixes = Prefixes()
         self.booked: dict[Booking, None] = {}
         self._pools: dict[str, _Pool] = {}
         self._next_check = -math.inf
 
-    def add(self, replica: Replica, cache_tokens: int = 1 << 20) -> int:
+    def add(self, replica: R, cache_tokens: int = 1 << 20) -> int:
         """Add a replica. The number returned names it from now on."""
         index = self.replicas.index(None) if None in self.replicas else len(self.replicas)
         self.replicas[index : index + 1] = [replica]
+        replica.index = index
         self.prefixes.add(index, cache_tokens)
         self._pools.clear()
         return index
@@ -92,7 +97,7 @@ class Choice:
         self.at(index).labels = frozenset(labels)
         self._pools.clear()
 
-    def at(self, index: int) -> Replica:
+    def at(self, index: int) -> R:
         """Find a replica by its number."""
         replica = self.replicas[index]
         assert replica is not None
@@ -141,14 +146,17 @@ class Choice:
         """Take the first in the session's order (rendezvous hashing) that does not wait twice as long as others."""
         if not ask.session:
             return self._by_prefix(ask, pool, bits, now)
-        scores = pool.hashes ^ np.uint64(xxhash.xxh3_64_intdigest(ask.session.encode()))
-        for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
-            scores *= np.uint64(factor)
-            scores ^= scores >> np.uint64(31)
         others = self._others(pool, bits)
         most = 1.0 + 2 * sum(self.at(index).wait(now) for index in others) / len(others)
-        order: Iterator[int] = (pool.indexes[place] for place in reversed(scores.argsort().tolist()))
-        return next(index for index in order if bits >> index & 1 and self.at(index).wait(now) <= most)
+        scores = (pool.hashes ^ np.uint64(xxhash.xxh3_64_intdigest(ask.session.encode()))) * MIXER
+        scores ^= scores >> HALF
+        scores *= MIXER
+        while True:
+            place = int(scores.argmax())
+            index = pool.indexes[place]
+            if bits >> index & 1 and self.at(index).wait(now) <= most:
+                return index
+            scores[place] = 0
 
     def _in_turn(self, ask: Ask, pool: _Pool, bits: int, now: float) -> int:
         return next(_some(bits, pool.indexes[self._step % len(pool.indexes)], 1))

@@ -49,6 +49,7 @@ class Replica:
         self, name: str, labels: Iterable[str] = (), *, rate: float = 1000.0, state: State = "up"
     ) -> None:
         self.name, self.labels, self.state = name, frozenset(labels), state
+        self.index = -1  # its number in a choice
         self.rate, self.decode_rate = rate, math.inf
         self.since = self.clear = -math.inf  # when it came up; when its queue will be empty
         self.running = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
@@ -21,13 +22,13 @@ from quire.cluster.prefixes import Prompt, digests
 from quire.cluster.replicas import Member, Replicas, label
 from quire.cluster.streams import DiffersError, Passage, Reader
 from quire.cluster.tally import Tally
-from quire.cluster.upstream import Connection, Headers, Lost
 from quire.errors import QuireError
 from quire.serve.admission import is_anthropic, route_path
 from quire.serve.anthropic.protocol import error_body
 from quire.serve.errors import ErrorInfo, HttpError, as_http, unavailable
 from quire.serve.held import BLOCK_BYTES, written
-from quire.serve.stream import KEEP_ALIVE, Disconnected, watched
+from quire.serve.stream import KEEP_ALIVE, Disconnected, event, watched
+from quire.serve.upstream import Connection, Headers, Lost
 
 log = logging.getLogger("quire.route")
 
@@ -91,8 +92,9 @@ class Request:
         }
 
     def first(self) -> tuple[str, Headers, bytes]:
-        """Write the request for its first replica, or for one that begins again."""
-        return quote(self.path), [*self.headers, (b"x-quire-route", _encode(self.route))], self.body
+        """Write the request for its first replica, or for one that begins again: first line, headers and body."""
+        line = f"{self.method} {quote(self.path)}"
+        return line, [*self.headers, (b"x-quire-route", _encode(self.route))], self.body
 
     def on(self, passage: Passage) -> tuple[str, Headers, bytes]:
         """Write the request for a replica that goes on after what was sent."""
@@ -100,7 +102,7 @@ class Request:
         body: dict[str, object] = {"path": self.path, "body": self.body.decode(), "headers": headers}
         body |= {"route": self.route, "sent": passage.sent, "events": passage.events}
         about = [(b"content-type", b"application/json"), (b"x-quire-route", _encode(self.route))]
-        return "/internal/resume", about, _encode(body)
+        return "POST /internal/resume", about, _encode(body)
 
 
 class Relay(Response):
@@ -115,67 +117,71 @@ class Relay(Response):
         self._request, self._replicas, self._tally = request, replicas, tally
         self._config, self._live = config, live
         self._passage = Passage()
-        self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         self._started = False
         self._kind = self._crossed = ""
         self._moves = self._engines = 0
         self._busy: set[int] = set()
-        self._last: HttpError | None = None  # why the last replica did not answer
+        self._refusal: HttpError | None = None  # of the last that is busy
 
     def fail(self, error: Exception) -> None:
         """End the answer with an error, or because its client has gone."""
         self._error = self._error or error
-        if self._connection is not None:
-            self._connection.fail(error)
+        if self._task is not None:
+            self._task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         direct: Send = scope.get("quire.send", send)
         outcome = "failed"
         self._live.add(self)
+        # In its own task, so that each event does not wake all the layers above.
+        self._task = asyncio.create_task(self._run(send, direct))
         try:
             async with watched(receive, self):
-                while not await self._try(send, direct):
-                    pass
+                await self._task
             outcome = "moved" if self._moves else "answered"
-        except Disconnected:
-            outcome = "disconnected"
-        except QuireError as error:
-            if not self._started:
-                raise
-            log.warning("%s ends with an error: %s", self._request.id, error)
-            await _send(direct, self._error_event(as_http(error)), last=True)
+            if self._moves and self._passage.marks and random.random() < self._config.verify_failover:
+                await self._compare()
+        except (asyncio.CancelledError, QuireError) as ended:
+            error = self._error or ended
+            if isinstance(error, Disconnected):
+                outcome = "disconnected"
+            elif not self._started or not isinstance(error, QuireError):
+                raise error from None
+            else:
+                log.warning("%s ends with an error: %s", self._request.id, error)
+                await _send(direct, self._error_event(as_http(error)), last=True)
         finally:
             self._live.discard(self)
             self._tally.count("requests", outcome)
 
-    async def _try(self, send: Send, direct: Send) -> bool:
-        """Ask one replica; whether its answer came to an end."""
-        member, booking = await self._choose(direct)
-        try:
-            return await self._answer(member, await self._ask(member), send, direct)
-        except Lost as lost:
-            self._lost(member, lost)
-            return False
-        finally:
-            made, self._connection = self._connection, None
-            self._replicas.end(booking, computed=made is not None and made.status == 200)
-            if made is not None:
-                member.upstream.release(made)
+    async def _run(self, send: Send, direct: Send) -> None:
+        """Ask replicas, one after the other, until the answer has come to its end."""
+        while True:
+            member, booking = await self._choose(direct)
+            begun = False
+            try:
+                asked = self._request.on(self._passage) if self._passage.marks else self._request.first()
+                async with member.upstream.asked(member.message(*asked)) as connection:
+                    begun = connection.status == 200
+                    if load := connection.header(b"x-quire-load"):
+                        self._replicas.word(member, load)
+                    await self._answer(member, connection, send, direct)
+                return
+            except Lost as lost:
+                self._lost(member, lost)
+            finally:
+                self._replicas.end(booking, computed=begun)
 
     # --- where to
 
     async def _choose(self, send: Send) -> tuple[Member, Booking]:
         """Find a replica; wait for one while none is up."""
         until = time.monotonic() + self._config.failover_timeout
-        while True:
-            if self._error is not None:
-                raise self._error
-            began = time.perf_counter()
-            if found := self._find():
-                break
-            if self._busy and not self._started:  # all that are up refuse
-                raise self._last or unavailable("all replicas are busy: try again later")
+        while (found := self._find()) is None:
+            if self._refusal and self._busy and not self._started:  # all that are up refuse
+                raise self._refusal
             self._busy.clear()
             if (left := until - time.monotonic()) <= 0:
                 self._tally.count("refusals", "no replica")
@@ -183,9 +189,7 @@ class Relay(Response):
             await self._replicas.changed(min(WAIT_SECONDS, left))
             if self._started:
                 await _send(send, KEEP_ALIVE)
-        self._tally.decisions.observe(time.perf_counter() - began)
-        member = found[0]
-        kind = member.kind_of(self._request.model)
+        kind = found[0].kind_of(self._request.model)
         if self._kind not in ("", kind):
             self._crossed = kind
             self._tally.count("moves", "crossed")
@@ -196,23 +200,23 @@ class Relay(Response):
 
     def _find(self) -> tuple[Member, Booking] | None:
         """Choose in the class of the first replica, else in any if that is allowed."""
+        began = time.perf_counter()
         model = self._request.model if self._replicas.knows(self._request.model) else ""
         kinds = [self._kind, ""] if self._config.failover_across == "allow" else [self._kind]
         for kind in dict.fromkeys(kinds):
             ask = msgspec.structs.replace(self._request.ask, pool=label(model, kind))
             if found := self._replicas.choose(ask, self._busy):
+                self._tally.decisions.observe(time.perf_counter() - began)
                 return found
         return None
 
     def _lost(self, member: Member, lost: Lost) -> None:
         """Count what happened; raises what ends the request."""
-        if self._error is not None:
-            raise self._error
         if lost.cause != "busy":
             self._replicas.failed(member, lost.cause, str(lost))
         self._engines += lost.cause == "engine"
         if self._engines >= MOST_ENGINES:
-            raise self._last or _failed(f"{self._engines} engines died while this request ran")
+            raise _failed(f"{self._engines} engines died while this request ran", 500)
         self._moves += lost.cause not in ("busy", "refused")
         self._tally.count("moves" if self._passage.events else "retries", lost.cause)
         if self._moves > MOST_MOVES:
@@ -220,20 +224,7 @@ class Relay(Response):
 
     # --- one replica
 
-    async def _ask(self, member: Member) -> Connection:
-        request = self._request
-        told = request.on(self._passage) if self._passage.marks else request.first()
-        connection = await member.upstream.ask(request.method, *told, self._made)
-        if load := connection.header(b"x-quire-load"):
-            self._replicas.word(member, load)
-        return connection
-
-    def _made(self, connection: Connection) -> None:
-        self._connection = connection
-        if self._error is not None:
-            connection.fail(self._error)
-
-    async def _answer(self, member: Member, connection: Connection, send: Send, direct: Send) -> bool:
+    async def _answer(self, member: Member, connection: Connection, send: Send, direct: Send) -> None:
         """Pass an answer on. Raises Lost if it must be asked of another replica."""
         headers = [pair for pair in connection.headers if pair[0] in SENT_BACK]
         start = {"type": "http.response.start", "status": connection.status, "headers": headers}
@@ -242,7 +233,7 @@ class Relay(Response):
                 self._started = True
                 await send(start)
             await self._stream(member, connection, direct)
-            return True
+            return
         body = await connection.rest()
         self._check(member, connection)
         if self._started:
@@ -252,31 +243,26 @@ class Relay(Response):
             headers.append((b"x-quire-crossed", self._crossed.encode()))
         await send(start)
         await _send(send, body, last=True)
-        return True
 
     def _check(self, member: Member, connection: Connection) -> None:
         """Raise Lost for an answer that another replica may give better."""
         status = connection.status
         if status in (401, 403):
-            self._last = _failed("the replicas do not take this router's key")
             raise Lost("killed", "it does not take this router's key")
-        if status not in (500, 502, 503):
-            return
-        self._last = _failed("a replica failed on this request", status)
         if status == 503:
-            self._busy.add(member.index)
+            self._refusal = _failed("a replica failed on this request", status)
             if retry := connection.header(b"retry-after"):
-                self._last.headers["Retry-After"] = retry.decode("latin-1")
+                self._refusal.headers["Retry-After"] = retry.decode("latin-1")
+            self._busy.add(member.index)
             raise Lost("busy", "it takes no more requests")
-        if connection.header(b"x-quire-moved") == b"engine":
-            raise Lost("engine", "its engine died")
         if status == 502:
             raise Lost("killed", "it answers 502")
+        if status == 500 and connection.header(b"x-quire-moved") == b"engine":
+            raise Lost("engine", "its engine died")
 
     async def _stream(self, member: Member, connection: Connection, send: Send) -> None:
         passage = self._passage
-        again = bool(passage.events) and not passage.marks
-        reader = Reader(passage, lambda told: self._replicas.word(member, told), again)
+        reader = Reader(passage, lambda told: self._replicas.word(member, told))
         try:
             while data := await connection.take():
                 passed = reader.feed(data)
@@ -294,26 +280,21 @@ class Relay(Response):
             if not passage.ended:
                 raise
         await _send(send, b"", last=True)
-        if self._moves and passage.marks and random.random() < self._config.verify_failover:
-            await self._compare()
 
     async def _compare(self) -> None:
         """Ask the same once more, and compare the tokens with those of the stream that was moved."""
         if (found := self._find()) is None:
             return
-        (member, booking), again, made = found, Passage(), list[Connection]()
+        (member, booking), again = found, Passage()
+        reader = Reader(again, lambda told: None)
         try:
-            request = self._request
-            connection = await member.upstream.ask(request.method, *request.first(), made.append)
-            reader = Reader(again, lambda told: None)
-            while data := await connection.take():
-                reader.feed(data)
+            async with member.upstream.asked(member.message(*self._request.first())) as connection:
+                while data := await connection.take():
+                    reader.feed(data)
         except Lost as lost:
             log.warning("%s could not be compared: %s", self._request.id, lost)
         finally:
             self._replicas.end(booking, computed=True)
-            for connection in made:
-                member.upstream.release(connection)
         if again.ended:
             same = _tokens(again.sent) == _tokens(self._passage.sent)
             self._tally.count("checks", "equal" if same else "differed")
@@ -324,11 +305,11 @@ class Relay(Response):
         """Write the event that ends a stream with an error."""
         path, info = self._request.path, error.info
         if is_anthropic(path, NoHeaders()):
-            return b"event: error\ndata: " + error_body(error, self._request.id) + b"\n\n"
+            return event(msgspec.Raw(error_body(error, self._request.id)), "error")
         if path == "/v1/responses":
-            event = {"type": "error", "sequence_number": self._passage.events, "code": info.code}
-            return b"event: error\ndata: " + _encode({**event, "message": info.message}) + b"\n\n"
-        return b"data: " + error.body() + b"\n\n"
+            told = {"sequence_number": self._passage.events, "code": info.code, "message": info.message}
+            return event({"type": "error", **told}, "error")
+        return event(msgspec.Raw(error.body()))
 
 
 async def _send(send: Send, data: bytes, last: bool = False) -> None:

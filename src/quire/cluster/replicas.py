@@ -6,24 +6,27 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import time
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from quire.cluster.choice import Ask, Choice
 from quire.cluster.loads import Booking, Load, Replica, State
 from quire.cluster.options import RouteConfig
-from quire.cluster.upstream import Address, Lost, Upstream
 from quire.errors import ConfigError
 from quire.serve.threads import within
+from quire.serve.upstream import Address, Headers, Lost, Upstream, message
 
 log = logging.getLogger("quire.route")
 
 PACE = 0.2
 """Seconds between two looks at a replica's load and cache."""
+WORD_AGE = 0.01
+"""Seconds before its coming that a word was written: what was sent since then is not in it."""
 LOOK_AGAIN = 0.5
 MOST_LOOKS = 100
 """Looks a second at replicas that are not there."""
@@ -56,41 +59,61 @@ _about, _told = msgspec.json.Decoder(About), msgspec.json.Decoder(_Told)
 _load = msgspec.json.Decoder(Load)
 
 
-class Member:
+class Member(Replica):
     """One replica as this router knows it. `number` names it to those who may not see addresses."""
 
-    def __init__(self, address: Address, key: str, number: int, replica: Replica, index: int) -> None:
-        self.address, self.number = address, number
-        self.replica, self.index = replica, index  # as `choice` knows it
-        self.upstream = Upstream(address, key)
+    def __init__(self, address: str, number: int, key: str) -> None:
+        super().__init__(address, state="down")
+        to = read_address(address)
+        self.number, self.upstream = number, Upstream(to)
+        self._fixed = f" HTTP/1.1\r\nhost: {to.shown}\r\nauthorization: Bearer {key}\r\n"
         self.about: About | None = None
-        self.drained = self.gone = False
+        self.drained = False
         self.heard = self.again = 0.0
         self.flaps, self.why = 0, "not reached yet"
         self.task: asyncio.Task[None] | None = None
 
-    @property
-    def state(self) -> State:
-        return self.replica.state
+    def message(self, line: str, headers: Headers = (), body: bytes = b"") -> bytes:
+        """Write a request to it, such as `GET /health`."""
+        return message(f"{line}{self._fixed}".encode(), headers, body)
 
     @property
     def kind(self) -> str:
         """Its class; "" while it is away."""
         return self.about.kind if self.about else ""
 
+    @property
+    def models(self) -> dict[str, _Model]:
+        return self.about.models if self.about else {}
+
     def kind_of(self, model: str) -> str:
         """Name the class of one of its models: an adapter has its own."""
-        found = self.about.models.get(model) if self.about else None
-        return (found.kind if found else "") or self.kind
+        return (model in self.models and self.models[model].kind) or self.kind
 
     def __str__(self) -> str:
-        return f"replica {self.number} ({self.address.text})"
+        return f"replica {self.number} ({self.name})"
 
     def describe(self) -> dict[str, object]:
         """Describe it to operators."""
-        models, running = sorted(self.about.models) if self.about else [], len(self.upstream.live)
-        told = {"replica": self.number, "address": self.address.text, "state": self.state, "why": self.why}
-        return {**told, "class": self.kind, "models": models, "running": running}
+        told = {"replica": self.number, "address": self.name, "state": self.state, "why": self.why}
+        return {**told, "class": self.kind, "models": sorted(self.models), "running": len(self.upstream.live)}
+
+
+def read_address(text: str) -> Address:
+    """Read `http[s]://host[:port]`, `host:port` or `unix:/path`. ConfigError: it is none of these."""
+    if text.startswith("unix:"):
+        return Address("localhost", 80, unix=text.removeprefix("unix:"))
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"--replica {text!r}: {error}") from error
+    plain = not (parts.path.strip("/") or parts.query or parts.fragment or parts.username or " " in text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not plain or port == 0:
+        raise ConfigError(f"--replica must look like http://host:port or unix:/path, got {text!r}")
+    if parts.scheme == "http":
+        return Address(parts.hostname, port or 80)
+    return Address(parts.hostname, port or 443, ssl.create_default_context())
 
 
 def label(model: str, kind: str = "") -> str:
@@ -101,30 +124,29 @@ def label(model: str, kind: str = "") -> str:
 class Replicas:
     """All replicas, which `choice` chooses among. Raises ConfigError for a wrong address."""
 
-    def __init__(self, choice: Choice, config: RouteConfig) -> None:
+    def __init__(self, choice: Choice[Member], config: RouteConfig) -> None:
         self.choice, self._config, self._silence = choice, config, config.silence_timeout
         self.members: dict[str, Member] = {}
-        self._by_index: dict[int, Member] = {}
         self._leaving: list[Member] = []  # no longer listed, but with streams
-        self._seen, self._number, self.num_up = "", 0, 0
+        self._seen, self._number = "", 0
         self._change = asyncio.Event()
         self.longest_silence = 0.0
         self._listed()
 
     # --- choosing
 
-    def states(self) -> Counter[str]:
-        """Count the replicas by state."""
-        return Counter(member.state for member in self.members.values())
+    @property
+    def any_up(self) -> bool:
+        return any(member.state == "up" for member in self.members.values())
 
     def knows(self, model: str) -> bool:
         """Whether a replica that was reached serves `model`."""
-        return any(member.about and model in member.about.models for member in self.members.values())
+        return any(model in member.models for member in self.members.values())
 
     def choose(self, ask: Ask, excluded: Iterable[int] = ()) -> tuple[Member, Booking] | None:
         """Choose a replica and book the request there; None if none is up."""
         booking = self.choice.choose(ask, time.monotonic(), set(excluded))
-        return None if booking is None else (self._by_index[booking.index], booking)
+        return None if booking is None else (self.choice.at(booking.index), booking)
 
     def end(self, booking: Booking, computed: bool) -> None:
         """Release a booking."""
@@ -141,7 +163,7 @@ class Replicas:
         """Note that a replica failed. If it fell silent, all who wait for its answers are told."""
         now = time.monotonic()
         if member.state == "up":
-            member.flaps = member.flaps + 1 if now - member.replica.since < STEADY else 0
+            member.flaps = member.flaps + 1 if now - member.since < STEADY else 0
         if why != member.why:
             log.log(logging.WARNING if member.about else logging.INFO, "%s is not used: %s", member, why)
         member.about, member.why = None, why
@@ -154,7 +176,7 @@ class Replicas:
     def word(self, member: Member, told: bytes) -> None:
         """Take a replica's word on its load."""
         with contextlib.suppress(msgspec.MsgspecError):
-            member.replica.word(_load.decode(told), time.monotonic())
+            member.word(_load.decode(told), time.monotonic(), WORD_AGE)
 
     def drain(self, number: int, drained: bool) -> Member | None:
         """Send a replica no new requests, or send it some again; None if there is no such replica."""
@@ -166,13 +188,10 @@ class Replicas:
         return found
 
     def _set(self, member: Member, state: State) -> None:
-        before = member.state
-        if member.gone or state == before:
-            return
-        self.num_up += (state == "up") - (before == "up")
-        self.choice.set_state(member.index, state, time.monotonic())
-        self._change.set()
-        self._change = asyncio.Event()
+        if self.members.get(member.name) is member and state != member.state:
+            self.choice.set_state(member.index, state, time.monotonic())
+            self._change.set()
+            self._change = asyncio.Event()
 
     # --- addresses
 
@@ -185,7 +204,7 @@ class Replicas:
             raise ConfigError(f"--replicas-file {file!r} cannot be read: {error}") from error
         found += filter(None, (line.partition("#")[0].strip() for line in lines))
         for text in found:
-            Address(text)
+            read_address(text)
         return found
 
     async def _resolved(self) -> list[str]:
@@ -223,10 +242,9 @@ class Replicas:
             self._seen = str(error)
             return
         for text in [text for text in dict.fromkeys(found) if text not in self.members]:
-            replica, key = Replica(text, state="down"), self._config.router_api_key[0]
-            member = Member(Address(text), key, self._number, replica, self.choice.add(replica))
+            self.members[text] = member = Member(text, self._number, self._config.router_api_key[0])
             self._number += 1
-            self.members[text] = self._by_index[member.index] = member
+            self.choice.add(member)
             member.task = asyncio.get_running_loop().create_task(self._follow(member))
         for member in [one for text, one in self.members.items() if text not in found]:
             log.info("%s is no longer listed", member)
@@ -237,10 +255,10 @@ class Replicas:
         if member.task is not None:
             member.task.cancel()
         self._set(member, "down")
-        member.about, member.gone = None, True
+        member.about = None
         self._leaving.append(member)
         self.choice.remove(member.index)
-        del self.members[member.address.text], self._by_index[member.index]
+        del self.members[member.name]
         member.upstream.close()
 
     def _find_silent(self) -> None:
@@ -260,7 +278,7 @@ class Replicas:
     async def _follow(self, member: Member) -> None:
         number = 0
         while True:
-            while (now := time.monotonic()) < member.again and self.num_up:
+            while (now := time.monotonic()) < member.again and self.any_up:
                 await asyncio.sleep(min(LOOK_AGAIN, member.again - now))
             try:
                 number = await (self._hear(member, number) if member.about else self._meet(member))
@@ -284,9 +302,8 @@ class Replicas:
         member.about = about
         kinds = [(model, member.kind_of(model)) for model in ("", *about.models)]
         self.choice.label(member.index, [label(model, kind) for model, own in kinds for kind in ("", own)])
-        replica = member.replica
-        replica.rate = about.prefill_rate or replica.rate
-        replica.decode_rate = about.decode_rate or replica.decode_rate
+        member.rate = about.prefill_rate or member.rate
+        member.decode_rate = about.decode_rate or member.decode_rate
         member.why = ""
         self._set(member, "draining" if member.drained else "up")
         log.info("%s is up: %s", member, ", ".join(about.models))
@@ -296,16 +313,18 @@ class Replicas:
         """Take what changed in its cache and its load; returns the number of the next change."""
         path = f"/internal/events?since={number}&wait=1&silence={self._silence}"
         told = _told.decode(await self._get(member, path))
-        member.replica.word(told.load, member.heard)
+        member.word(told.load, member.heard, WORD_AGE)
         if told.load.silent >= self._silence:
             raise Lost("frozen", f"its engine gave no sign of life for {self._silence:g} s")
-        if not member.gone:
-            self.choice.prefixes.events(member.index, told.events, reset=told.reset)
+        self.choice.prefixes.events(member.index, told.events, reset=told.reset)
         return told.next
 
     async def _get(self, member: Member, path: str) -> bytes:
         """Get a page of a replica. Lost: there is none."""
-        status, body = await member.upstream.get(path, self._silence)
+        try:
+            status, body = await within(self._silence, member.upstream.whole(member.message(f"GET {path}")))
+        except asyncio.TimeoutError:
+            raise Lost("silent", f"no answer in {self._silence:g} s") from None
         member.heard = time.monotonic()
         if status == 200:
             return body

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,7 @@ from quire.serve.extensions import configure_logging
 from quire.serve.native.control import for_operators
 from quire.serve.openapi import json_response
 from quire.serve.system_limits import check_limits
+from quire.serve.threads import within
 from quire.serve.tls import check_tls
 from quire.serve.web import Job, WebServer, listening, url_of
 
@@ -56,7 +58,7 @@ class Router:
 
     def _gauges(self) -> Mapping[str, Mapping[str, float]]:
         return {
-            "replicas": self.replicas.states(),
+            "replicas": Counter(member.state for member in self.replicas.members.values()),
             "running": {"requests": len(self.live)},
             "longest_silence_seconds": {"streams": self.replicas.longest_silence},
         }
@@ -74,27 +76,30 @@ class Router:
 
     async def models(self, http: HttpRequest) -> Response:
         """Join the models of all classes of replicas."""
-        up = [member for member in self.replicas.members.values() if member.about and member.state == "up"]
-        kinds = {(member.kind, *sorted(member.about.models)): member for member in up if member.about}
+        up = [member for member in self.replicas.members.values() if member.state == "up"]
+        kinds = {(member.kind, *sorted(member.models)): member for member in up}
         headers = [pair for pair in http.scope["headers"] if pair[0] == b"anthropic-version"]
-        asking = [member.upstream.get("/v1/models", MODELS_SECONDS, headers) for member in kinds.values()]
+        asking = [
+            within(MODELS_SECONDS, member.upstream.whole(member.message("GET /v1/models", headers)))
+            for member in kinds.values()
+        ]
         found: dict[str, Any] = {}
         cards: dict[str, Any] = {}
         for told in await asyncio.gather(*asking, return_exceptions=True):
             if isinstance(told, BaseException):
-                log.warning("a replica does not list its models: %s", told)
+                log.warning("a replica does not list its models: %r", told)
             elif told[0] == 200:
                 found = {**msgspec.json.decode(told[1]), **found}
                 cards = {**{card["id"]: card for card in msgspec.json.decode(told[1])["data"]}, **cards}
-                found["data"] = [*cards.values()]
         if not found:
             raise unavailable("no replica is up: try again later", 5)
+        found["data"] = [*cards.values()]
         if "last_id" in found:
             found["last_id"] = found["data"][-1]["id"]
         return json_response(found)
 
     async def health(self, http: HttpRequest) -> Response:
-        if self.draining or not self.replicas.num_up:
+        if self.draining or not self.replicas.any_up:
             raise unavailable("the router is shutting down" if self.draining else "no replica is up")
         return Response()
 

@@ -44,19 +44,15 @@ class Passage:
 
 
 class Reader:
-    """Reads the stream of one replica: `feed` returns what the client gets.
+    """Reads the stream of one replica: `feed` returns what the client lacks. `word` is called with a replica's load.
 
-    Args:
-        passage: What the client has.
-        again: The replica was asked the same again, so its first events must be those that the client has.
-        word: Called with a replica's load.
+    What the client has without marks comes again from the start, and must be the same.
     """
 
-    def __init__(self, passage: Passage, word: Callable[[bytes], None], again: bool = False) -> None:
+    def __init__(self, passage: Passage, word: Callable[[bytes], None]) -> None:
         self._passage, self._word = passage, word
-        self._compared = passage.digests[:] if again else array("Q")
-        self._place = 0
-        self._parts: list[bytes] = []
+        self._due = array("Q") if passage.marks else passage.digests[::-1]
+        self._data = bytearray()
         self.moved = ""
         """Why the replica gives the stream up: drained or engine."""
         self.signs = False
@@ -64,17 +60,13 @@ class Reader:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the stream. Raises DiffersError."""
-        last = self._parts[-1][-1:] if self._parts else b""
-        if b"\n\n" not in last + data:
-            self._parts.append(data)
+        seen = max(0, len(self._data) - 1)
+        self._data += data
+        if (end := self._data.rfind(b"\n\n", seen)) < 0:
             return b""
-        data = b"".join([*self._parts, data])
-        end = data.rfind(b"\n\n")
-        self._parts = [rest] if (rest := data[end + 2 :]) else []
-        passed = []
-        for block in data[:end].split(b"\n\n"):
-            if (block := self._unmarked(block)) and not self.moved:
-                passed.append(block)
+        blocks = bytes(self._data[:end]).split(b"\n\n")
+        del self._data[: end + 2]
+        passed = [block for block in map(self._unmarked, blocks) if block]
         return b"\n\n".join([*passed, b""]) if passed else b""
 
     def _unmarked(self, block: bytes) -> bytes:
@@ -96,16 +88,12 @@ class Reader:
         passage.marks += marks
         if not block or self.moved:
             return b""
-        if self._place < len(self._compared):
-            return self._compare(block)
+        if self._due:
+            if xxhash.xxh3_64_intdigest(block) != self._due.pop():
+                raise DiffersError("another replica's answer differs from what was sent already")
+            return b""
         passage.events += 1
         passage.ended |= block.startswith(ENDS)
         if not passage.marks:
             passage.digests.append(xxhash.xxh3_64_intdigest(block))
         return block
-
-    def _compare(self, block: bytes) -> bytes:
-        if xxhash.xxh3_64_intdigest(block) != self._compared[self._place]:
-            raise DiffersError("another replica's answer differs from what was sent already")
-        self._place += 1
-        return b""

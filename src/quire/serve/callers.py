@@ -84,7 +84,7 @@ class Keys:
         host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             return f"pages of {origin[:99]!r} may not call this server: allow it by --allowed-origins, or set --api-key"
-        if host and self._loopback and not is_local(urlsplit(f"//{host}").hostname or ""):
+        if host and self._loopback and not _is_local(urlsplit(f"//{host}").hostname or ""):
             return (
                 f"this server is not {host[:99]!r}: give --allowed-origins or --api-key to serve other names"
             )
