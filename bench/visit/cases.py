@@ -47,16 +47,14 @@ class Weight:
         self.nbytes = self.codes.nbytes
         if kind in PACKED:
             scales = place.scales(outputs, -(-columns // self.group) if self.group else 1)
-            bits = 4 if code == torch.uint8 else 8
-            self.packed = packed.PackedWeight.pack(self.codes, scales, self.group, bits=bits)
+            self.packed = packed.PackedWeight.pack(packed.Form(code, self.group), self.codes, scales)
             self.nbytes = self.packed.codes.nbytes + scales.nbytes
 
     def values(self) -> Any:
         """Decode it to float64."""
         if self.packed is None:
             return self.codes.double()
-        scales = self.packed.scales.double().repeat_interleave(self.group or self.columns, 1)
-        return (self.codes.double() - (8 if self.packed.bits == 4 else 0)) * scales[:, : self.columns]
+        return self.packed.values().double()
 
     def rounded(self, x: Any) -> tuple[Any, Any]:
         """Activations as the product takes them: codes and scales, or x itself and None."""

@@ -128,7 +128,9 @@ class Mixture:
                 elif size:
                     held[i], side[i] = weight_of(*self.kind[:2], *shape, seed=i)
                     side[i] /= 16
-                    held[i].scales.mul_(1 / 16)
+                    for numbers in (held[i].scales, held[i].offsets):
+                        if numbers is not None:
+                            numbers.mul_(1 / 16)
         self.biases = about.pop("biases", False)
         largest = max(sizes)
         up_bias = drawn(len(sizes), largest * (1 + gated)) if self.biases else None
@@ -146,11 +148,11 @@ class Mixture:
         first = next(pack for pack in packs if pack is not None)
         tables = [
             None
-            if getattr(first, name) is None
-            else experts.addresses([None if pack is None else getattr(pack, name) for pack in packs], "cpu")
-            for name in ("codes", "scales", "zeros")
+            if has is None
+            else experts.addresses([None if p is None else p.tensors[i] for p in packs], "cpu")
+            for i, has in enumerate(first.tensors)
         ]
-        return experts.Weights(tables[0], first.codes.dtype, first.form, *tables[1:], self.kind[2])
+        return experts.Weights(tables[0], first.form.number, first.form, *tables[1:], self.kind[2])
 
     def run(self, run: InterpretedLauncher, x: Any, ids: Any, weights: Any) -> Any:
         def poisoned(*shape: int, dtype: Any) -> Any:
@@ -211,6 +213,7 @@ def test_mixtures(sizes: list[int], about: dict, dtype: Any) -> None:
 
 PACKED = [
     ("int8", 0, True), ("int8", 32, False), ("int4", 32, True), ("int4 with zeros", 64, False), ("fp8", 0, False),
+    ("e2m1", 16, False), ("int4 with offsets", 32, False),
 ]  # fmt: skip
 
 

@@ -10,11 +10,16 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
+from quire.devices.cuda.blocks import PROBES, taken_apart
+from quire.devices.cuda.kernels.packed import PackedWeight
 from quire.devices.protocol import Limits, ModelInput
 from quire.devices.registry import make_backend
 from quire.errors import ConfigError
 from quire.quantize.methods import Name
-from quire.weights.schemes import FLOAT_KINDS, scheme
+from quire.weights.layouts import Blocks
+from quire.weights.layouts.blocks import KINDS
+from quire.weights.schemes import FLOAT_KINDS, Quantized, scheme
+from quire.weights.tensor import QuantTensor
 from tests.models import load_model
 from tests.quantize.test_run import quantize
 from tests.shared import DATA, cases_of, require
@@ -73,13 +78,43 @@ def test_what_quire_quantize_writes_is_served(name: Name, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["int8", "int8wo", "int4", "int4wo", *FLOAT_KINDS])
-def test_every_quantization_is_served_or_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_every_quantization_is_served(name: str, tmp_path: Path) -> None:
     model, asked = write_checkpoint(tmp_path, "llama", **WIDE), scheme(name, rounds=True)
-    if name in FLOAT_KINDS and name != "fp8":
-        with pytest.raises(
-            ConfigError, match=f"no GPU kernel multiplies {name.upper()} weights of this form"
-        ):
-            logits(model, [3], quantized=asked)
-        return
     here, there = (logits(model, [3, 9, 4], device, quantized=asked) for device in ("interpreter", "cpu"))
     assert np.abs(here - there).max() < 0.02 * np.abs(there).max()
+
+
+def test_a_layout_that_no_kernel_multiplies_is_refused_by_name() -> None:
+    layout, backend = Blocks("nf4"), make_backend(threads=1, device="interpreter")
+    assert not backend.takes(layout)
+    with pytest.raises(ConfigError, match=r"no GPU kernel multiplies NF4 weights of this form"):
+        backend.matrix([layout.outline(4, 64)], Quantized(layout, "float"))
+
+
+@pytest.mark.parametrize("kind", PROBES)
+def test_blocks_taken_apart_have_the_values_of_their_layout(kind: str) -> None:
+    about, draw = KINDS[kind], np.random.default_rng(len(kind))
+    raw = draw.integers(0, 256, (6, about.row + 3 * about.nbytes), dtype=np.uint8)
+    layout = Blocks(kind)
+    if kind[:4] in ("e4m3", "e5m2", "mxfp"):
+        raw &= 0x7B  # no infinity and no NaN
+    values = layout.dequantize(layout.tensor(raw))
+    finite = np.isfinite(values).all(1) & (np.abs(values).max(1) < 1e30)
+    apart = taken_apart(layout.tensor(raw))
+    found = PackedWeight.pack(apart.form, apart.codes, apart.scales, offsets=apart.offsets).values().numpy()
+    assert finite.any()
+    for row, wanted in zip(found[finite], values[finite], strict=True):
+        np.testing.assert_allclose(row, wanted, rtol=2e-6, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("kinds", [("q4_k", "q6_k"), ("q8_0", "q4_0"), ("mxfp4", "nvfp4")])
+def test_parts_of_several_kinds_become_one_weight(kinds: tuple[str, str]) -> None:
+    tensors, draw = list[QuantTensor](), np.random.default_rng(1)
+    for kind in kinds:
+        width = KINDS[kind].row + 256 // KINDS[kind].columns * KINDS[kind].nbytes
+        tensors.append(Blocks(kind).tensor(draw.integers(0, 60, (16, width), dtype=np.uint8)))
+    matrix = make_backend(threads=1, device="interpreter").matrix(
+        tensors, Quantized(Blocks(kinds[0]), "int8")
+    )
+    wanted = np.concatenate([tensor.dequantize() for tensor in tensors])
+    np.testing.assert_allclose(matrix.dequantize(), wanted, rtol=2e-6, atol=2e-6 * np.abs(wanted).max())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.kernels import packed
-from quire.devices.cuda.kernels.packed import PackedWeight
+from quire.devices.cuda.kernels.packed import Form, PackedWeight
 from quire.devices.cuda.target import TARGETS
 from quire.weights.activations import round_int8
 
@@ -23,6 +23,7 @@ RUN = InterpretedLauncher()
 KINDS = [
     ("int8", 0, True), ("int8", 0, False), ("int8", 64, False), ("int4", 32, False), ("int4", 128, True),
     ("int4 with zeros", 64, False), ("int4 with zeros", 64, True), ("fp8", 0, False), ("fp8", 128, False),
+    ("e2m1", 32, False), ("e2m1", 16, False), ("int4 with offsets", 32, False), ("int8 with offsets", 16, False),
 ]  # fmt: skip
 
 
@@ -36,16 +37,24 @@ def weight_of(kind: str, group: int, rows: int, columns: int, seed: int = 0) -> 
     groups = -(-columns // group) if group else 1
     scales = torch.rand(rows, groups, generator=draw) + 0.5
     wide = scales.double().repeat_interleave(group or columns, 1)[:, :columns]
+    offsets = torch.randn(rows, groups, generator=draw) if "offsets" in kind else None
     if kind == "fp8":
         codes = torch.randn(rows, columns, generator=draw).to(torch.float8_e4m3fn)
-        return PackedWeight.pack(codes, scales, group), codes.double() * wide
-    if kind == "int8":
+        return PackedWeight.pack(Form(codes.dtype, group), codes, scales), codes.double() * wide
+    added = 0.0 if offsets is None else offsets.double().repeat_interleave(group, 1)[:, :columns]
+    if kind.startswith("int8"):
         codes = torch.randint(-127, 128, (rows, columns), generator=draw).to(torch.int8)
-        return PackedWeight.pack(codes, scales, group), codes.double() * wide
+        form = Form(codes.dtype, group, offsets=offsets is not None)
+        return PackedWeight.pack(form, codes, scales, offsets=offsets), codes.double() * wide - added
     codes = torch.randint(0, 16, (rows, columns), generator=draw).to(torch.uint8)
     zeros = torch.randint(0, 16, (rows, groups), generator=draw).to(torch.uint8) if "zeros" in kind else None
-    offsets = 8.0 if zeros is None else zeros.double().repeat_interleave(group, 1)[:, :columns]
-    return PackedWeight.pack(codes, scales, group, zeros, bits=4), (codes.double() - offsets) * wide
+    form = Form(codes.dtype, group, "zeros" in kind, "offsets" in kind, kind == "e2m1")
+    weight = PackedWeight.pack(form, codes, scales, zeros, offsets)
+    if kind == "e2m1":
+        steps = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+        return weight, torch.where(codes > 7, -1, 1) * steps[codes.long() % 8] * 2 * wide
+    less = 8.0 if zeros is None else zeros.double().repeat_interleave(group, 1)[:, :columns]
+    return weight, (codes.double() - (0.0 if offsets is not None else less)) * wide - added
 
 
 def product(
@@ -109,6 +118,6 @@ def test_a_row_follows_no_number_of_tokens(kind: str, group: int, integer: bool,
     run, (weight, _) = InterpretedLauncher(TARGETS[target]), weight_of(kind, group, 70, 256)
     x = drawn(70, 256, dtype=torch.bfloat16)
     every = product(run, x, weight, integer, torch.bfloat16)
-    assert len({packed.packed_tiles(run, weight.bits).of(count) for count in (1, 70)}) == 2
+    assert len({weight.form.tiles(run).of(count) for count in (1, 70)}) == 2
     for rows in ([5], [69, 5], list(range(17))):
         assert torch.equal(product(run, x[rows], weight, integer, torch.bfloat16), every[rows])

@@ -1,52 +1,161 @@
-"""Blocks of quantized rows taken apart: codes side by side and their scales, as kernels read them."""
+"""Blocks of quantized rows taken apart: codes side by side, scales and offsets, as kernels read them.
+
+A layout's own decoder takes them apart. Where scales are 1 and offsets 0 it gives codes; where codes are 1, scales;
+where codes are 0, offsets. So a kind is described by the bytes to put in their places.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from quire.devices.cuda.kernels.packed import E2M1_TWICE, Form
 from quire.weights.layouts import Blocks
 from quire.weights.layouts.blocks import KINDS
-from quire.weights.layouts.blocks.scaled import floats_of
-from quire.weights.tensor import Bytes, FloatArray, QuantTensor
+from quire.weights.tensor import FloatArray, QuantTensor
+
+Patches = tuple[tuple[int, int, str], ...]
+"""Bytes of a block, from the first to the last (not included): a pattern in hexadecimal that fills them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """The scale in the first `size` bytes of a block, or of a row: how it is read, and the bytes of a scale of 1."""
+class Probe:
+    """How to take blocks apart whose groups have `group` columns: patches for scales, codes of 1 and codes of 0.
 
-    size: int
-    one: bytes
-    read: Callable[[Bytes], FloatArray]
-    number: Any
-
-
-def _power(raw: Bytes) -> FloatArray:
-    return np.ldexp(np.float32(1), raw.astype(np.int32) - 127).astype(np.float32)
-
-
-ONE = np.float32(1).tobytes()
-HEADS: Mapping[str, Head] = {
-    **{kind: Head(4, ONE, floats_of, torch.float8_e4m3fn) for kind in ("e4m3", "e4m3_32", "e4m3_128")},
-    **{kind: Head(4, ONE, floats_of, torch.float8_e5m2) for kind in ("e5m2", "e5m2_32", "e5m2_128")},
-    "mxfp8": Head(1, b"\x7f", _power, torch.float8_e4m3fn),
-}
-
-
-def taken_apart(tensor: QuantTensor) -> tuple[Any, FloatArray]:
-    """The codes [O, K] of a tensor and its scales, of blocks [O, B] or of rows [O, 1].
-
-    Codes are what the layout decodes where all scales are 1.
+    Codes are `times` what is decoded, less `shift`.
     """
-    layout, raw = tensor.layout, np.array(tensor.codes)
+
+    form: Form
+    scales: Patches
+    ones: Patches
+    zeros: Patches = ()
+    times: int = 1
+    shift: int = 0
+
+
+HALF, SINGLE, NOTHING = "003c", "0000803f", "00"
+BYTES, PAIRS = torch.int8, torch.uint8
+
+
+def _bytes(number: str, size: int) -> Probe:
+    """Blocks of `size` bytes behind their scale in float32, or rows of them (0)."""
+    kind, one = {
+        "int8": (BYTES, "81"),
+        "e4m3": (torch.float8_e4m3fn, "38"),
+        "e5m2": (torch.float8_e5m2, "3c"),
+    }[number]
+    first = 4 if size else 0
+    return Probe(Form(kind, size), ((0, 4, SINGLE),) if size else (), ((first, first + (size or 32), one),))
+
+
+def _affine(bits: int, size: int) -> Probe:
+    """Codes behind a scale and a zero point."""
+    end, ones = 8 + size * bits // 8, "11" if bits == 4 else "01"
+    form = Form(PAIRS if bits == 4 else BYTES, size, offsets=True)
+    heads = (0, 4, SINGLE), (4, 8, NOTHING)
+    return Probe(
+        form, heads, ((4, 8, NOTHING), (8, end, ones)), ((8, end, NOTHING),), shift=0 if bits == 4 else 128
+    )
+
+
+K_SCALES: Patches = (0, 2, HALF), (2, 4, NOTHING), (4, 8, "01"), (8, 12, NOTHING), (12, 16, "01")
+PROBES: Mapping[str, Probe] = {
+    **{f"{number}_{size}": _bytes(number, size) for number in ("int8", "e4m3", "e5m2") for size in (32, 128)},
+    "e4m3": _bytes("e4m3", 0),
+    "e5m2": _bytes("e5m2", 0),
+    "mxfp8": Probe(Form(torch.float8_e4m3fn, 32), ((0, 1, "7f"),), ((1, 33, "38"),)),
+    "mxfp4": Probe(Form(PAIRS, 32, e2m1=True), ((0, 1, "80"),), ((1, 17, "11"),)),
+    **{
+        kind: Probe(Form(PAIRS, 16, e2m1=True), ((0, 4, "38"),), ((4, 36, "11"),), times=2)
+        for kind in ("nvfp4", "nvfp4_div")
+    },
+    **{f"affine{bits}_{size}": _affine(bits, size) for bits, size in ((4, 32), (4, 64), (8, 32), (8, 128))},
+    "q8_0": Probe(Form(BYTES, 32), ((0, 2, HALF),), ((2, 34, "01"),)),
+    "q4_0": Probe(Form(PAIRS, 32), ((0, 2, HALF),), ((2, 18, "99"),), shift=-8),
+    "q5_0": Probe(Form(BYTES, 32), ((0, 2, HALF),), ((2, 6, "ff"), (6, 22, "11"))),
+    "iq4_nl": Probe(Form(BYTES, 32), ((0, 2, HALF),), ((2, 18, "88"),)),
+    "iq4_xs": Probe(Form(BYTES, 32), ((0, 2, HALF), (2, 4, "aa"), (4, 8, "11")), ((8, 136, "88"),)),
+    "q4_1": Probe(
+        Form(PAIRS, 32, offsets=True), ((0, 2, HALF), (2, 4, NOTHING)), ((2, 4, NOTHING), (4, 20, "11")),
+        ((4, 20, NOTHING),),
+    ),
+    "q5_1": Probe(
+        Form(BYTES, 32, offsets=True), ((0, 2, HALF), (2, 4, NOTHING)),
+        ((2, 8, NOTHING), (8, 24, "11")), ((4, 24, NOTHING),),
+    ),
+    "q2_k": Probe(
+        Form(PAIRS, 16, offsets=True), ((0, 16, "01"), (80, 82, HALF), (82, 84, NOTHING)),
+        ((16, 80, "55"), (82, 84, NOTHING)), ((16, 80, NOTHING),),
+    ),
+    "q3_k": Probe(
+        Form(PAIRS, 16), ((96, 104, "11"), (104, 108, "aa"), (108, 110, HALF)), ((0, 32, "ff"), (32, 96, "55")),
+        shift=-8,
+    ),
+    "q4_k": Probe(
+        Form(PAIRS, 32, offsets=True), K_SCALES, ((2, 4, NOTHING), (16, 144, "11")), ((16, 144, NOTHING),)
+    ),
+    "q5_k": Probe(
+        Form(BYTES, 32, offsets=True), K_SCALES, ((2, 4, NOTHING), (16, 48, NOTHING), (48, 176, "11")),
+        ((16, 176, NOTHING),),
+    ),
+    "q6_k": Probe(Form(BYTES, 16), ((192, 208, "01"), (208, 210, HALF)), ((0, 128, "11"), (128, 192, "aa"))),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A weight as PackedWeight.pack takes it: codes [O, K], scales and offsets [O, groups]."""
+
+    form: Form
+    codes: Any
+    scales: Any
+    offsets: Any = None
+
+    def alike(self, form: Form) -> Apart:
+        """The same values in a form with codes of int8, which has offsets or not, and groups that divide these."""
+        times = self.form.group // form.group
+        codes = self.form.widened(self.codes) if self.form.bits == 4 else self.codes
+        scales, offsets = self.scales.repeat_interleave(times, 1), self.offsets
+        if form.offsets:
+            offsets = torch.zeros_like(scales) if offsets is None else offsets.repeat_interleave(times, 1)
+        return Apart(form, codes, scales, offsets)
+
+
+def common_form(forms: Sequence[Form]) -> Form | None:
+    """The form of one weight of parts of these forms; None if there is none."""
+    if len(set(forms)) == 1:
+        return forms[0]
+    if any(form.number not in (BYTES, PAIRS) or not form.group for form in forms):
+        return None
+    return Form(BYTES, min(form.group for form in forms), offsets=any(form.offsets for form in forms))
+
+
+def taken_apart(tensor: QuantTensor) -> Apart:
+    """Take a tensor of blocks apart."""
+    layout, raw = tensor.layout, tensor.codes
     assert isinstance(layout, Blocks)
-    kind, head = KINDS[layout.kind], HEADS[layout.kind]
-    blocks = raw[:, None] if kind.row else raw.reshape(len(raw), -1, kind.nbytes)
-    scales = head.read(blocks[..., : head.size].copy()).reshape(len(raw), -1)
-    blocks[..., : head.size] = np.frombuffer(head.one, np.uint8)
-    codes = torch.from_numpy(layout.dequantize(layout.tensor(raw))).to(head.number)
-    return codes, scales
+    about, row = PROBES[layout.kind], KINDS[layout.kind].row
+    form, shift = about.form, np.float32(about.shift)
+
+    def decoded(patches: Patches, whole_rows: bool = False) -> FloatArray:
+        made = np.array(raw)
+        blocks = made[:, row:].reshape(len(raw), -1, KINDS[layout.kind].nbytes)
+        for start, stop, pattern in patches:
+            blocks[..., start:stop] = np.resize(np.frombuffer(bytes.fromhex(pattern), np.uint8), stop - start)
+        made[:, row:] = blocks.reshape(len(raw), -1)
+        if whole_rows and row:
+            made[:, :row] = np.frombuffer(bytes.fromhex(SINGLE), np.uint8)
+        return layout.dequantize(layout.tensor(made))
+
+    codes = torch.from_numpy(decoded(about.scales, whole_rows=True) * np.float32(about.times) - shift)
+    scales = decoded(about.ones)[:, :: form.group or raw.shape[1]]
+    offsets = None
+    if form.offsets:
+        offsets = torch.from_numpy(-decoded(about.zeros)[:, :: form.group] - shift * scales)
+    if form.e2m1:
+        codes = (codes[..., None] == E2M1_TWICE).to(torch.uint8).argmax(-1)
+    return Apart(form, codes.to(form.number), torch.from_numpy(np.array(scales)), offsets)

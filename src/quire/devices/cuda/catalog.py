@@ -66,12 +66,11 @@ def _gated(tokens: int, run: Launcher) -> None:
     products.gated(run, empty(tokens, 4096), empty(28672, 4096), empty(tokens, 14336), "silu")
 
 
-def _packed(tokens: int, kind: Any, group: int, integer: bool, run: Launcher) -> None:
-    real, whole = partial(empty, dtype=torch.float32), 4096 if kind != torch.uint8 else 2048
-    scales = real(4096, 4096 // group if group else 1)
-    weight = packed.PackedWeight(empty(4096, whole, dtype=kind), scales, 4096, group)
+def _packed(tokens: int, form: packed.Form, integer: bool, run: Launcher) -> None:
+    weight = packed.PackedWeight.outline(4096, 4096, form)
     x = empty(tokens, 4096, dtype=torch.int8 if integer else torch.bfloat16)
-    packed.linear(run, x, weight, empty(tokens, 4096), x_scales=real(tokens) if integer else None)
+    x_scales = empty(tokens, dtype=torch.float32) if integer else None
+    packed.linear(run, x, weight, empty(tokens, 4096), x_scales=x_scales)
 
 
 def _attention(
@@ -91,14 +90,13 @@ def _attention(
     attention.attend(run, q, cache, out, step, work, shape, 0.1)
 
 
-def _experts(
-    tokens: int, run: Launcher, kind: Any = torch.bfloat16, group: int = 0, rounds: bool = False
-) -> None:
+def _experts(tokens: int, run: Launcher, form: packed.Form | None = None, rounds: bool = False) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
     x, places = empty(tokens, 2048), empty(128, dtype=torch.int64)
     ids, weights = numbers(tokens, 8), real(tokens, 8)
-    form = None if kind == torch.bfloat16 else (kind, group, True)
-    held = experts.Weights(places, kind, form, places, None, rounds)
+    offsets = places if form is not None and form.offsets else None
+    number = torch.bfloat16 if form is None else form.number
+    held = experts.Weights(places, number, form, places, offsets=offsets, rounds=rounds)
     about = experts.Experts(held, held, numbers(128), 768, "silu", aligned=True)
     room = experts.expert_scratch(run, x, 8, about, 2048, empty)
     experts.run_experts(run, x, ids, weights, about, room, x)
@@ -194,14 +192,18 @@ def _store(run: Launcher, kept: Any = torch.bfloat16) -> None:
     rope_store.store_latent(run, empty(9, 576), *q, latent, places, real(9, 64), latent_norm)
 
 
-PACKED: dict[str, tuple[Any, int, bool]] = {
-    "int8 by int8": (torch.int8, 0, True),
-    "int8": (torch.int8, 0, False),
-    "int4 in groups of 64": (torch.uint8, 64, False),
-    "int4 in groups of 128, by int8": (torch.uint8, 128, True),
-    "FP8 weights in groups of 128": (FP8, 128, False),
+PACKED: dict[str, tuple[packed.Form, bool]] = {
+    "int8 by int8": (packed.Form(torch.int8), True),
+    "int8": (packed.Form(torch.int8), False),
+    "int4 in groups of 64": (packed.Form(torch.uint8, 64), False),
+    "int4 in groups of 128, by int8": (packed.Form(torch.uint8, 128), True),
+    "MXFP4": (packed.Form(torch.uint8, 32, e2m1=True), False),
+    "NVFP4": (packed.Form(torch.uint8, 16, e2m1=True), False),
+    "Q4_K": (packed.Form(torch.uint8, 32, offsets=True), False),
+    "Q6_K": (packed.Form(torch.int8, 16), False),
+    "FP8 weights in groups of 128": (packed.Form(FP8, 128), False),
 }
-"""PACKED are weights by the type of codes, columns that share a scale (0: all), and whether activations are int8."""
+"""PACKED are forms of weights, and whether activations are int8."""
 CASES: dict[str, Callable[[Launcher], None]] = {
     **{f"linear, {tokens} tokens": partial(_linear, tokens) for tokens in (1, 64, 4096)},
     **{f"gated, {tokens} tokens": partial(_gated, tokens) for tokens in (1, 64, 4096)},
@@ -215,8 +217,8 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     "experts, 1 token": partial(_experts, 1),
     "experts, 8192 tokens": partial(_experts, 8192),
     **{
-        f"experts, {name}, {tokens} tokens": partial(_experts, tokens, kind=kind, group=group, rounds=rounds)
-        for name, (kind, group, rounds) in PACKED.items()
+        f"experts, {name}, {tokens} tokens": partial(_experts, tokens, form=form, rounds=rounds)
+        for name, (form, rounds) in PACKED.items()
         for tokens in (1, 8192)
     },
     "adapters": _adapters,

@@ -9,12 +9,11 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from quire.devices.cuda.blocks import HEADS, taken_apart
-from quire.devices.cuda.kernels.packed import PackedWeight
+from quire.devices.cuda.blocks import PROBES, common_form, taken_apart
+from quire.devices.cuda.kernels.packed import Form, PackedWeight
 from quire.devices.protocol import Array, FloatArray, Matrix, WeightType
 from quire.errors import ConfigError, EngineError, ModelError
 from quire.weights.layouts import AnyLayout, Blocks, Int8
-from quire.weights.layouts.blocks import KINDS
 from quire.weights.schemes import Quantized
 from quire.weights.tensor import FloatDtype, QuantTensor
 
@@ -54,7 +53,11 @@ class CudaMatrix:
                     f"no GPU kernel multiplies {dtype.layout.label} weights of this form: choose --quantization int8, "
                     "int4 or fp8, leave it out (quantized checkpoints are then held as floats), or choose --device cpu"
                 )
-            return cls(None, gated, _packed(parts, dtype.layout, device, gated), dtype.activations == "int8")
+            made = _packed(parts, dtype.layout, device, gated)
+            rounds = (
+                dtype.activations == "int8" and not isinstance(dtype.layout, Blocks) and not made.form.fine
+            )
+            return cls(None, gated, made, rounds)
         columns = parts[0].shape[1]
         if device.type == "meta":
             rows = sum(part.shape[0] for part in parts)
@@ -70,20 +73,13 @@ class CudaMatrix:
     @property
     def form(self) -> tuple[Any, ...]:
         """What products must know of it."""
-        return (self.dtype,) if self.packed is None else (*self.packed.form, self.rounds)
+        return (self.dtype if self.packed is None else self.packed.form, self.rounds)
 
     def dense(self, dtype: Any) -> Any:
         """Its values; those of a packed weight in a type."""
         if self.packed is None:
             return self.values
-        weight, group = self.packed, self.packed.group or self.packed.columns
-        codes: Any = weight.codes
-        if weight.bits == 4:
-            zeros: Any = weight.zeros if weight.zeros is None else weight.zeros.repeat_interleave(group, 1)
-            codes = torch.stack([codes & 15, codes >> 4], 2).flatten(1).float()[:, : weight.columns]
-            codes = codes - (8.0 if zeros is None else zeros[:, : weight.columns])
-        scales = weight.scales.repeat_interleave(group, 1)[:, : weight.columns]
-        return (codes[:, : weight.columns].float() * scales).to(dtype)
+        return self.packed.values().to(dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -96,8 +92,7 @@ class CudaMatrix:
     def nbytes(self) -> int:
         if self.packed is None:
             return int(self.values.nbytes)
-        held = self.packed.codes, self.packed.scales, self.packed.zeros
-        return sum(int(tensor.nbytes) for tensor in held if tensor is not None)
+        return sum(int(tensor.nbytes) for tensor in self.packed.tensors if tensor is not None)
 
     @property
     def greedy_nbytes(self) -> int:
@@ -154,53 +149,58 @@ def packs(layout: AnyLayout, e4m3: bool) -> bool:
     """Tell whether kernels multiply weights of a layout, on a target that converts `e4m3` or not."""
     if layout.inputs:
         return False
-    if isinstance(layout, Blocks):
-        return layout.kind in HEADS and (e4m3 or _form(layout)[0] != torch.float8_e4m3fn)
-    return isinstance(layout, Int8) or layout.symmetric or layout.scales == "bfloat16"
+    if isinstance(layout, Blocks) and (layout.kind not in PROBES or layout.entries):
+        return False
+    return e4m3 or _form(layout).number != torch.float8_e4m3fn
 
 
-def _form(layout: AnyLayout) -> tuple[Any, int, bool]:
-    """The form of packed weights of a layout, as PackedWeight.form says it."""
+def _form(layout: AnyLayout) -> Form:
+    """The form of packed weights of a layout."""
     if isinstance(layout, Blocks):
-        kind = KINDS[layout.kind]
-        return HEADS[layout.kind].number, 0 if kind.row else kind.columns, True
-    return (
-        (torch.int8, 0, True)
-        if isinstance(layout, Int8)
-        else (torch.uint8, layout.group_size, layout.symmetric)
-    )
+        return PROBES[layout.kind].form
+    if isinstance(layout, Int8):
+        return Form(torch.int8)
+    points = not layout.symmetric and layout.scales == "bfloat16"
+    return Form(torch.uint8, layout.group_size, points, offsets=not layout.symmetric and not points)
 
 
 def _packed(
     parts: Sequence[Array | QuantTensor], layout: AnyLayout, device: Any, gated: bool
 ) -> PackedWeight:
     """Pack codes as kernels read them, rounding parts that are floats."""
+    layouts = [part.layout if isinstance(part, QuantTensor) else layout for part in parts]
+    form = common_form([_form(own) for own in layouts])  # type: ignore[arg-type]
+    if form is None:
+        raise ConfigError("no GPU kernel multiplies one weight of several types: choose --dtype float32")
     if device.type == "meta":
-        rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        return PackedWeight.outline(rows, columns, *_form(layout))
+        rows = sum(part.shape[0] for part in parts)
+        return PackedWeight.outline(rows, parts[0].shape[1], form)
     found = [
         part if isinstance(part, QuantTensor) else layout.quantize(np.asarray(part, np.float32))
         for part in parts
     ]
     if any(one.sparse is not None or one.inputs is not None for one in found):
         raise ConfigError("no GPU kernel adds sparse values, or reorders inputs: choose --device cpu")
-    if len({one.layout for one in found}) > 1:
-        raise ConfigError("no GPU kernel multiplies one weight of several types: choose --dtype float32")
 
-    def stacked(arrays: Sequence[Any]) -> Any:
-        return _stacked([torch.as_tensor(np.array(array)).to(device) for array in arrays], gated)
+    def stacked(tensors: Sequence[Any]) -> Any:
+        return _stacked([tensor.to(device) for tensor in tensors], gated)
 
     if isinstance(layout, Blocks):
         apart = [taken_apart(one) for one in found]
-        codes = _stacked([codes.to(device) for codes, _ in apart], gated)
-        return PackedWeight.pack(codes, stacked([scales for _, scales in apart]), _form(layout)[1])
-    codes, scales = stacked([one.codes for one in found]), stacked([one.scales for one in found])
-    if isinstance(layout, Int8):
-        return PackedWeight.pack((codes.to(torch.int16) - 128).to(torch.int8), scales[:, :1])
-    zeros = [one.zeros for one in found if one.zeros is not None]
-    return PackedWeight.pack(
-        codes, scales, layout.group_size, stacked(zeros).to(torch.uint8) if zeros else None, bits=4
+        apart = [one if one.form == form else one.alike(form) for one in apart]
+        sides = ([getattr(one, side) for one in apart] for side in ("codes", "scales", "offsets"))
+        codes, scales, *offsets = (stacked(side) for side in sides if side[0] is not None)
+        return PackedWeight.pack(form, codes, scales, offsets=offsets[0] if offsets else None)
+    codes, scales = (
+        stacked([torch.from_numpy(np.array(getattr(one, side))) for one in found])
+        for side in ("codes", "scales")
     )
+    if isinstance(layout, Int8):
+        return PackedWeight.pack(form, (codes.to(torch.int16) - 128).to(torch.int8), scales[:, :1])
+    zeros = [torch.from_numpy(np.array(one.zeros)) for one in found if one.zeros is not None]
+    if form.offsets:
+        return PackedWeight.pack(form, codes, scales, offsets=stacked(zeros))
+    return PackedWeight.pack(form, codes, scales, stacked(zeros).to(torch.uint8) if zeros else None)
 
 
 def _stacked(tensors: Sequence[Any], gated: bool) -> Any:

@@ -85,15 +85,17 @@ class Recorder:
         if first.packed is None:
             values = [None if weight is None else weight.values for weight in given]
             return experts.Weights(experts.addresses(values, self.device), first.values.dtype)
-        packs = [None if weight is None else weight.packed for weight in given]
-
-        def table(name: str) -> Any:
-            return experts.addresses([None if p is None else getattr(p, name) for p in packs], self.device)
-
-        zeros = None if first.packed.zeros is None else table("zeros")
-        return experts.Weights(
-            table("codes"), first.packed.codes.dtype, first.packed.form, table("scales"), zeros, first.rounds
-        )
+        packs = [
+            None if weight is None or weight.packed is None else weight.packed.tensors for weight in given
+        ]
+        sides = zip(*(pack or (None,) * 4 for pack in packs), strict=True)
+        places = [
+            experts.addresses(side, self.device) if has is not None else None
+            for side, has in zip(sides, first.packed.tensors, strict=True)
+        ]
+        form = first.packed.form
+        scales, zeros, offsets = places[1:]
+        return experts.Weights(places[0], form.number, form, scales, zeros, offsets, first.rounds)
 
     def _biases(self, op: ops.RunExperts[Value], side: str, gated: bool) -> Any:
         """The biases of experts side by side [E, rows]; None if there are none."""

@@ -73,7 +73,7 @@ class CudaStep:
         self._counts = {TOKENS: len(self.tokens), ROWS: len(self.logit_rows), PIECE: 0}
         self._views: dict[Value, Any] = {}
         self._works: dict[WorkShape, WorkTensors] = {}
-        self._rooms: dict[tuple[int, ...], ExpertScratch] = {}
+        self._rooms: dict[tuple[Any, ...], ExpertScratch] = {}
 
     def fill_in(self, last_tokens: Any) -> None:
         """Take the tokens that the host has not seen from those drawn last [slots]."""
@@ -131,7 +131,7 @@ class CudaStep:
     def room(self, x: Any, chosen: int, experts: Experts, width: int) -> ExpertScratch:
         """Room for a mixture of rows x, which layers of equal shapes share."""
         rounds = experts.up.rounds or experts.down.rounds
-        key = chosen, experts.sizes.shape[0], experts.largest, width, experts.up.bits, rounds
+        key = chosen, experts.sizes.shape[0], experts.largest, width, experts.up.form, rounds
         if key not in self._rooms:
             made = expert_scratch(self._run, x, chosen, experts, width, self.empty)
             self._rooms[key] = made

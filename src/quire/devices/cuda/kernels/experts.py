@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from quire.devices.cuda.kernels import packed
-from quire.devices.cuda.kernels.packed import packed_tiles
-from quire.devices.cuda.kernels.products import closed, product_tiles, sums
+from quire.devices.cuda.kernels.packed import Form
+from quire.devices.cuda.kernels.products import FLOATS, closed, product_tiles, sums
 from quire.devices.cuda.kernels.routing import sort_pairs
 from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
@@ -28,11 +28,11 @@ NUMBERS = {
 
 @triton.jit
 def expert_product(
-    x, x_scales, addresses, scales, zeros, sizes, bias, out, weights, tile_experts, pairs, width, x_stride, out_stride,
-    bias_stride,
+    x, x_scales, addresses, scales, zeros, offsets, sizes, bias, out, weights, tile_experts, pairs, width, x_stride,
+    out_stride, bias_stride,
     UP: tl.constexpr, CHOSEN: tl.constexpr, WEIGH: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    LIMIT: tl.constexpr, NUMBER: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    LIMIT: tl.constexpr, NUMBER: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, FINE: tl.constexpr,
+    E2M1: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(tile_experts + tl.program_id(1))
     if expert < 0:
@@ -53,18 +53,20 @@ def expert_product(
     stride, scale_stride = columns, columns
     if BITS > 0:
         stride, scale_stride = tl.cdiv(columns, 128) * (16 * BITS), 1
-        if GROUP > 0:
-            scale_stride = tl.cdiv(columns, GROUP)
+        if GROUP + FINE > 0:
+            scale_stride = tl.cdiv(columns, GROUP + FINE)
         scales = tl.load(scales + expert).to(tl.pointer_type(tl.float32))
         if zeros is not None:
             zeros = tl.load(zeros + expert).to(tl.pointer_type(tl.uint8))
+        if offsets is not None:
+            offsets = tl.load(offsets + expert).to(tl.pointer_type(tl.float32))
     factor, byte = None, tl.arange(0, COLUMNS * BITS // 8 if BITS > 0 else COLUMNS)
     of_weight = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * stride + byte[None, :]
     of_x = x + source[None, :] * x_stride + tl.arange(0, COLUMNS)[:, None]
     if WEIGH:
         factor = tl.load(weights + pair, mask=pair >= 0, other=0.0)[None, :]
-    total = sums(of_weight, of_x, factor, scales, zeros, n, rows, columns, scale_stride, BITS, GROUP,
-                 x_scales is not None, WHOLE, COLUMNS)  # fmt: skip
+    total = sums(of_weight, of_x, factor, scales, zeros, offsets, n, rows, columns, scale_stride, BITS, GROUP, FINE,
+                 E2M1, x_scales is not None, WHOLE, COLUMNS)  # fmt: skip
     if x_scales is not None:
         total *= tl.load(x_scales + source)[None, :]
     if bias is not None:
@@ -97,32 +99,29 @@ def sum_experts(y, x, ids, weights, addresses, out, width, x_stride, out_stride,
 class Weights:
     """One weight of each expert, by addresses int64 [E]: 0 for an expert that returns x.
 
-    `packed` tells the form of packed weights (PackedWeight.form) and None that they are floats; scales and zeros are
-    tables like `table`. With `rounds`, products round their inputs to int8.
+    `form` is that of packed weights; None: they are floats. scales, zeros and offsets are tables like `table`. With
+    `rounds`, products round their inputs to int8.
     """
 
     table: Any
     number: Any
-    packed: tuple[Any, ...] | None = None
+    form: Form | None = None
     scales: Any = None
     zeros: Any = None
+    offsets: Any = None
     rounds: bool = False
 
-    @property
-    def bits(self) -> int:
-        """Bits of a code; 0 for floats."""
-        return 0 if self.packed is None else 4 if self.number == torch.uint8 else 8
-
-    @property
-    def group(self) -> int:
-        return 0 if self.packed is None else int(self.packed[1])
-
     def tiles(self, run: Launcher) -> ProductTiles:
-        return packed_tiles(run, self.bits) if self.bits else product_tiles(run, self.number)
+        return product_tiles(run, self.number) if self.form is None else self.form.tiles(run)
+
+    def constants(self, run: Launcher) -> dict[str, Any]:
+        if self.form is not None:
+            return self.form.constants(run)
+        return {**FLOATS, "COLUMNS": self.columns(run)}
 
     def columns(self, run: Launcher) -> int:
-        """The columns of a tile, which is a group of codes if they have groups."""
-        return self.group or self.tiles(run).columns
+        """The columns of a tile."""
+        return self.tiles(run).columns if self.form is None else self.form.columns(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +219,11 @@ def multiply_pairs(
     """
     launch(
         run, expert_product, (triton.cdiv(rows, tile.rows), tile_experts.shape[0], 1), x, x_scales, table.table,
-        table.scales, table.zeros, sizes, bias, out, weights, tile_experts, pairs, width, x.stride(0), out.stride(0),
-        0 if bias is None else bias.stride(0), UP=up, CHOSEN=chosen, WEIGH=weigh, ACTIVATION=activation, GATED=gated,
-        LIMIT=limit, NUMBER=NUMBERS[table.number], BITS=table.bits, GROUP=table.group, WHOLE=whole, ROWS=tile.rows,
-        TOKENS=tile.tokens, COLUMNS=columns or table.columns(run), shape=tile.shape,
+        table.scales, table.zeros, table.offsets, sizes, bias, out, weights, tile_experts, pairs, width, x.stride(0),
+        out.stride(0), 0 if bias is None else bias.stride(0), UP=up, CHOSEN=chosen, WEIGH=weigh,
+        ACTIVATION=activation, GATED=gated, LIMIT=limit, NUMBER=NUMBERS[table.number], WHOLE=whole, ROWS=tile.rows,
+        TOKENS=tile.tokens, shape=tile.shape,
+        **(table.constants(run) if columns is None else {**table.constants(run), "COLUMNS": columns}),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,55 +41,117 @@ PADDED = 128  # columns; a multiple of every tile's
 
 
 @dataclass(frozen=True, slots=True)
-class PackedWeight:
-    """A weight [O, K]: codes int8 or FP8 [O, K], or uint8 [O, K / 2] of two codes each, K padded to whole tiles.
+class Form:
+    """What kernels know of a packed weight: the type of its codes, and what turns them into values.
 
-    scales float32 [O, groups]: `group` columns share one, or all (0). zeros uint8 [O, groups] for 4 bits; None: 8.
+    `group` columns share a scale, or all (0). uint8 is two codes of four bits: less 8, less `zeros`, or twice E2M1
+    numbers. With `offsets` values are scale * code - offset, and codes are what they are.
     """
 
-    codes: Any
-    scales: Any
-    columns: int
+    number: Any
     group: int = 0
-    zeros: Any = None
+    zeros: bool = False
+    offsets: bool = False
+    e2m1: bool = False
 
     @property
     def bits(self) -> int:
-        return 4 if self.codes.dtype == torch.uint8 else 8
-
-    @classmethod
-    def pack(cls, codes: Any, scales: Any, group: int = 0, zeros: Any = None, bits: int = 8) -> PackedWeight:
-        """Pack codes [O, K]: int8 or FP8, or uint8 from 0 to 15 for 4 bits."""
-        columns = codes.shape[1]
-        whole = torch.nn.functional.pad(codes.view(torch.uint8), (0, -columns % PADDED))
-        packed = whole[:, ::2] | (whole[:, 1::2] << 4) if bits == 4 else whole.view(codes.dtype)
-        return cls(packed.contiguous(), scales.float().contiguous(), columns, group, zeros)
-
-    @classmethod
-    def outline(cls, rows: int, columns: int, dtype: Any, group: int, plain: bool) -> PackedWeight:
-        """Make one of a form without values."""
-        whole, groups = columns + -columns % PADDED, -(-columns // group) if group else 1
-
-        def empty(width: int, dtype: Any) -> Any:
-            return torch.empty(rows, width, dtype=dtype, device="meta")
-
-        codes = empty(whole // 2 if dtype == torch.uint8 else whole, dtype)
-        return cls(
-            codes, empty(groups, torch.float32), columns, group, None if plain else empty(groups, torch.uint8)
-        )
+        return 4 if self.number == torch.uint8 else 8
 
     @property
-    def form(self) -> tuple[Any, int, bool]:
-        """The type of its codes, the columns of a group, and whether it has no zero points."""
-        return self.codes.dtype, self.group, self.zeros is None
+    def fine(self) -> int:
+        """The columns of a group whose numbers are scaled one by one; 0: scales multiply sums."""
+        return self.group if self.offsets or self.group % 32 else 0
+
+    def tiles(self, run: Launcher) -> ProductTiles:
+        return (NIBBLES if self.bits == 4 or self.fine else WIDE)[run.target.family]
+
+    def columns(self, run: Launcher) -> int:
+        """The columns of a tile, which is a group if scales multiply its sum."""
+        return (0 if self.fine else self.group) or self.tiles(run).columns
+
+    def constants(self, run: Launcher) -> dict[str, Any]:
+        """Constants of products with such weights."""
+        about = {
+            "BITS": self.bits,
+            "GROUP": 0 if self.fine else self.group,
+            "FINE": self.fine,
+            "E2M1": self.e2m1,
+        }
+        return {**about, "COLUMNS": self.columns(run)}
+
+    def widened(self, codes: Any) -> Any:
+        """Codes of four bits [O, K] as the whole numbers that scales multiply, int8."""
+        if self.e2m1:
+            return E2M1_TWICE.to(codes.device)[codes.long()]
+        return codes.to(torch.int8) - (0 if self.offsets else 8)
+
+
+E2M1_TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight [O, K]: codes int8 or FP8 [O, K], or uint8 [O, K / 2] of two codes each, K padded to whole tiles.
+
+    scales and offsets float32, zeros uint8 [O, groups].
+    """
+
+    form: Form
+    columns: int
+    codes: Any
+    scales: Any
+    zeros: Any = None
+    offsets: Any = None
+
+    @classmethod
+    def pack(
+        cls, form: Form, codes: Any, scales: Any, zeros: Any = None, offsets: Any = None
+    ) -> PackedWeight:
+        """Pack codes [O, K]: int8 or FP8, or uint8 from 0 to 15 for four bits."""
+        columns = codes.shape[1]
+        whole = torch.nn.functional.pad(codes.view(torch.uint8), (0, -columns % PADDED))
+        packed = whole[:, ::2] | (whole[:, 1::2] << 4) if form.bits == 4 else whole.view(codes.dtype)
+        scales, offsets = (None if x is None else x.float().contiguous() for x in (scales, offsets))
+        return cls(form, columns, packed.contiguous(), scales, zeros, offsets)
+
+    @classmethod
+    def outline(cls, rows: int, columns: int, form: Form) -> PackedWeight:
+        """Make one of a form without values."""
+        groups, empty = -(-columns // form.group) if form.group else 1, partial(torch.empty, device="meta")
+        codes: Any = empty(rows, (columns + -columns % PADDED) * form.bits // 8, dtype=form.number)
+        return cls(
+            form, columns, codes, empty(rows, groups), empty(rows, groups, dtype=torch.uint8) if form.zeros else None,
+            empty(rows, groups) if form.offsets else None,
+        )  # fmt: skip
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Codes, scales, zeros and offsets; None for those that it lacks."""
+        return self.codes, self.scales, self.zeros, self.offsets
+
+    def values(self) -> Any:
+        """Float32 [O, K]."""
+        codes: Any = self.codes
+        if self.form.bits == 4:
+            codes = torch.stack([codes & 15, codes >> 4], 2).flatten(1)
+            codes = codes.float() if self.form.zeros else self.form.widened(codes)
+        group = self.form.group or self.columns
+        wide = [
+            None if x is None else x.repeat_interleave(group, 1)[:, : self.columns] for x in self.tensors[1:]
+        ]
+        values = codes[:, : self.columns].float()
+        values = (values if wide[1] is None else values - wide[1]) * wide[0]
+        return values if wide[2] is None else values - wide[2]
 
 
 def joined(weights: Sequence[PackedWeight]) -> PackedWeight:
     """The rows of weights of one form, one after another."""
+    sides = zip(*(weight.tensors for weight in weights), strict=True)
     first = weights[0]
-    zeros = None if first.zeros is None else torch.cat([weight.zeros for weight in weights])
-    codes, scales = (torch.cat([getattr(w, name) for w in weights]) for name in ("codes", "scales"))
-    return PackedWeight(codes, scales, first.columns, first.group, zeros)
+    return PackedWeight(
+        first.form, first.columns, *(None if side[0] is None else torch.cat(side) for side in sides)
+    )
 
 
 def round_rows(
@@ -104,10 +167,6 @@ def round_rows(
         run, round_row, (rows, 1, 1), x, ids, sizes, weights, codes, scales, width, x.stride(0), codes.stride(0),
         CHOSEN=1 if weights is None else weights.shape[1], BLOCK=triton.next_power_of_2(width), shape=shape_of(width),
     )  # fmt: skip
-
-
-def packed_tiles(run: Launcher, bits: int) -> ProductTiles:
-    return (NIBBLES if bits == 4 else WIDE)[run.target.family]
 
 
 def linear(
@@ -127,13 +186,11 @@ def linear(
 
     x is float [T, N K], or int8 with x_scales [T, N] for N heads, whose rows follow one another in the weight.
     """
-    columns, rows = weight.columns, weight.codes.shape[0] // heads
-    tiles = packed_tiles(run, weight.bits)
-    tile, width = tiles.of(x.shape[0]), weight.group or tiles.columns
+    columns, rows, form = weight.columns, weight.codes.shape[0] // heads, weight.form
+    tile, width = form.tiles(run).of(x.shape[0]), form.columns(run)
     launch(
-        run, product, product_grid(x, rows, tile, heads), x, x_scales, weight.codes, weight.scales, weight.zeros, bias,
-        residual, out, x.shape[0], rows, columns, x.stride(0), weight.codes.stride(0), weight.scales.stride(0),
-        out.stride(0), ACTIVATION=activation or "", GATED=is_gated, LIMIT=limit, BITS=weight.bits, GROUP=weight.group,
-        INTEGER=x_scales is not None, WHOLE=columns % width == 0, ROWS=tile.rows, TOKENS=tile.tokens, COLUMNS=width,
-        shape=tile.shape,
+        run, product, product_grid(x, rows, tile, heads), x, x_scales, *weight.tensors, bias, residual, out, x.shape[0],
+        rows, columns, x.stride(0), weight.codes.stride(0), weight.scales.stride(0), out.stride(0),
+        ACTIVATION=activation or "", GATED=is_gated, LIMIT=limit, **form.constants(run), INTEGER=x_scales is not None,
+        WHOLE=columns % width == 0, ROWS=tile.rows, TOKENS=tile.tokens, shape=tile.shape,
     )  # fmt: skip

@@ -18,27 +18,42 @@ from quire.devices.cuda.tiles import SINGLE, WIDE, ProductTile, ProductTiles
 
 @triton.jit
 def numbers(codes, zeros, start, n, rows, scale_stride, BITS: tl.constexpr, GROUP: tl.constexpr,
-            INTEGER: tl.constexpr, FLOAT: tl.constexpr):  # fmt: skip
-    """A tile of weights [rows, K] from its codes: two in a byte, the low half first, if BITS is 4."""
+            E2M1: tl.constexpr, PLAIN: tl.constexpr):  # fmt: skip
+    """A tile of whole numbers [rows, K] from codes: two in a byte, the low half first, if BITS is 4."""
     if BITS == 4:
         w = tl.interleave(codes & 15, codes >> 4).to(tl.int8)
-        if zeros is None:
+        if E2M1:  # twice their values
+            m = w & 7
+            m += tl.maximum(m - 4, 0) + 2 * tl.maximum(m - 6, 0)
+            w = tl.where(w > 7, -m, m)
+        elif zeros is not None:
+            zero = tl.load(zeros + n * scale_stride + start // GROUP, mask=n < rows, other=0)
+            w -= zero.to(tl.int8)[:, None]
+        elif not PLAIN:
             w -= 8
-        else:
-            w -= tl.load(zeros + n * scale_stride + start // GROUP, mask=n < rows, other=0).to(tl.int8)[
-                :, None
-            ]
     else:
         w = codes
-    if not INTEGER:
-        w = w.to(FLOAT)
     return w
 
 
 @triton.jit
-def sums(of_weight, of_x, factor, scales, zeros, n, rows, columns, scale_stride, BITS: tl.constexpr,
-         GROUP: tl.constexpr, INTEGER: tl.constexpr, WHOLE: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """The sums of a tile, rows n of the weight by tokens: over floats, or over codes of BITS bits if that is not 0."""
+def spread(table, start, n, rows, stride, FINE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Numbers of groups of FINE columns, for each column of a tile: [rows, COLUMNS]."""
+    group = start // FINE + tl.arange(0, COLUMNS // FINE)
+    there = (n < rows)[:, None] & (group < stride)[None, :]
+    found = tl.load(table + n[:, None] * stride + group[None, :], mask=there, other=0.0)
+    wide = tl.broadcast_to(found[:, :, None], [n.shape[0], COLUMNS // FINE, FINE])
+    return tl.reshape(wide, [n.shape[0], COLUMNS])
+
+
+@triton.jit
+def sums(of_weight, of_x, factor, scales, zeros, offsets, n, rows, columns, scale_stride, BITS: tl.constexpr,
+         GROUP: tl.constexpr, FINE: tl.constexpr, E2M1: tl.constexpr, INTEGER: tl.constexpr, WHOLE: tl.constexpr,
+         COLUMNS: tl.constexpr):  # fmt: skip
+    """The sums of a tile, rows n of the weight by tokens: over floats, or over codes of BITS bits if that is not 0.
+
+    A scale multiplies the sum of a group of GROUP columns, of all (0), or each number of a group of FINE.
+    """
     kind: tl.constexpr = tl.int32 if INTEGER else tl.float32
     k = tl.arange(0, COLUMNS)
     total = tl.zeros([of_weight.shape[0], of_x.shape[1]], tl.float32 if GROUP > 0 else kind)
@@ -54,7 +69,13 @@ def sums(of_weight, of_x, factor, scales, zeros, n, rows, columns, scale_stride,
             )
         seen = tl.load(of_x + start) if WHOLE else tl.load(of_x + start, mask=known[:, None], other=0)
         if BITS > 0:
-            w = numbers(w, zeros, start, n, rows, scale_stride, BITS, GROUP, INTEGER, seen.dtype)
+            w = numbers(w, zeros, start, n, rows, scale_stride, BITS, GROUP, E2M1, offsets is not None)
+        if FINE > 0:
+            w = w.to(tl.float32) * spread(scales, start, n, rows, scale_stride, FINE, COLUMNS)
+            if offsets is not None:
+                w -= spread(offsets, start, n, rows, scale_stride, FINE, COLUMNS)
+        if not INTEGER:
+            w = w.to(seen.dtype)
         if factor is not None:
             seen = (seen.to(tl.float32) * factor).to(seen.dtype)
         if GROUP > 0:
@@ -64,7 +85,7 @@ def sums(of_weight, of_x, factor, scales, zeros, n, rows, columns, scale_stride,
         else:
             total = tl.dot(w, seen, total, out_dtype=kind, input_precision="ieee")
     total = total.to(tl.float32)
-    if BITS > 0 and GROUP == 0:
+    if BITS > 0 and GROUP == 0 and FINE == 0:
         total *= tl.load(scales + n, mask=n < rows, other=0.0)[:, None]
     return total
 
@@ -92,10 +113,11 @@ def closed(total, bias, residual, out, first, t, tokens, rows, out_stride, ACTIV
 
 @triton.jit(do_not_specialize=["tokens"])
 def product(
-    x, x_scales, weight, scales, zeros, bias, residual, out,
+    x, x_scales, weight, scales, zeros, offsets, bias, residual, out,
     tokens, rows, columns, x_stride, weight_stride, scale_stride, out_stride,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    INTEGER: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    FINE: tl.constexpr, E2M1: tl.constexpr, INTEGER: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A tile of one head's product. Heads have equal parts of rows of x, and `rows` rows of the weight each."""
     head, heads = tl.program_id(2).to(tl.int64), tl.num_programs(2)
@@ -109,8 +131,10 @@ def product(
         scales += first * scale_stride
     if zeros is not None:
         zeros += first * scale_stride
-    total = sums(of_weight, of_x, None, scales, zeros, n, rows, columns, scale_stride, BITS, GROUP, INTEGER, WHOLE,
-                 COLUMNS)  # fmt: skip
+    if offsets is not None:
+        offsets += first * scale_stride
+    total = sums(of_weight, of_x, None, scales, zeros, offsets, n, rows, columns, scale_stride, BITS, GROUP, FINE, E2M1,
+                 INTEGER, WHOLE, COLUMNS)  # fmt: skip
     if INTEGER:
         total *= tl.load(x_scales + nearest * heads + head)[None, :]
     if bias is not None:
@@ -164,11 +188,15 @@ def _launch(
     tiles = product_tiles(run, x.dtype)
     tile = tiles.of(x.shape[0])
     launch(
-        run, product, product_grid(x, rows, tile, count), x, None, weights, None, None, bias, residual, out, x.shape[0],
-        rows, columns, x.stride(0), weights.stride(1), 0, out.stride(0), ACTIVATION=activation or "", GATED=is_gated,
-        LIMIT=limit, BITS=0, GROUP=0, INTEGER=False, WHOLE=columns % tiles.columns == 0, ROWS=tile.rows,
+        run, product, product_grid(x, rows, tile, count), x, None, weights, None, None, None, bias, residual, out,
+        x.shape[0], rows, columns, x.stride(0), weights.stride(1), 0, out.stride(0), ACTIVATION=activation or "",
+        GATED=is_gated, LIMIT=limit, **FLOATS, INTEGER=False, WHOLE=columns % tiles.columns == 0, ROWS=tile.rows,
         TOKENS=tile.tokens, COLUMNS=tiles.columns, shape=tile.shape,
     )  # fmt: skip
+
+
+FLOATS = {"BITS": 0, "GROUP": 0, "FINE": 0, "E2M1": False}
+"""FLOATS are the constants of products with weights that are no codes."""
 
 
 def product_grid(x: Any, rows: int, tile: ProductTile, heads: int = 1) -> tuple[int, int, int]:
