@@ -18,7 +18,7 @@ from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape, work_list
 
 FP8 = catalog.FP8
-PACKED = {**catalog.PACKED, "FP8": (FP8, 0, False)}
+PACKED = {**catalog.PACKED, "FP8": (packed.Form(FP8), False)}
 FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CACHES = {**FLOATS, "int8": torch.int8, "FP8 e4m3": FP8, "FP8 e5m2": torch.float8_e5m2}
 CLOSE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 5e-6}
@@ -42,13 +42,14 @@ class Weight:
 
     def __init__(self, place: Place, kind: str, outputs: int, columns: int, seed: int = 0) -> None:
         self.place, self.columns, self.act = place, columns, FLOATS.get(kind, torch.bfloat16)
-        code, self.group, self.integer = PACKED.get(kind, (self.act, 0, False))
-        self.codes, self.packed = place.draw(outputs, columns, dtype=code, seed=seed), None
+        form, self.integer = PACKED.get(kind, (packed.Form(self.act), False))
+        self.codes, self.packed = place.draw(outputs, columns, dtype=form.number, seed=seed), None
         self.nbytes = self.codes.nbytes
         if kind in PACKED:
-            scales = place.scales(outputs, -(-columns // self.group) if self.group else 1)
-            self.packed = packed.PackedWeight.pack(packed.Form(code, self.group), self.codes, scales)
-            self.nbytes = self.packed.codes.nbytes + scales.nbytes
+            scales = place.scales(outputs, -(-columns // form.group) if form.group else 1)
+            offsets = scales if form.offsets else None
+            self.packed = packed.PackedWeight.pack(form, self.codes, scales, offsets=offsets)
+            self.nbytes = sum(tensor.nbytes for tensor in self.packed.tensors if tensor is not None)
 
     def values(self) -> Any:
         """Decode it to float64."""
@@ -97,7 +98,7 @@ def normalized(place: Place, rows: int, width: int) -> Case:
 
     def compute(picked: Any) -> Any:
         out = place.empty(*x[picked].shape)
-        norm.normalize(place.run, x[picked].contiguous(), out, weight, 1e-5)
+        norm.normalize(place.run, x[picked].contiguous(), out, norm.NormTensors("rms", weight, None, 1e-5))
         return out
 
     def exact(picked: Any) -> Any:

@@ -142,7 +142,8 @@ def kernels(place: Place) -> None:
         place.attempt(f"attention, {kind} cache, {step}", measured_attention, place, kind, *step)
     for rows in (4,) if place.small else (64, 8192):
         x, weight = place.draw(rows, 4096), place.scales(4096)
-        work = partial(norm.normalize, place.run, x, place.empty(rows, 4096), weight, 1e-5)
+        by = norm.NormTensors("rms", weight, None, 1e-5)
+        work = partial(norm.normalize, place.run, x, place.empty(rows, 4096), by)
         place.rate(f"RMSNorm, {rows} tokens", lambda i, work=work: work(), 2 * x.nbytes)
     for rows, (name, greedy, top_p) in product(
         (1,) if place.small else (1, 64, 256), (("greedy", 1, 1.0), ("seeded", 0, 1.0), ("top-p", 0, 0.9))
