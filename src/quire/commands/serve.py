@@ -18,7 +18,7 @@ else:
 
 
 def run(config: EngineConfig, options: ServerConfig, files: tuple[Path, ...]) -> None:
-    if options.data_parallel_size > 1:
+    if options.data_parallel_size > 1 and not options.many:
         status = parallel.serve(config, options)
     else:
         status = server.serve(config, options, files=files)

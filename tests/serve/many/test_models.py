@@ -18,6 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.commands import serve as command
 from quire.config import EngineConfig
 from quire.engine.directory import ASSETS, SHIPPED_MODEL
 from quire.errors import ConfigError
@@ -341,13 +342,16 @@ def test_bad_input_is_one_line(text: str, said: str, paths: dict[str, str], tmp_
         ({"models_dir": "absent"}, "cannot be read"),
         ({"models_file": "absent.yaml"}, "cannot be read"),
         ({"models_dir": "models", "served_model_name": ("x",)}, "leave out --served-model-name"),
+        ({"models_dir": "models", "router_api_key": ("x",)}, "leave out --router-api-key"),
+        ({"models_dir": "models", "data_parallel_size": 2}, "leave out --data-parallel-size"),
+        ({"models_preset": "absent.ini"}, "cannot be read"),
         ({"models_dir": "models", "models_memory": 0.01}, "a"),
     ],
 )
 def test_options_that_list_models(options: dict[str, Any], said: str, folder: Path) -> None:
     given = {k: str(folder / v) if isinstance(v, str) else v for k, v in options.items()}
     with pytest.raises(ConfigError, match=re.escape(said)):
-        asyncio.run(several.serve(EngineConfig(), ServerConfig(port=0, **given), MAKER))
+        command.run(EngineConfig(), ServerConfig(port=0, **given), ())
 
 
 @pytest.fixture

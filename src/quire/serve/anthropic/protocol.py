@@ -87,7 +87,7 @@ _IGNORED = {
     "inference_geo": "answers are computed here",
     "speed": "there is one speed",
     "diagnostics": "has no effect on the answer",
-    "fallbacks": "one model is served",
+    "fallbacks": "`model` alone chooses",
 }
 _REFUSED = {
     **ANSWERS_REFUSED,

@@ -77,12 +77,12 @@ def _check(engine: EngineConfig, config: ServerConfig) -> None:
     for wrong, what in (
         (engine.model.model, "the model on the command line"),
         (config.served_model_name, "--served-model-name, and give names in --models"),
-        (config.router_api_key, "--router-api-key"),
+        (config.router_api_key, "--router-api-key: quire route is for servers of one model each"),
         (config.data_parallel_size > 1, "--data-parallel-size"),
         (engine.parallel.world > 1, "--tensor-parallel-size and the like"),
     ):
         if wrong:
-            raise ConfigError(f"several models are listed (--models, --models-dir): leave out {what}")
+            raise ConfigError(f"several models are listed (--models and the like): leave out {what}")
 
 
 class _Server(WebServer):
