@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.visit import catalog
 from bench.visit.place import Place
-from quire.devices.cuda import catalog
 from quire.devices.cuda.kernels import experts, norm, packed, products
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, attend, work_tensors
 from quire.devices.cuda.tiles import attention_tiles

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from bench.visit.catalog import CASES, compile_case
 from bench.visit.place import Place
-from quire.devices.cuda.catalog import CASES, compile_case
 from quire.devices.cuda.jit import CompilingLauncher
 from quire.devices.cuda.target import target_named
 

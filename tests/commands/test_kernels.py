@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from quire.cli import main
-from quire.devices import selection
+from quire.commands import kernels
+from quire.config import EngineConfig
+from tests.tiny import write_checkpoint
 
 
 def test_unknown_architecture(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,22 +24,38 @@ def test_unknown_architecture(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     row = {
-        "case": "linear, 1 tokens", "kernel": "product", "registers": 48, "spilled": 0, "shared_bytes": 102400,
-        "cubin_bytes": 30000, "instruction": "wgmma",
+        "launch": "products.product(*bf16:16, i32) [ROWS=64] warps 4 stages 3", "kernel": "product", "registers": 48,
+        "spilled": 0, "shared_bytes": 102400, "cubin_bytes": 30000, "instruction": "wgmma",
     }  # fmt: skip
-    monkeypatch.setattr(selection, "compiled_kernels", lambda target: [row])
+    monkeypatch.setattr(kernels, "compiled", lambda config, target: [row])
     main(["kernels"])
     title, line = capsys.readouterr().out.splitlines()
-    assert title.split()[-2:] == ["KiB", "instruction"]
-    assert line.split() == ["linear,", "1", "tokens", "product", "48", "0", "100", "29", "wgmma"]
+    assert title.split()[-3:] == ["KiB", "instruction", "constants"]
+    assert line.split()[:6] == ["product", "48", "0", "100", "29", "wgmma"]
+    assert line.endswith("ROWS=64] warps 4 stages 3")
     main(["kernels", "--json"])
     assert json.loads(capsys.readouterr().out) == [row]
 
 
+def test_a_model_s_kernels_are_those_of_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+    jit = pytest.importorskip("quire.devices.cuda.jit")
+    monkeypatch.setattr(jit, "compile_launch", lambda launch, target: (launch, target.name))
+    monkeypatch.setattr(
+        jit, "measured", lambda made: {"kernel": made[0].kernel.fn.__name__, "target": made[1]}
+    )
+    model = write_checkpoint(tmp_path, "llama", "bfloat16", num_hidden_layers=1)
+    rows = kernels.compiled(EngineConfig.from_options(model=str(model), kv_cache_dtype="int8"), "sm_120")
+    assert {"product", "attention", "merge", "norm", "sampled"} <= {row["kernel"] for row in rows}
+    assert {row["target"] for row in rows} == {"sm_120"}
+    attention = [str(row["launch"]) for row in rows if row["kernel"] == "attention"]
+    assert all("BLOCK=64" in launch and "*i8:16" in launch for launch in attention)
+
+
 def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton", reason="the kernels of GPUs need triton")
-    launch = pytest.importorskip("quire.devices.cuda.launch")
+    jit = pytest.importorskip("quire.devices.cuda.jit")
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = "/proc/none/.triton"
-        launch.find_cache()
+        jit.find_cache()
         assert os.access(triton.knobs.cache.dir, os.W_OK)

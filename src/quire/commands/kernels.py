@@ -1,15 +1,21 @@
-"""`quire kernels`: compiles the kernels of GPUs for a target, and lists what each of them takes. Needs no GPU."""
+"""`quire kernels`: compiles what a model launches on a GPU, and lists what each kernel takes. Needs no GPU."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from quire.build import EVERYTHING
 from quire.cli import Command
-from quire.config import check_options, option
+from quire.config import EngineConfig, check_options, option
 from quire.devices import registry
+from quire.devices.artifacts import Builder
+from quire.engine.plan import plan_files
+from quire.flags.uses import BUILDING, COMPUTE
 
-LINE = "{:40} {:16} {:>9} {:>7} {:>10} {:>9}  {}"
+LINE = "{:20} {:>9} {:>7} {:>10} {:>9}  {:12} {}"
+DECIDED = frozenset({"block_size", "max_num_batched_tokens", "max_num_seqs"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,19 +29,32 @@ class KernelOptions:
         check_options(self)
 
 
-def run(options: KernelOptions) -> None:
-    rows = registry.selection.compiled_kernels(options.target)
+def run(config: EngineConfig, options: KernelOptions) -> None:
+    rows = compiled(config, options.target)
     if options.json:
         print(json.dumps(rows, indent=1))
         return
-    print(LINE.format("case", "kernel", "registers", "spilled", "shared KiB", "cubin KiB", "instruction"))
+    print(
+        LINE.format("kernel", "registers", "spilled", "shared KiB", "cubin KiB", "instruction", "constants")
+    )
     for row in rows:
         kib = [f"{row[name] / 1024:.0f}" for name in ("shared_bytes", "cubin_bytes")]
+        constants = row["launch"].partition("[")[2]
         print(
-            LINE.format(
-                row["case"], row["kernel"], row["registers"], row["spilled"], *kib, row["instruction"]
-            )
+            LINE.format(row["kernel"], row["registers"], row["spilled"], *kib, row["instruction"], constants)
         )
 
 
-COMMAND = Command(run, KernelOptions, uses=frozenset(), reads_user_file=False)
+def compiled(config: EngineConfig, target: str) -> list[dict[str, Any]]:
+    """Compile the kernels of the configured model as a GPU serves it by default, and say what each takes."""
+    device = replace(config.device, device=registry.selection.target_of("cuda", "auto", target))
+    usual = registry.choices_of(device.device, "auto")
+    cache = replace(config.cache, block_size=usual.block_size)
+    tokens, seqs = usual.max_num_batched_tokens, usual.max_num_seqs
+    scheduler = replace(config.scheduler, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+    plan = plan_files(replace(config, device=device, cache=cache, scheduler=scheduler), None, EVERYTHING)
+    assert isinstance(plan.backend, Builder)
+    return plan.backend.list_artifacts(plan.memory.block_size)
+
+
+COMMAND = Command(run, KernelOptions, arguments=("model",), uses=(BUILDING - COMPUTE - DECIDED) | {"threads"})

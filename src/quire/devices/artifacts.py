@@ -25,8 +25,11 @@ Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 class Builder(Backend, Protocol):
     """A backend of a target that is not here: it plans graphs and packs weights, and compiles what would run."""
 
-    def write_artifacts(self, folder: Path, block_size: int) -> int:
-        """Write what the planned graphs need to a folder; returns the number of files."""
+    def write_artifacts(self, folder: Path, block_size: int) -> None:
+        """Write what the planned graphs need to a folder."""
+
+    def list_artifacts(self, block_size: int) -> list[dict[str, Any]]:
+        """Describe what the planned graphs need, as rows of plain values."""
 
 
 class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

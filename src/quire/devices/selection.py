@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     import quire.devices.cuda.aot as aot
     import quire.devices.cuda.backend as cuda
-    import quire.devices.cuda.catalog as catalog
     import quire.devices.cuda.target as targets
     import quire.devices.reference.backend as reference
     import quire.devices.torch.backend as plain
@@ -31,7 +30,6 @@ else:
     aot, targets = Lazy("quire.devices.cuda.aot"), Lazy("quire.devices.cuda.target")
     cuda = Lazy("quire.devices.cuda.backend")
     torch = Lazy("torch")
-    catalog = Lazy("quire.devices.cuda.catalog")
     plain = Lazy("quire.devices.torch.backend")
     reference = Lazy("quire.devices.reference.backend")
 
@@ -135,13 +133,11 @@ def open_device(
 
 def target_of(device: str, backend: str, target: str) -> str:
     """Name the device that builds for `target`, by default for this machine's own. ConfigError: there is none."""
-    if on_cpu(device, backend) or backend == "torch" or device.startswith(("xpu", "mps")):
+    if on_cpu(device, backend) or backend == "torch" or device.startswith(("xpu", "mps", "interpreter")):
         if target:
             raise ConfigError(f"--target {target} is a GPU's architecture: give --device cuda too")
         return device
     need("quire build --device cuda", "torch", "triton")
-    if check_name(device) == "interpreter":
-        raise ConfigError("--device interpreter compiles nothing: build for cpu, or for cuda with --target")
     if not target:
         index = _index(device, "; --target sm_90 builds for a GPU that is elsewhere")
         target = targets.target_of(*torch.cuda.get_device_capability(index)).name
@@ -156,15 +152,6 @@ def open_plain(name: str, threads: int | None, batch_invariant: bool) -> Backend
         raise ConfigError(f"there is no backend {name!r}; choose auto, native, reference or torch")
     need("--backend torch", "torch")
     return plain.TorchBackend(threads, choices=CPU if batch_invariant else PLAIN, at_once=not batch_invariant)
-
-
-def compiled_kernels(target: str) -> list[dict[str, Any]]:
-    """Compile the kernels of GPUs for an architecture, which need not be there: what each takes, as plain values.
-
-    ConfigError if the architecture is unknown, or a library is not installed.
-    """
-    need("quire kernels", "torch", "triton")
-    return catalog.compile_all(target)
 
 
 def _other(device: str) -> str:

@@ -21,13 +21,13 @@ pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
 from triton.runtime.jit import mangle_type
 
+from bench.visit.catalog import CASES
 from quire import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from quire.build import EVERYTHING
 from quire.config import EngineConfig
 from quire.devices.cuda import cubins, jit
 from quire.devices.cuda.aot import RecordingLauncher, sizes
 from quire.devices.cuda.backend import CudaBackend
-from quire.devices.cuda.catalog import CASES
 from quire.devices.cuda.cubins import Loaded, cubin, gpu_launcher
 from quire.devices.cuda.kernels import norm
 from quire.devices.cuda.launch import TYPES, Launch, described, ordered, signature

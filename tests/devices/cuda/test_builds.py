@@ -110,7 +110,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ),
         (["--target", "sm_70", "--device", "cuda"], "--target must be one of sm_80, sm_86"),
         (["--target", "90", "--device", "cuda"], "--target must be one of sm_80, sm_86"),
-        (["--device", "interpreter"], "--device interpreter compiles nothing"),
+        (["--target", "sm_90", "--device", "interpreter"], "--target sm_90 is a GPU's architecture"),
         (
             ["--device", "cuda", "--target", "sm_80", "--kv-cache-dtype", "fp8"],
             "sm_80 does not convert fp8_e4m3",

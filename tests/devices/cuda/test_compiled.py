@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
-from quire.devices.cuda.catalog import CASES, compile_case
+from bench.visit.catalog import CASES, compile_case
 from quire.devices.cuda.target import TARGETS, target_named, target_of
 from quire.devices.cuda.tiles import ATTENTION, BY_TOKEN, LATENT
 from quire.errors import ConfigError

@@ -5,12 +5,11 @@ A graph runs over tensors without values, in steps of all sizes at which a choic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +19,7 @@ from quire.devices import ops
 from quire.devices.adapters import Adapter, Change, Up
 from quire.devices.artifacts import Artifacts
 from quire.devices.choices import Choices
+from quire.devices.cuda import jit
 from quire.devices.cuda.adapters import CHANGEABLE
 from quire.devices.cuda.backend import CudaBackend
 from quire.devices.cuda.cubins import about_of, cubin
@@ -33,6 +33,7 @@ from quire.devices.protocol import Executable, KVCache, KVSpec, Limits, ModelInp
 from quire.errors import ConfigError
 from quire.progress import progress
 
+T = TypeVar("T")
 LONG = 8192  # positions of a context: attention splits it where few programs run
 DRAFT = 4  # tokens of a sequence that may be taken back
 
@@ -73,19 +74,28 @@ class TargetBackend(CudaBackend):
             f"{self._run.target.name} is a target of `quire build`, and no device that runs a model: choose --device"
         )
 
-    def write_artifacts(self, folder: Path, block_size: int) -> int:
-        """Compile every kernel that the planned graphs launch, and write the cubins to a folder."""
-        self.record(block_size)
+    def write_artifacts(self, folder: Path, block_size: int) -> None:
         made = Artifacts(folder, about_of(self._run.target), "")
-        launches = {described(launch): launch for launch in self.recorded.launches.values()}
-        label = f"compiling {len(launches)} kernels for {self._run.target.name}"
-        with progress(label, len(launches), "kernels") as told, ThreadPoolExecutor(self.threads) as threads:
-            compiled = threads.map(partial(cubin, target=self._run.target), launches.values())
-            for key, (code, about) in zip(launches, compiled, strict=True):
-                made.add(key, code, msgspec.to_builtins(about))
-                told(1)
+        for key, (code, about) in self._compiled(block_size, cubin):
+            made.add(key, code, msgspec.to_builtins(about))
         made.save()
-        return len(made.files)
+
+    def list_artifacts(self, block_size: int) -> list[dict[str, Any]]:
+        def row(launch: Launch, target: Target) -> Any:
+            return msgspec.to_builtins(jit.measured(jit.compile_launch(launch, target)))
+
+        return [{"launch": key, **about} for key, about in self._compiled(block_size, row)]
+
+    def _compiled(self, block_size: int, compile: Callable[[Launch, Target], T]) -> Iterator[tuple[str, T]]:
+        """Compile every kernel that the planned graphs launch, on all threads."""
+        self.record(block_size)
+        launches = {described(launch): launch for launch in self.recorded.launches.values()}
+        label = f"compiling for {self._run.target.name}"
+        with progress(label, len(launches), "kernels") as told, ThreadPoolExecutor(self.threads) as threads:
+            compiled = threads.map(lambda launch: compile(launch, self._run.target), launches.values())
+            for key, made in zip(launches, compiled, strict=True):
+                told(1)
+                yield key, made
 
     def record(self, block_size: int) -> None:
         """List what the planned graphs launch."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas_version
@@ -96,3 +98,31 @@ def toolkit(target: Target) -> str:
     """The release of CUDA whose assembler makes cubins for a target, such as 13.4."""
     found = re.search(r"release ([0-9]+\.[0-9]+)", get_ptxas_version(target.capability))
     return found[1] if found else "0.0"
+
+
+INSTRUCTIONS = ("tcgen05.mma", "wgmma", "mma.sync")
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    """What a kernel takes. `spilled` counts the bytes of a thread's registers that lie in memory."""
+
+    kernel: str
+    registers: int
+    spilled: int
+    shared_bytes: int
+    cubin_bytes: int
+    instruction: str
+
+
+def measured(made: CompiledKernel) -> Compiled:
+    """Read what a compiled kernel takes off its code."""
+    code, text = made.asm["cubin"], made.asm["ptx"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    used = dict(pair.split(":") for pair in usage.split() if pair.count(":") == 1 and pair[-1].isdigit())
+    unit = next((name for name in INSTRUCTIONS if name in text), "")
+    sizes = int(used["REG"]), int(used["STACK"]), int(made.metadata.shared), len(code)
+    return Compiled(made.metadata.name, *sizes, unit)

@@ -1,21 +1,17 @@
-"""Compiles the kernels at the shapes of an 8B model, on a machine that needs no GPU: registers, memory and code.
+"""Every kernel at the shapes of an 8B model, to be compiled on a machine that needs no GPU.
 
 The launches of a case are those that a backend makes: the same functions, over tensors without values.
 """
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 import torch
-from triton import knobs
 
-from quire.devices.cuda.jit import CompilingLauncher
+from quire.devices.cuda.jit import Compiled, CompilingLauncher, measured
 from quire.devices.cuda.kernels import (
     adapted,
     attention,
@@ -37,20 +33,7 @@ from quire.devices.cuda.work import WorkShape
 from quire.devices.elementwise import XIELU, SparseGELU, Temperature
 from quire.devices.operands import Routing
 
-INSTRUCTIONS = ("tcgen05.mma", "wgmma", "mma.sync")
 FP8 = torch.float8_e4m3fn
-
-
-class Compiled(msgspec.Struct, frozen=True):
-    """A kernel as a case compiles it. `spilled` counts the bytes of a thread's registers that lie in memory."""
-
-    case: str
-    kernel: str
-    registers: int
-    spilled: int
-    shared_bytes: int
-    cubin_bytes: int
-    instruction: str
 
 
 def empty(*shape: int, dtype: Any = torch.bfloat16) -> Any:
@@ -249,28 +232,4 @@ def compile_case(case: str, target: str) -> list[Compiled]:
     if "FP8" in case and not run.target.e4m3:
         return []
     CASES[case](run)
-    return [_described(case, kernel) for kernel in run.compiled]
-
-
-def _described(case: str, kernel: Any) -> Compiled:
-    code, text = kernel.asm["cubin"], kernel.asm["ptx"]
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    used = dict(pair.split(":") for pair in usage.split() if pair.count(":") == 1 and pair[-1].isdigit())
-    return Compiled(
-        case,
-        kernel.metadata.name,
-        int(used["REG"]),
-        int(used["STACK"]),
-        int(kernel.metadata.shared),
-        len(code),
-        next((name for name in INSTRUCTIONS if name in text), ""),
-    )
-
-
-def compile_all(target: str) -> list[dict[str, Any]]:
-    """Compile every case for a target: one row of plain values for each kernel."""
-    return [msgspec.to_builtins(kernel) for case in CASES for kernel in compile_case(case, target)]
+    return [measured(kernel) for kernel in run.compiled]
