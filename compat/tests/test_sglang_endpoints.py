@@ -295,10 +295,11 @@ def serve(installed: Installed, words: str) -> subprocess.CompletedProcess[str]:
 def test_quire_serve_takes_sglangs_flags(installed: Installed) -> None:
     done = serve(
         installed,
-        "--model-path= --mem-fraction-static 0.3 --tp 1 --context-length 512 --disable-cuda-graph --check",
+        "--model-path= --mem-fraction-static 0.3 --tp 1 --context-length 512 --disable-cuda-graph "
+        "--cuda-graph-bs 1 2 --disable-cuda-graph-padding --check",
     )
     assert done.returncode == 0, done.stderr
-    assert "--disable-cuda-graph changes nothing" in done.stderr
+    assert "--disable-cuda-graph-padding changes nothing" in done.stderr
     assert "ready to serve" in done.stdout
     small = serve(installed, "--model-path= --max-total-tokens 130 --context-length 512 --check")
     assert small.returncode == 0, small.stderr

@@ -157,6 +157,14 @@ def test_options_of_a_script_are_those_of_the_engine() -> None:
         assert engine.generate(PROMPTS[0], GREEDY)["meta_info"]["completion_tokens"] == 6
 
 
+def test_graphs_are_asked_for_as_sglang_does() -> None:
+    found, notices = read_options(
+        {"cuda_graph_bs": [1, 2], "cuda_graph_max_bs": 8, "disable_cuda_graph": True}
+    )
+    wanted = {"cudagraph_capture_sizes": ("1", "2"), "max_cudagraph_capture_size": 8, "enforce_eager": True}
+    assert (found, notices) == (wanted, [])
+
+
 def test_drafts_are_asked_for_as_sglang_does() -> None:
     chain = {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3, "speculative_eagle_topk": 1}
     found, _ = read_options({**chain, "speculative_num_draft_tokens": 4})

@@ -18,7 +18,7 @@ from quire.devices.registry import BackendName, Isa, choices_of, device_of_rank
 from quire.errors import ConfigError, RequestError
 from quire.lazy import Lazy
 from quire.lora.options import LoraConfig
-from quire.options import QUANTIZATIONS
+from quire.options import QUANTIZATIONS, json_object
 from quire.options import check_options as check_options
 from quire.options import option as option
 from quire.params import SamplingParams
@@ -222,9 +222,7 @@ class SchedulerConfig:
 
     max_num_seqs: int = option(256, "Most sequences that run at once.", low=1, high=65536, common=True)
     max_num_batched_tokens: int = option(1024, "Most tokens computed in one step.", low=1)
-    scheduling_policy: SchedulingPolicy = option(
-        "fcfs", "Order of waiting requests: fcfs, or priority (lower first)."
-    )
+    scheduling_policy: SchedulingPolicy = option("fcfs", "Order of requests: fcfs, or priority, lower first.")
     stream_interval: int = option(1, "Tokens per update of a stream; the first comes at once.", low=1)
     async_scheduling: bool = option(
         False, "Schedule the next step while one is being computed; results are the same."
@@ -269,9 +267,11 @@ class DeviceConfig:
     numa_bind: bool = option(False, "Run on the cores of one NUMA node.")
     numa_bind_nodes: tuple[str, ...] = option((), "The NUMA nodes to run on, or the node of each rank.")
     numa_bind_cpus: tuple[str, ...] = option((), "The cores to run on, such as 0-3,8.")
+    enforce_eager: bool = option(False, "Launch a GPU's kernels one by one: capture no graphs of steps.")
+    cudagraph_capture_sizes: tuple[str, ...] = option((), "Tokens of the steps that a GPU captures.")
+    max_cudagraph_capture_size: int | None = option(None, "Most tokens of such a step.", low=0)
     machine_limits: str | None = option(
-        None,
-        "Limits beside which /metrics shows the work of steps: measure, or GB/s,GFLOP/s such as 50,1000.",
+        None, "Limits beside which /metrics shows steps' work: measure, or GB/s,GFLOP/s such as 50,1000."
     )
     profiler_config: str | dict[str, Any] | None = option(
         None, 'JSON such as \'{"torch_profiler_dir": "DIR"}\': where /start_profile writes traces of steps.'
@@ -428,16 +428,6 @@ def _settled(aliases: Mapping[str, Any], value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
     return aliases.get(str(value), value) if isinstance(value, (str, int)) else value
-
-
-def json_object(flag: str, value: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """`value` as a map of options; text is JSON."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value, type=dict[str, Any])
-        except (msgspec.DecodeError, UnicodeEncodeError) as error:
-            raise ConfigError(f"{flag} must be a JSON object: {error}") from error
-    return dict(value or {})
 
 
 def _joined(given: dict[str, Any], flag: str, key: str, value: Any) -> dict[str, Any]:

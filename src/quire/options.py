@@ -7,6 +7,8 @@ from dataclasses import field, fields
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
+import msgspec
+
 from quire.errors import ConfigError
 
 # Other names of values of --quantization, which vLLM has had.
@@ -67,3 +69,13 @@ def check_options(config: object) -> None:
             raise ConfigError(f"--{flag} must be at least {low}, got {value}")
         if high is not None and value > high:
             raise ConfigError(f"--{flag} must be at most {high}, got {value}")
+
+
+def json_object(flag: str, value: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """`value` as a map of options; text is JSON."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
+            raise ConfigError(f"{flag} must be a JSON object: {error}") from error
+    return dict(value or {})

@@ -59,9 +59,9 @@ def test_help_shows_what_a_command_with_few_options_uses(
     [
         ("quantize -tp 2", "quantize does not use --tensor-parallel-size: leave it out"),
         ("build --no-enable-prefix-caching", "build does not use --enable-prefix-caching: leave it out"),
-        ("build --max_num_seqs=8", "build does not use --max-num-seqs: leave it out"),
+        ("build --stream_interval=8", "build does not use --stream-interval: leave it out"),
         ("complete --hf-overrides.rope_theta 1", "complete does not use --hf-overrides: leave it out"),
-        ("models --enforce-eager", "there is no option --enforce-eager\n"),
+        ("models --cudagraph-metrics", "there is no option --cudagraph-metrics\n"),
         ("chat --url http://127.0.0.1:1 --threads 2", "--threads means nothing here: leave it out"),
         ("chat --api-key x", "--api-key means nothing here: leave it out"),
     ],

@@ -76,13 +76,17 @@ def test_values_are_written_as_vllm_takes_them(
         "a/model", "--served-model-name", "a", "b", "--allowed-origins", '["http://ui", "http://x"]',
         "--max_model_len=4k", "--max-num-batched-tokens", "2K", "--dtype", "half", "--enforce-eager", "-O3",
         "--pipeline-parallel-size", "1", "--trust-remote-code", "--hf-overrides.rope_theta", "1e6",
-        "--hf-overrides.rope_scaling.factor=4", "--cudagraph-capture-sizes", "1", "2",
+        "--hf-overrides.rope_scaling.factor=4", "--cudagraph-capture-sizes", "2", "1",
+        "--cudagraph-metrics", "--ir-op-priority", "a", "b", "--max-cudagraph-capture-size", "1",
         "--no-enable-chunked-prefill",
     )  # fmt: skip
     assert server.served_model_name == ("a", "b")
     assert server.allowed_origins == ("http://ui", "http://x")
     assert (engine.model.max_model_len, engine.scheduler.max_num_batched_tokens) == (4000, 2048)
     assert (engine.model.model, engine.model.dtype) == ("a/model", "float16")
+    assert engine.device.enforce_eager
+    assert engine.device.cudagraph_capture_sizes == ("2", "1")
+    assert engine.device.max_cudagraph_capture_size == 1
     assert engine.model.config_changes == {"rope_theta": 1e6, "rope_scaling": {"factor": 4}}
     notices = [record.getMessage() for record in caplog.records]
     assert len([line for line in notices if "changes nothing" in line]) == 4, notices
@@ -134,9 +138,11 @@ def test_yaml_files_take_them_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_llm_takes_every_name_of_vllms(
     tiny_model: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LLM(tiny_model(), enforce_eager=True, tensor_parallel_size=1, max_model_len=64, dtype="half") as llm:
+    with LLM(
+        tiny_model(), cudagraph_metrics=True, tensor_parallel_size=1, max_model_len=64, dtype="half"
+    ) as llm:
         assert llm.config.model.dtype == "float16"
-    assert "--enforce-eager changes nothing" in caplog.text
+    assert "--cudagraph-metrics changes nothing" in caplog.text
     with pytest.raises(ConfigError, match="data_parallel_size 2 is not supported"):
         LLM(tiny_model(), data_parallel_size=2)
     if NAMES.exists():

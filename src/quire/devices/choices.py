@@ -15,7 +15,8 @@ class Choices(msgspec.Struct, frozen=True):
     `logit_rows` are the rows of logits held at a time: 64 x 150k float32 are 38 MB. A device is assumed to read
     `read_gbs` gigabytes and to compute `gflops` billion operations per second, a CPU with each thread, until steps
     are measured. Ranks of a machine have `shared_memory`, or a device each. If it `launches`, executables and samplers
-    return at once, and steps overlap (`async_scheduling`). `batch_invariant`: other rows change no bit of a row.
+    return at once, and steps overlap (`async_scheduling`). `batch_invariant`: other rows change no bit of a row. Steps
+    are padded to the next of `graphs` tokens, and captured.
     """
 
     max_num_batched_tokens: int = 1024
@@ -29,6 +30,7 @@ class Choices(msgspec.Struct, frozen=True):
     launches: bool = False
     async_scheduling: bool = False
     batch_invariant: bool = True
+    graphs: tuple[int, ...] = ()
 
     def with_threads(self, count: int) -> Choices:
         """Return the choices of a CPU that computes with `count` threads."""
@@ -37,13 +39,9 @@ class Choices(msgspec.Struct, frozen=True):
 
 CPU = Choices()
 DECIDED = (
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "gpu_memory_utilization",
-    "block_size",
-    "async_scheduling",
+    "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "block_size", "async_scheduling",
     "batch_invariant",
-)
+)  # fmt: skip
 """DECIDED are the names of the engine options among them."""
 
 

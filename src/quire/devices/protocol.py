@@ -139,6 +139,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_seqs: int
     max_logit_rows: int
     max_adapters: int = 0
+    graphs: tuple[int, ...] = ()  # as in Choices
 
 
 class Executable(Protocol):

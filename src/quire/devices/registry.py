@@ -37,6 +37,7 @@ def make_backend(
     device: str = "auto",
     batch_invariant: bool = True,
     made: Path | None = None,
+    graphs: tuple[bool, tuple[str, ...], int | None] = (False, (), None),
 ) -> Backend:
     """The backend of that name; "auto" is the fastest for the device, and for the machine if that is "auto" too.
 
@@ -44,7 +45,7 @@ def make_backend(
     unknown, its library is not installed or the device cannot be had, EngineError if the machine cannot run it.
     """
     if not on_cpu(device, name):
-        return selection.open_device(device, name, threads, batch_invariant, made)
+        return selection.open_device(device, name, threads, batch_invariant, made, graphs)
     if name in ("auto", "native"):
         return cpu.NativeBackend(threads, isa)
     return selection.open_plain(name, threads, batch_invariant)

@@ -50,15 +50,18 @@ GPU = Choices(
     shared_memory=False,
     launches=True,
     async_scheduling=True,
+    graphs=(1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 513, 32)),
 )
-INTERPRETER = Choices(block_size=64, launches=True, async_scheduling=True)
+INTERPRETER = Choices(block_size=64, launches=True, async_scheduling=True, graphs=(1, 2, 4, 8))
 PLAIN = Choices(batch_invariant=False)
 """PLAIN are the choices of plain torch on the CPU."""
 PLAIN_GPU = msgspec.structs.replace(
-    GPU, max_num_batched_tokens=2048, launches=False, async_scheduling=False, batch_invariant=False
+    GPU, max_num_batched_tokens=2048, launches=False, async_scheduling=False, batch_invariant=False, graphs=()
 )
 MPS = msgspec.structs.replace(PLAIN_GPU, gpu_memory_utilization=0.5, read_gbs=100.0, gflops=3000.0)
 LEAST_CAPABILITY = (8, 0)
+LARGEST_GRAPH = 8192  # tokens
+Graphs = tuple[bool, tuple[str, ...], int | None]
 INSTEAD = "; --device cpu computes on the CPU"
 
 
@@ -99,8 +102,19 @@ def of_rank(device: str, index: int) -> str:
     return device
 
 
+def captured(own: Choices, eager: bool, given: tuple[str, ...], most: int | None) -> Choices:
+    """A device's choices with the steps to capture that options ask for. ConfigError: a size is none."""
+    words = [str(size) for size in given]
+    if any(not word.isdecimal() or not 0 < int(word) <= LARGEST_GRAPH for word in words):
+        raise ConfigError(
+            f"--cudagraph-capture-sizes must be numbers of tokens from 1 to {LARGEST_GRAPH}, got {' '.join(words)}"
+        )
+    sizes = () if eager else tuple(sorted({*map(int, words)})) or own.graphs
+    return msgspec.structs.replace(own, graphs=tuple(size for size in sizes if most is None or size <= most))
+
+
 def open_device(
-    device: str, backend: str, threads: int | None, batch_invariant: bool, made: Path | None
+    device: str, backend: str, threads: int | None, batch_invariant: bool, made: Path | None, graphs: Graphs
 ) -> Backend:
     """Open a GPU, its interpreter on the CPU, or a target of builds. ConfigError says why it cannot be had."""
     interpreted = check_name(device) == "interpreter"
@@ -111,7 +125,7 @@ def open_device(
     if missing("torch") or (interpreted and missing("triton")):
         raise ConfigError(f"--device {device} needs torch and triton: pip install 'quire-llm[cuda]'")
     if interpreted:
-        return cuda.CudaBackend(None, INTERPRETER, threads)
+        return cuda.CudaBackend(None, captured(INTERPRETER, *graphs), threads)
     if TARGET.fullmatch(device):
         return aot.TargetBackend(targets.target_named(device), GPU, threads)
     if device.startswith(("xpu", "mps")):
@@ -128,7 +142,7 @@ def open_device(
         log.info(
             "the device is %s, %s; --device cpu keeps to the CPU", chosen, torch.cuda.get_device_name(chosen)
         )
-    return cuda.CudaBackend(chosen, GPU, threads, artifacts)
+    return cuda.CudaBackend(chosen, captured(GPU, *graphs), threads, artifacts)
 
 
 def target_of(device: str, backend: str, target: str) -> str:

@@ -60,7 +60,8 @@ def make_backend(device: DeviceConfig, model: ModelInfo | None = None) -> Backen
     if model is None or not model.foreign:
         kind = device.backend, device.threads, device.isa, device.device
         made = None if model is None else model.directory
-        return devices.make_backend(*kind, device.batch_invariant, made)
+        graphs = device.enforce_eager, device.cudagraph_capture_sizes, device.max_cudagraph_capture_size
+        return devices.make_backend(*kind, device.batch_invariant, made, graphs)
     for option, value, own in (("backend", device.backend, ()), ("device", device.device, ("cpu",))):
         if value not in ("auto", *own):
             raise ConfigError(
@@ -191,6 +192,7 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
         max_num_seqs,
         min(backend.choices.logit_rows, max_num_seqs),
         slots,
+        backend.choices.graphs,
     )
     features = {
         name: registry.make_planned(name, config)

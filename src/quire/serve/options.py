@@ -6,9 +6,10 @@ import logging
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from quire.config import EngineConfig, json_object, option
+from quire.config import EngineConfig, option
 from quire.errors import ConfigError
 from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
+from quire.options import json_object
 from quire.serve.web_options import WebConfig
 from quire.text.formats.plugins import load_formats
 from quire.text.formats.registry import reasoning_format, tool_format

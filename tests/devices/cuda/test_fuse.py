@@ -15,8 +15,9 @@ import torch
 
 from quire.devices.cuda import fuse
 from quire.devices.cuda.backend import CudaBackend
+from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.kernels.norm import NormTensors, Sum, normalize
-from quire.devices.cuda.launch import InterpretedLauncher, Launch
+from quire.devices.cuda.launch import Launch
 from quire.devices.cuda.target import INTERPRETER
 from quire.devices.graph import record
 from quire.devices.ops import Add, Embed, Linear, Normalize, SelectRows, Tap, Value

@@ -57,6 +57,7 @@ SAME = {
     "speculative_draft_model_path": "spec_model",
     "speculative_draft_model": "spec_model",
     "speculative_num_draft_tokens": "spec_tokens",
+    "cuda_graph_max_bs": "max_cudagraph_capture_size",
     "threads": "threads",
     "device": "device",
 }
@@ -66,12 +67,13 @@ SWITCHES = {
     "enable_cache_report": "enable_prompt_tokens_details",
     "enable_ssl_refresh": "enable_ssl_refresh",
     "log_requests": "enable_log_requests",
+    "disable_cuda_graph": "enforce_eager",
 }
 _INTEGERS = (
     "context_length max_running_requests max_queued_requests page_size stream_interval random_seed tp_size "
     "tensor_parallel_size pp_size pipeline_parallel_size port max_lora_rank max_loras_per_batch max_loaded_loras "
     "speculative_num_draft_tokens threads "
-    "chunked_prefill_size max_total_tokens"
+    "chunked_prefill_size max_total_tokens cuda_graph_max_bs"
 )
 _METHODS = {
     "eagle": "eagle",
@@ -86,9 +88,9 @@ _SHORT = {"tp": "tp_size", "tp_size": "tp_size", "dp": "dp_size", "pp": "pp_size
 _ACCEPTED: tuple[tuple[str, str], ...] = (
     ("Code from a checkpoint never runs", "trust_remote_code!"),
     (
-        "Steps run their kernels one by one, on GPUs too, and no graph is captured or compiled",
-        "disable_cuda_graph! disable_cuda_graph_padding! cuda_graph_max_bs cuda_graph_bs* enable_torch_compile! "
-        "torch_compile_max_bs enable_profile_cuda_graph! disable_piecewise_cuda_graph! skip_server_warmup!",
+        "Kernels are compiled as they are, and steps of --cuda-graph-bs are captured whole",
+        "disable_cuda_graph_padding! enable_torch_compile! torch_compile_max_bs "
+        "enable_profile_cuda_graph! disable_piecewise_cuda_graph! skip_server_warmup!",
     ),
     (
         "Quire has kernels of its own for each device, and chooses among them",
@@ -198,6 +200,10 @@ MADE: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
         lambda value: {"state_cache_fraction": float(value) / (1 + float(value))},
     ),
     "lora_paths": ("--enable-lora --lora-modules", _adapters),
+    "cuda_graph_bs": (
+        "--cudagraph-capture-sizes",
+        lambda value: {"cudagraph_capture_sizes": tuple(map(str, value))},
+    ),
     "disable_radix_cache": ("--no-enable-prefix-caching", lambda value: {"enable_prefix_caching": not value}),
     "enable_priority_scheduling": (
         "--scheduling-policy priority",
@@ -268,7 +274,7 @@ def add_flags(made: argparse.ArgumentParser) -> None:
         settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
         if name in SWITCHES or name in _MADE_SWITCHES or (foreign is not None and foreign.takes == "switch"):
             settings["action"] = "store_true"
-        elif name == "lora_paths" or (foreign is not None and foreign.takes == "list"):
+        elif name in ("lora_paths", "cuda_graph_bs") or (foreign is not None and foreign.takes == "list"):
             settings["nargs"] = "*"
         else:
             settings["type"] = (

@@ -29,6 +29,7 @@ from quire.devices.sparse_ops import Choose
 from quire.errors import ConfigError
 
 ALIGNED = 256  # bytes
+CLOSED_STATES = 256 << 20  # bytes for closed states of attention, at most in usual steps
 TOKENS, ROWS, PIECE = range(3)
 """TOKENS of the step, all its logit ROWS, or the PIECE of them whose logits are computed: the rows of a value."""
 

@@ -14,7 +14,7 @@ import torch
 from quire import _native
 from quire.devices.choices import Choices
 from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
-from quire.devices.cuda.arena import Arena
+from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
@@ -47,7 +47,7 @@ else:
 
 LAYOUT = 1  # of packed weights; older engine directories are refused
 MOST_SLOTS = 1 << 16
-PARTIAL_STATES = 256 << 20  # bytes for closed states of attention, at most in usual steps
+GRAPH = 4 << 20  # bytes that a GPU takes for a graph, about
 
 
 class CudaBackend:
@@ -140,14 +140,18 @@ class CudaBackend:
         return CudaSampler(vocab_size, _native.ThreadPool(self._threads), self._run, self._last_tokens)
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
-        """The arena, and room for mixtures and states of attention. ConfigError for what no kernel computes."""
+        """The arena, and room for mixtures, states of attention and graphs. ConfigError for what no kernel computes."""
         check_operations(graph)
         if kv_spec.dtype == "fp8_e4m3" and not self._run.target.e4m3:
             raise ConfigError(
                 f"{self._run.target.name} does not convert fp8_e4m3: choose --kv-cache-dtype fp8_e5m2, int8 or auto"
             )
         arena = Arena(fused(graph, limits.max_adapters > 0), kv_spec, limits)
-        return arena.nbytes + arena.beside + (PARTIAL_STATES if self._gpu else 0)
+        if self._gpu is None:
+            return arena.nbytes + arena.beside
+        captured = 2 * len(limits.graphs) * GRAPH  # the body of a step, and its head
+        scratch = kv_spec.token_bytes(self.choices.block_size) * self.choices.block_size
+        return arena.nbytes + arena.beside + CLOSED_STATES + captured + scratch
 
     def free_memory(self) -> int:
         return free_memory() if self._gpu is None else int(torch.cuda.mem_get_info(self._gpu)[0])

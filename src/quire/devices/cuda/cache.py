@@ -43,6 +43,9 @@ class CudaKVCache:
             )
         self.spec, self.num_blocks, self.block_size, self.device = spec, num_blocks, block_size, device
         self.num_states, self.num_open = num_states, num_open
+        self.scratch = (
+            num_blocks * block_size
+        )  # a place in a block beyond all others, for tokens of no sequence
         self.layers = [self._layer(index) for index in range(spec.num_layers)]
         real = partial(self._room, num_states, dtype=torch.float32)
         self.states = [
@@ -52,18 +55,22 @@ class CudaKVCache:
 
     def _layer(self, index: int) -> LayerCache:
         layer, spec = self.spec.layer(index), self.spec
-        shape = (self.num_blocks, layer.num_kv_heads, layer.rows(self.block_size))
+        shape = layer.num_kv_heads, layer.rows(self.block_size)
         sides = 2 if layer.value_dim is None else 1
-        kept = [self._room(*shape, layer.head_dim, dtype=DTYPES[spec.dtype]) for _ in range(sides)]
+        kept = [self._blocks(*shape, layer.head_dim, dtype=DTYPES[spec.dtype]) for _ in range(sides)]
         scales: list[Any] = [None, None]
         if spec.dtype == "int8":
-            scales = [self._room(*shape, dtype=torch.float32) for _ in range(2)]
+            scales = [self._blocks(*shape, dtype=torch.float32) for _ in range(2)]
         elif spec.dtype.startswith("fp8"):
             found = spec.scales_of(index)
             ones = (1.0,) * layer.num_kv_heads
             given = (ones, ones) if found is None else (found.keys, found.values)
             scales = [torch.tensor(each, dtype=torch.float32, device=self.device) for each in given]
         return LayerCache(kept[0], kept[-1] if sides == 2 else None, *scales)
+
+    def _blocks(self, *shape: int, dtype: Any) -> Any:
+        """Memory of all blocks, with the scratch block behind it."""
+        return self._room(self.num_blocks + 1, *shape, dtype=dtype)[: self.num_blocks]
 
     def _room(self, *shape: int, dtype: Any) -> Any:
         return torch.empty(shape, dtype=dtype, device=self.device)

@@ -121,6 +121,12 @@ def encode(graph: Graph, recorder: Recorder) -> list[Call]:
     ]
 
 
+def can_be_captured(graph: Graph) -> bool:
+    """Tell whether no operation of a graph needs the host, or lists whose length follows the step."""
+    by_host: tuple[type[Any], ...] = (ops.Receive, ops.AllReduce, ops.AllGather, *states.ENCODERS)
+    return not any(isinstance(op, by_host) or without_kernel(graph, op) for op in graph.ops)
+
+
 def check_operations(graph: Graph) -> None:
     """Raise ConfigError for operations that nothing here computes, by name."""
     lacking = {name for op in graph.ops for name in _lacking(op)}
@@ -393,7 +399,7 @@ def select_rows(r: Recorder, op: ops.SelectRows[Value], out: Value) -> Call:
 
 
 def tap(r: Recorder, op: ops.Tap[Value], out: Value) -> Call:
-    return lambda step: step.tapped.append(step[out])  # in the place of x, which is kept
+    return lambda step: step.tapped.update({out: step[out]})  # in the place of x, which is kept
 
 
 def all_reduce(r: Recorder, op: ops.AllReduce[Value], out: Value) -> Call:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,14 @@ import torch
 
 from quire.devices.adapters import Adapter
 from quire.devices.cuda.adapters import SlotAdapters, StepAdapters
-from quire.devices.cuda.arena import Arena
+from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
+from quire.devices.cuda.graphs import Graphs
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.launch import Launcher
-from quire.devices.cuda.record import Recorder, check_operations, encode
+from quire.devices.cuda.record import Call, Recorder, can_be_captured, check_operations, encode
 from quire.devices.cuda.states import state_step
 from quire.devices.cuda.step import CudaStep
 from quire.devices.inputs import check_input, check_logit_rows, check_states
@@ -30,16 +33,19 @@ class CudaExecutable:
     def __init__(
         self, graph: Graph, kv: CudaKVCache, limits: Limits, run: Launcher, last_tokens: Any
     ) -> None:
-        self._last_tokens = last_tokens
         check_operations(graph)
+        self._last_tokens = last_tokens
         self._graph = own = fused(graph, limits.max_adapters > 0)
-        self._kv, self._limits, self._run = kv, limits, run
+        self._graphs = Graphs([size for size in limits.graphs if size <= limits.max_tokens], run, kv.device)
+        self._kv, self._limits, self._run = kv, limits, self._graphs.run
         self._arena = Arena(own, kv.spec, limits)
         self._memory = torch.empty(self._arena.nbytes, dtype=torch.uint8, device=kv.device)
-        recorder = Recorder(run, kv.device, self._arena.act)
-        self._calls = encode(own, recorder)
+        self._closed = torch.empty(CLOSED_STATES if limits.graphs else 0, dtype=torch.uint8, device=kv.device)
+        recorder = Recorder(self._run, kv.device, self._arena.act)
+        self._calls, self._is_captured = encode(own, recorder), can_be_captured(own)
         self._adapters = SlotAdapters(graph, recorder, limits.max_adapters)
         self._step: CudaStep | None = None
+        self._padded: dict[int, CudaStep] = {}
         self._table: Any = None  # the block tables of all slots, as steps appended to them
 
     @device_errors()
@@ -50,43 +56,74 @@ class CudaExecutable:
             torch.cuda.set_device(self._kv.device)  # of this thread, in which Triton launches
         if inputs.appended_C3 is not None and self._table is None:
             self._table = torch.zeros(inputs.block_table_SM.shape, dtype=torch.int32, device=self._kv.device)
-        mirror = None if inputs.appended_C3 is None else self._table
-        self._step = step = CudaStep(inputs, self._arena, self._memory, self._kv, self._run, mirror)
+        self._step = step = self._filled(inputs)
         step.fill_in(self._last_tokens)
         if inputs.adapters_B is not None:
             step.adapters = StepAdapters(self._adapters, inputs, self._run, step)
         if inputs.states is not None:
             step.states = state_step(inputs, self._kv.device)
-        for call in self._calls[: self._graph.body]:
-            call(step)
+        body = self._calls[: self._graph.body]
+        if step.size:
+            self._graphs.launch(("body", step.size), partial(launched, body, step))
+        else:
+            launched(body, step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
+
+    def _filled(self, inputs: ModelInput) -> CudaStep:
+        """A step of a graph's size, if its kernels can be captured; else one of its own size."""
+        mirror = None if inputs.appended_C3 is None else self._table
+        about = self._arena, self._memory, self._closed, self._kv, self._run
+        size = self._graphs.size_of(len(inputs.tokens_T))
+        if size and self._is_captured and mirror is not None and inputs.adapters_B is None:
+            step = self._padded.get(size) or CudaStep(*about, size)
+            self._padded[size] = step
+            if step.fill(inputs, mirror):
+                return step
+        step = CudaStep(*about)
+        step.fill(inputs, mirror)
+        return step
 
     @device_errors()
     def logits(self, start: int, stop: int) -> TorchLogits:
         step, graph = self._step, self._graph
-        check_logit_rows(start, stop, None if step is None else len(step.logit_rows), self._limits)
+        rows = None if step is None else len(step.inputs.logit_rows_L)
+        check_logit_rows(start, stop, rows, self._limits)
         assert step is not None
         if start == stop:
             return TorchLogits(torch.empty((0, graph.vocab_size), device=self._kv.device))
         if graph.logits is None:
             raise EngineError("this stage has no head: a step cannot ask it for logits")
-        step.narrow(graph.hidden, start, stop)
+        head, size = self._calls[graph.body :], self._graphs.size_of(stop)
+        if step.adapters is not None or not self._is_captured or size > self._limits.max_logit_rows or start:
+            size = 0
+        step.narrow(graph.hidden, start, size or stop - start)
         if step.adapters is not None:
             step.adapters.narrow(start, stop)
-        for call in self._calls[graph.body :]:
-            call(step)
-        return TorchLogits(step[graph.logits])
+        if size:
+            self._graphs.launch(("head", size), partial(launched, head, step))
+        else:
+            launched(head, step)
+        return TorchLogits(step[graph.logits][: stop - start])
 
     def hidden(self) -> FloatArray:
-        assert self._step is not None
-        return _numpy(self._step.rows_of(self._graph.hidden))
+        step, hidden = self._step, self._graph.hidden
+        assert step is not None
+        return _numpy(step.given(step.rows_of(hidden), hidden))
 
     @device_errors(ResourceError)
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
         return self._adapters.put(slot, adapter)
 
     def taps(self) -> tuple[CudaRows, ...]:
-        return () if self._step is None else tuple(CudaRows(tensor.clone()) for tensor in self._step.tapped)
+        step = self._step
+        found = {} if step is None else step.tapped
+        return tuple(CudaRows(step.given(tensor, value).clone()) for value, tensor in found.items() if step)
+
+
+def launched(calls: Sequence[Call], step: CudaStep) -> None:
+    """Launch operations over a step."""
+    for call in calls:
+        call(step)
 
 
 def _numpy(tensor: Any) -> FloatArray:

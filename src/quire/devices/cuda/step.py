@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena
+from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena, Place
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.copies import aligned, sent
 from quire.devices.cuda.fuse import SCALE
 from quire.devices.cuda.hidden import CudaRows
-from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors, work_tensors
+from quire.devices.cuda.kernels.attention import (
+    LayerCache,
+    StepTensors,
+    WorkTensors,
+    state_bytes,
+    work_tensors,
+)
 from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_scratch
 from quire.devices.cuda.kernels.recurrent import StateStep
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.plain import plain_step
 from quire.devices.cuda.tiles import attention_tiles
-from quire.devices.cuda.work import WorkShape, work_list
+from quire.devices.cuda.work import Work, WorkShape, work_list
 from quire.devices.inputs import received
 from quire.devices.ops import Value
-from quire.devices.protocol import FloatArray, ModelInput
+from quire.devices.protocol import Array, FloatArray, ModelInput
 from quire.devices.torch.cache import TorchStep
 
 if TYPE_CHECKING:
@@ -32,48 +41,84 @@ if TYPE_CHECKING:
 class CudaStep:
     """A `ModelInput` on the device. `step[value]` is a value's tensor [rows, width], wherever its operation is.
 
-    `mirror` is the device's copy of the block table [S, M], which takes what the step appends. Without it the table is
-    compact: row b holds the blocks that sequence b uses. `tapped` fills with the tapped tensors.
+    With a `size` its tokens, sequences and logit rows are padded to that number, and each `fill` puts its numbers where
+    the last one did: what is launched for one such step computes any other. Tokens of the padding go to a scratch
+    block, and nothing attends for them. `closed` is room for closed states of attention. `tapped` has tapped tensors.
     """
 
     def __init__(
-        self, inputs: ModelInput, arena: Arena, memory: Any, cache: CudaKVCache, run: Launcher, mirror: Any
+        self, arena: Arena, memory: Any, closed: Any, cache: CudaKVCache, run: Launcher, size: int = 0
     ) -> None:
-        self.inputs, self.cache, self.tapped = inputs, cache, list[Any]()
-        self._arena, self._memory, self._run = arena, memory, run
+        self.cache, self.size, self.tapped = cache, size, dict[Value, Any]()
+        self._arena, self._memory, self._closed, self._run = arena, memory, closed, run
         self.adapters: StepAdapters | None = None
         self.states: StateStep | None = None
-        batch, size = len(inputs.kv_len_B), cache.block_size
-        slot_T = np.repeat(inputs.slots_B, np.diff(inputs.cu_q_B1))
-        block_T, offset_T = np.divmod(inputs.positions_T, size)
-        places_T = inputs.block_table_SM[slot_T, block_T].astype(np.int64) * size + offset_T
-        parts = [inputs.tokens_T, inputs.positions_T, inputs.logit_rows_L, inputs.cu_q_B1, inputs.kv_len_B]
+        self._numbers: Any = None
+        self._sequences: list[Any] = []
+        self._views: dict[Value, Any] = {}
+        self._works: dict[WorkShape, WorkTensors] = {}
+        self._lists: dict[WorkShape, Any] = {}  # the same lists of a step with a size, each as one tensor
+        self._rooms: dict[tuple[Any, ...], ExpertScratch] = {}
+
+    def fill(self, inputs: ModelInput, mirror: Any) -> bool:
+        """Take the numbers of a step; False if they do not fit the size, and nothing is changed.
+
+        `mirror` is the device's copy of the block table [S, M], which takes what the step appends. Without it the table
+        is compact: row b holds the blocks that sequence b uses.
+        """
+        self.inputs, counts = inputs, len(inputs.kv_len_B)
+        works = {shape: self._listed(shape) for shape in self._lists}
+        if any(work.partials > len(self._works[shape].partial_values) for shape, work in works.items()):
+            return False
+        lists = [work.flat for work in works.values()]
+        parts, rest = self._parts(inputs), list[Any]([inputs.appended_C3])
         if mirror is None:
-            table_BM = inputs.block_table_SM[inputs.slots_B, : -(-int(inputs.kv_len_B.max()) // size)]
-            parts += [np.arange(batch, dtype=np.int32), table_BM.reshape(-1)]
+            most = -(-int(inputs.kv_len_B.max()) // self.cache.block_size)
+            parts[-1] = np.arange(counts, dtype=np.int32)
+            rest = [inputs.block_table_SM[inputs.slots_B, :most]]
+        rest += [] if inputs.unseen_U2 is None else [inputs.unseen_U2]
+        every = [aligned(part) for part in (*parts, *lists, *rest)]
+        sizes, count = [len(part) for part in every], len(parts)
+        packed = sent(np.concatenate(every), self.cache.device)
+        own, *others = torch.split(packed, [sum(sizes[:count]), *sizes[count:]])
+        if self._numbers is None:
+            self._numbers = own
+            self._name(torch.split(own, sizes[:count]), parts)
         else:
-            assert inputs.appended_C3 is not None
-            parts += [inputs.slots_B, inputs.appended_C3]
-        if inputs.unseen_U2 is not None:
-            parts.append(inputs.unseen_U2)
-        every = [aligned(part) for part in (places_T.view(np.int32), *parts)]
-        sizes = [len(part) for part in every]
-        packed = sent(np.concatenate(every), cache.device)
-        places, *found = torch.split(packed, sizes)
-        self.tokens, self.positions, self.logit_rows, cu_q, kv_len, rows, table, *self._unseen = (
-            tensor[: part.size] for tensor, part in zip(found, parts, strict=True)
+            self._numbers.copy_(own)
+        for kept, new in zip(self._lists.values(), others, strict=False):
+            kept.copy_(new)
+        table, *self._unseen = (
+            new[: part.size] for new, part in zip(others[len(lists) :], rest, strict=True)
         )
-        self.places = places.view(torch.int64)[: len(places_T)]
         if mirror is None:
-            mirror = table.view(batch, -1)
+            mirror = table.view(counts, -1)
         elif len(table):
             slots, columns, blocks = table.view(-1, 3).T
             mirror[slots.long(), columns.long()] = blocks
+        cu_q, kv_len, rows = self._sequences
         self.sequences = StepTensors(cu_q, kv_len, rows, mirror)
+        return True
+
+    def _name(self, tensors: Sequence[Any], parts: Sequence[Array]) -> None:
+        """Find the numbers of each kind where they were placed."""
+        found = [tensor[: part.size] for tensor, part in zip(tensors, parts, strict=True)]
+        places, self.tokens, self.positions, self.logit_rows, *sequences = found
+        self.places, self._sequences = places.view(torch.int64), sequences
         self._counts = {TOKENS: len(self.tokens), ROWS: len(self.logit_rows), PIECE: 0}
-        self._views: dict[Value, Any] = {}
-        self._works: dict[WorkShape, WorkTensors] = {}
-        self._rooms: dict[tuple[Any, ...], ExpertScratch] = {}
+
+    def _parts(self, inputs: ModelInput) -> list[Array]:
+        """Numbers of tokens, logit rows and sequences, padded to the size: int32, but for 64 bits of a place."""
+        slot_T = np.repeat(inputs.slots_B, np.diff(inputs.cu_q_B1))
+        block_T, offset_T = np.divmod(inputs.positions_T, self.cache.block_size)
+        places_T = inputs.block_table_SM[slot_T, block_T].astype(np.int64) * self.cache.block_size + offset_T
+        sequences = inputs.cu_q_B1, inputs.kv_len_B, inputs.slots_B
+        found: list[Array] = [places_T, inputs.tokens_T, inputs.positions_T, inputs.logit_rows_L, *sequences]
+        if size := self.size:
+            fills = self.cache.scratch, 0, 0, 0, len(inputs.tokens_T), 0, 0
+            counts = size, size, size, size, size + 1, size, size
+            found = [_padded(part, *about) for part, *about in zip(found, counts, fills, strict=True)]
+        return [found[0].view(np.int32), *found[1:]]
 
     def fill_in(self, last_tokens: Any) -> None:
         """Take the tokens that the host has not seen from those drawn last [slots]."""
@@ -88,10 +133,10 @@ class CudaStep:
             return hidden.tensor
         return torch.from_numpy(received(self.inputs, width))
 
-    def narrow(self, hidden: Value, start: int, stop: int) -> None:
-        """Compute the logits of these logit rows next: the hidden states are theirs from now on."""
-        self._counts[PIECE] = stop - start
-        self._views = {hidden: self.rows_of(hidden)[start:stop]}
+    def narrow(self, hidden: Value, start: int, count: int) -> None:
+        """Compute the logits of `count` logit rows next: the hidden states are theirs from now on."""
+        self._counts[PIECE] = count
+        self._views = {hidden: self._tensor(self._arena.places[hidden], start, count)}
 
     def __getitem__(self, value: Value) -> Any:
         found = self._views.get(value)
@@ -100,11 +145,19 @@ class CudaStep:
         return found
 
     def rows_of(self, value: Value) -> Any:
-        """All rows of a value."""
+        """All rows of a value, with those of the padding."""
         place = self._arena.places[value]
-        count = self._counts[place.kind]
-        size = count * place.width * place.dtype.itemsize
-        return self._memory[place.begin : place.begin + size].view(place.dtype).view(count, place.width)
+        return self._tensor(place, 0, self._counts[place.kind])
+
+    def given(self, tensor: Any, value: Value) -> Any:
+        """The rows of a tensor like a value that are not of the padding."""
+        rows = self.inputs.logit_rows_L if self.kind(value) == ROWS else self.inputs.tokens_T
+        return tensor[: len(rows)]
+
+    def _tensor(self, place: Place, start: int, count: int) -> Any:
+        row = place.width * place.dtype.itemsize
+        memory = self._memory[place.begin + start * row : place.begin + (start + count) * row]
+        return memory.view(place.dtype).view(count, place.width)
 
     def kind(self, value: Value) -> int:
         """Tell what the rows of a value are: TOKENS, ROWS or a PIECE."""
@@ -141,7 +194,7 @@ class CudaStep:
         """Room that this step needs alone."""
         return torch.empty(shape, dtype=dtype, device=self.cache.device)
 
-    @cached_property
+    @property
     def plain(self) -> TorchStep:
         """The step for operations without a kernel."""
         return plain_step(self.inputs, self.cache)
@@ -162,12 +215,35 @@ class CudaStep:
         groups, by_token = layer.keys.shape[1], layer.keys.dtype == torch.int8
         tiles = attention_tiles(self._run.target.family, width, by_token, latent=layer.values is None)
         shape = WorkShape(num_heads, groups, tiles.few, window, chunk, ahead)
-        if len(self.tokens) > len(self.sequences.kv_len) * shape.tokens_of_tile:
+        if not self.size and len(self.tokens) > len(self.sequences.kv_len) * shape.tokens_of_tile:
             shape = WorkShape(num_heads, groups, tiles.many, window, chunk, ahead)
         if shape not in self._works:
-            self._works[shape] = self._listed(shape, width)
+            self._works[shape] = self._placed(shape, width)
         return shape, self._works[shape]
 
-    def _listed(self, shape: WorkShape, width: int) -> WorkTensors:
+    def _listed(self, shape: WorkShape) -> Work:
         work = work_list(self.inputs.cu_q_B1, self.inputs.kv_len_B, shape, self._run.target.processors)
-        return work_tensors(work, shape, width, partial(sent, device=self.cache.device), self.empty)
+        return work.padded(shape, self.size, self._run.target.processors) if self.size else work
+
+    def _placed(self, shape: WorkShape, width: int) -> WorkTensors:
+        """Place a list, and room for its closed states; of a step with a size, all room that there is."""
+        work, left = self._listed(shape), [self._closed]
+
+        def room(*sizes: int, dtype: Any) -> Any:
+            count = math.prod(sizes) * dtype.itemsize
+            if count > len(left[0]):
+                return self.empty(*sizes, dtype=dtype)
+            piece, left[0] = left[0][:count], left[0][count:]
+            return piece.view(dtype).view(sizes)
+
+        if not self.size:
+            return work_tensors(work, shape, width, partial(sent, device=self.cache.device), room)
+        self._lists[shape] = whole = sent(work.flat, self.cache.device)
+        pieces = iter(torch.split(whole, [rows.size for rows in work.lists]))
+        most = max(work.partials, len(self._closed) // state_bytes(shape, width))
+        given = dataclasses.replace(work, partials=most)
+        return work_tensors(given, shape, width, lambda rows: next(pieces).view(rows.shape), room)
+
+
+def _padded(part: Array, count: int, fill: int) -> Array:
+    return np.concatenate([part, np.full(count - len(part), fill, part.dtype)])

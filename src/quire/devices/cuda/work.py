@@ -59,6 +59,29 @@ class Work:
     merges: IntArray
     partials: int
 
+    @property
+    def lists(self) -> tuple[IntArray, ...]:
+        return self.whole, self.split, self.merges
+
+    @property
+    def flat(self) -> IntArray:
+        return np.concatenate([rows.reshape(-1) for rows in self.lists])
+
+    def padded(self, shape: WorkShape, tokens: int, processors: int) -> Work:
+        """The same items, and items of no work, up to the most that a list of that number of tokens has.
+
+        A tile is split if it has more than an equal share of all segments: fewer are than processors serve its heads.
+        """
+        served = -(-processors // shape.head_tiles)
+        split = 2 * served if served > 1 else 0
+        most = tokens, split, min(tokens, (served - 1) * shape.tokens_of_tile)
+        lists = (
+            np.concatenate([rows, np.full((count - len(rows), rows.shape[1]), -1, np.int32)])
+            for rows, count in zip(self.lists, most, strict=True)
+        )
+        whole, pieces, merges = lists
+        return Work(whole, pieces, merges, self.partials)
+
 
 def work_list(cu_q: IntArray, kv_len: IntArray, shape: WorkShape, processors: int) -> Work:
     """Cut a step into programs: whole tiles, split only as far as multiprocessors would have none."""

@@ -1,0 +1,125 @@
+"""Graphs: the launches of a step of one size, kept with their arguments and replayed as a whole."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from quire.devices.cuda.launch import Launch, Launcher
+from quire.devices.cuda.target import Target
+from quire.errors import EngineError
+
+log = logging.getLogger("quire.devices")
+Work = Callable[[], None]
+
+
+class Graphs:
+    """Captures work at its first use, which runs it too, and replays it after that.
+
+    Steps are padded to the least of `sizes` tokens that holds them. Launches of captured work go to `run`.
+    """
+
+    def __init__(self, sizes: Sequence[int], run: Launcher, device: Any) -> None:
+        self._sizes, self.run = sorted(sizes), run
+        self._capture: Callable[[Work], Work] = _captured
+        if device.type == "cpu" and sizes:
+            self.run = tape = Tape(run)
+            self._capture = tape.capture
+        elif device.type == "cuda":  # one replay at a time, so all may use the same memory within
+            self._capture = partial(_captured, pool=torch.cuda.graph_pool_handle())
+        else:
+            self._sizes = []
+        self._replays: dict[Hashable, Work] = {}
+
+    def size_of(self, count: int) -> int:
+        """The size of a step of `count` tokens or rows; 0: it is launched kernel by kernel."""
+        place = bisect_left(self._sizes, count)
+        return self._sizes[place] if count and place < len(self._sizes) else 0
+
+    def launch(self, key: Hashable, work: Work) -> None:
+        """Do work that is captured under a key. A GPU that cannot capture it is asked no more."""
+        if key in self._replays:
+            return self._replays[key]()
+        if not self._sizes:
+            return work()
+        try:
+            self._replays[key] = self._capture(work)
+        except _CaptureError as error:
+            self._sizes = []
+            log.warning("no graph of a step can be captured, so kernels are launched one by one: %s", error)
+        return None
+
+
+class _CaptureError(Exception):
+    """A GPU computed work, but did not capture it."""
+
+
+def _captured(work: Work, pool: Any = None) -> Work:
+    """Do work, so that its kernels are compiled, and capture it on a stream of its own."""
+    work()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+            work()
+    except RuntimeError as error:
+        raise _CaptureError(str(error)) from error
+    return graph.replay
+
+
+class Tape:
+    """The interpreter's graphs: launches and operations of torch over the tensors that they had when captured.
+
+    Whatever a replay reads must lie where it lay then, and no value may come to the host between. So a test of replays
+    finds what would go stale in a graph of a GPU.
+    """
+
+    def __init__(self, run: Launcher) -> None:
+        self._run, self.target, self._taken = run, run.target, list[Work]()
+
+    target: Target
+
+    def __call__(self, launch: Launch) -> None:
+        self._taken.append(partial(self._run, launch))
+        with _disable_current_modes():
+            self._run(launch)
+
+    def capture(self, work: Work) -> Work:
+        taken: list[Work] = []
+        self._taken = taken
+        with _Taken(taken):
+            work()
+        self._taken = []
+
+        def replay() -> None:
+            for again in taken:
+                again()
+
+        return replay
+
+
+class _Taken(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes operations of torch, to be done again into the tensors that they made."""
+
+    def __init__(self, taken: list[Work]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._taken = taken
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise EngineError("a captured step reads a value of the device")
+        made = func(*args, **(kwargs or {}))
+        self._taken.append(partial(_again, func, args, kwargs or {}, made))
+        return made
+
+
+def _again(func: Any, args: Any, kwargs: Any, made: Any) -> None:
+    found = func(*args, **kwargs)
+    for old, new in zip(*(x if isinstance(x, (list, tuple)) else [x] for x in (made, found)), strict=True):
+        if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+            old.copy_(new)

@@ -1,0 +1,223 @@
+"""Graphs of steps: padded and replayed steps have the bits of others, whatever their sequences do."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+
+import msgspec
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire import SamplingParams
+from quire.devices import selection
+from quire.devices.choices import Choices
+from quire.devices.cuda import graphs, run
+from quire.devices.cuda.graphs import Graphs
+from quire.devices.cuda.jit import InterpretedLauncher
+from quire.devices.cuda.kernels.attention import state_bytes
+from quire.devices.cuda.target import INTERPRETER, TARGETS
+from quire.devices.cuda.tiles import AttentionTile, Shape
+from quire.devices.cuda.work import WorkShape, work_list
+from quire.devices.protocol import Limits, ModelInput
+from quire.devices.registry import make_backend
+from quire.engine.plan import tapped
+from quire.errors import ConfigError, EngineError
+from tests.devices.cuda.test_engine import COMMON, SMALL, answers
+from tests.models import inspect_model, load_model
+from tests.tiny import write_checkpoint
+
+BLOCK, COLUMNS = 16, 20
+
+
+class Sequences:
+    """Sequences in slots, whose steps are made by the number of tokens that each takes."""
+
+    def __init__(self, vocab: int) -> None:
+        self.rng, self.vocab = np.random.default_rng(0), vocab
+        self.lengths, self.table = [0] * 4, np.zeros((4, COLUMNS), np.int32)
+        self.blocks = iter(self.rng.permutation(64))
+
+    def step(self, counts: dict[int, int], rows: list[int]) -> ModelInput:
+        appended, positions = [], []
+        for slot, count in counts.items():
+            before, after = self.lengths[slot], self.lengths[slot] + count
+            positions += range(before, after)
+            for column in range(-(-before // BLOCK), -(-after // BLOCK)):
+                self.table[slot, column] = next(self.blocks)
+                appended.append((slot, column, self.table[slot, column]))
+            self.lengths[slot] = after
+        slots = np.array([*counts], np.int32)
+        ends = np.array([self.lengths[slot] for slot in counts], np.int32)
+        return ModelInput(
+            self.rng.integers(0, self.vocab, len(positions)).astype(np.int32), np.array(positions, np.int32),
+            np.cumsum([0, *counts.values()]).astype(np.int32), ends, slots, self.table.copy(), np.array(rows, np.int32),
+            appended_C3=np.array(appended, np.int32).reshape(-1, 3),
+        )  # fmt: skip
+
+
+STEPS: list[tuple[dict[int, int], list[int]]] = [
+    ({0: 40}, [39]),  # larger than any graph
+    ({1: 5}, []),
+    ({1: 2, 0: 4}, [1, 2, 3, 4, 5]),
+    ({0: 1, 1: 1, 2: 6}, [0, 1, 7]),
+    ({2: 1, 1: 1, 0: 1}, [0, 1, 2]),
+    ({3: 3, 2: 1}, [2, 3]),
+    ({0: 1, 2: 1, 3: 1, 1: 1}, [0, 1, 2, 3]),
+    ({2: 5, 0: 1, 3: 1}, [4, 5, 6]),
+]
+
+
+def outputs(
+    model: Path, sizes: tuple[int, ...], target: Any = INTERPRETER, steps: Any = STEPS
+) -> tuple[list[Any], Any]:
+    """The bytes of each step's logits, hidden states and taps; memory is poisoned between steps."""
+    backend: Any = make_backend(threads=1, device="interpreter")
+    backend._run = InterpretedLauncher(target)
+    info, loaded = inspect_model(model), load_model(model, backend)
+    cache = backend.kv_cache(info.kv_spec("fp8_e5m2"), 64, BLOCK)
+    for layer in cache.layers:
+        for side in (layer.keys, layer.values):
+            if side is not None:
+                side.zero_()
+    executable = backend.compile(tapped(loaded, (0,)), cache, Limits(320, 4, 4, graphs=sizes))
+    sequences, found = Sequences(info.spec.vocab_size), []
+    backend._last_tokens[3] = 65
+    for counts, rows in steps:
+        executable._memory.fill_(255)
+        for padded in executable._padded.values():
+            padded._numbers.fill_(1 << 30)
+        inputs = sequences.step(counts, rows)
+        if 3 in counts and counts[3] == 1:
+            place = inputs.cu_q_B1[list(counts).index(3)]
+            inputs = msgspec.structs.replace(inputs, unseen_U2=np.array([[place, 3]], np.int32))
+        logits = [executable.run(inputs).numpy().tobytes()]
+        if len(rows) > 4:
+            logits.append(executable.logits(1, 5).numpy().tobytes())
+        taps = [np.asarray(tap).tobytes() for tap in executable.taps()]
+        found.append([logits, executable.hidden().tobytes(), *taps])
+    return found, executable
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral", "deepseek_v3"])
+def test_replayed_steps_have_the_bits_of_others(tmp_path: Path, family: str) -> None:
+    model = write_checkpoint(tmp_path, family, "bfloat16", num_hidden_layers=2)
+    found, executable = outputs(model, (2, 4, 8, 16))
+    assert sorted(executable._padded) == [4, 8]
+    assert {*executable._graphs._replays} == {("body", 4), ("body", 8), ("head", 2), ("head", 4)}
+    wanted, _ = outputs(model, ())
+    assert found == wanted
+
+
+def test_split_attention_is_replayed_and_what_does_not_fit_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_checkpoint(tmp_path, "llama", "bfloat16", num_hidden_layers=1, num_key_value_heads=1)
+    wide, steps = msgspec.structs.replace(INTERPRETER, processors=16), [({0: 300}, [299]), *STEPS[1:]]
+    wanted, _ = outputs(model, (), steps=steps)
+    found, executable = outputs(model, (4, 8), wide, steps)
+    assert found == wanted
+    [[shape, work]] = executable._padded[4]._works.items()
+    assert work.split is not None
+    monkeypatch.setattr(run, "CLOSED_STATES", state_bytes(shape, 16))
+    assert outputs(model, (4, 8), wide, steps)[0] == wanted
+
+
+@pytest.mark.parametrize("processors", [1, 7, 132])
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(0, 4000)), min_size=1, max_size=12),
+    st.sampled_from([(8, 1), (8, 8), (1, 1), (32, 8)]),
+    st.sampled_from([0, 100]),
+)
+def test_lists_have_room_for_all_steps_of_their_size(
+    processors: int, sequences: list[tuple[int, int]], heads: tuple[int, int], window: int
+) -> None:
+    shape = WorkShape(*heads, AttentionTile(16, 32, Shape()), window)
+    counts = np.array([count for count, _ in sequences])
+    cu_q, kv_len = (
+        np.cumsum([0, *counts]).astype(np.int32),
+        np.array([sum(one) for one in sequences], np.int32),
+    )
+    work = work_list(cu_q, kv_len, shape, processors)
+    padded = work.padded(shape, int(counts.sum()), processors)  # ValueError: they have more items
+    for rows, found in zip(work.lists, padded.lists, strict=True):
+        assert (found[: len(rows)] == rows).all()
+        assert (found[len(rows) :] == -1).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2}}],
+    ids=["plain", "drafts"],
+)
+def test_an_engine_answers_alike_with_graphs_and_without(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = write_checkpoint(tmp_path, "llama", "bfloat16", **SMALL)
+    requests = [
+        (COMMON, SamplingParams(temperature=0.0, max_tokens=6, logprobs=1, ignore_eos=True)),
+        (COMMON[:20], SamplingParams(seed=1, max_tokens=6, logprobs=1, ignore_eos=True)),
+        (list(b"abcabcabc"), SamplingParams(temperature=0.0, max_tokens=6, logprobs=1, ignore_eos=True)),
+    ]
+    own: dict[str, Any] = {"device": "interpreter", "max_num_batched_tokens": 24, **options}
+    wanted = answers(model, requests, enforce_eager=True, **own)
+    assert answers(model, requests, cudagraph_capture_sizes=[1, 4, 16, 24], **own) == wanted
+
+
+def test_options_choose_the_steps_to_capture() -> None:
+    cases = {
+        (4, 8): (False, (), None),
+        (1,): (False, ("2", "1"), 1),
+        (4,): (False, (), 4),
+        (): (True, ("8",), None),
+    }
+    for sizes, options in cases.items():
+        assert selection.captured(Choices(graphs=(4, 8)), *options).graphs == sizes
+    with pytest.raises(
+        ConfigError, match="--cudagraph-capture-sizes must be numbers of tokens from 1 to 8192, got 0"
+    ):
+        selection.captured(Choices(), False, ("0",), None)
+
+
+def test_a_captured_step_may_not_read_the_device() -> None:
+    made = Graphs((4,), InterpretedLauncher(), torch.device("cpu"))
+    x, out = torch.ones(3), torch.zeros(3)
+
+    def add() -> None:
+        out.copy_(x * 2 + 1)
+
+    def read() -> None:
+        x.fill_(x[0].item())
+
+    made.launch("sum", add)
+    x.fill_(5.0)
+    made.launch("sum", lambda: pytest.fail("captured twice"))
+    assert out.tolist() == [11.0] * 3
+    with pytest.raises(EngineError, match="reads a value of the device"):
+        made.launch("read", read)
+
+
+def test_a_gpu_that_captures_nothing_computes_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refused:
+        def __init__(self, *about: Any, **options: Any) -> None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", Refused)
+    made, done = Graphs((4, 8), InterpretedLauncher(TARGETS["sm_90"]), torch.device("cpu")), list[int]()
+    made._capture = graphs._captured
+    assert [made.size_of(count) for count in (0, 1, 4, 5, 8, 9)] == [0, 4, 4, 8, 8, 0]
+    with caplog.at_level(logging.WARNING):
+        made.launch("a", lambda: done.append(1))
+        made.launch("a", lambda: done.append(1))
+    assert done == [1, 1]
+    assert "kernels are launched one by one: operation not permitted" in caplog.text
+    assert made.size_of(1) == 0
