@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from quire import _native as native
+from quire.devices.peers import Peers
+from quire.devices.registry import device_of_rank, on_cpu
 from quire.lazy import Lazy, need
+from quire.weights.tensor import FloatArray
 
 if TYPE_CHECKING:
     import quire.devices.sockets as sockets
     import quire.devices.torch.exchange as gloo
-    from quire.devices.peers import Exchange, Peers
 else:
     sockets = Lazy("quire.devices.sockets")
     gloo = Lazy("quire.devices.torch.exchange")
+
+
+class Connected(Protocol):
+    """Connections to the other ranks."""
+
+    def connect(self, links: Mapping[int, socket.socket], seconds: float) -> None:
+        """Use these connections to the other ranks from now on, or agree over them on others."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+    def abort(self, rank: int) -> None:
+        """End all waiting with a RuntimeError, because `rank` has gone."""
+
+
+class DevicePeers(Connected, Peers, Protocol):
+    """Peers that a device's operations know too, and give tensors where they are."""
+
+
+class Exchange(Connected, Protocol):
+    """A way in which ranks pass arrays to each other. `Peers` made of it add and gather, in the order of ranks."""
+
+    def exchange(self, parts: FloatArray) -> None:
+        """`parts` [size, n]: send this rank's row to all others, and fill in theirs.
+
+        RuntimeError: a rank is gone or does not answer.
+        """
+
 
 ExchangeName = Literal["tcp", "gloo"]
 
@@ -38,6 +70,18 @@ def make_exchange(kind: ExchangeName, rank: int, size: int, patience: float) -> 
         return sockets.SocketExchange(rank, size, patience)
     need("--disable-custom-all-reduce", "torch")
     return gloo.GlooExchange(rank, size, patience)
+
+
+def passes_tensors(device: str, backend: str) -> bool:
+    """Tell whether ranks exchange tensors of their GPUs, and not arrays of the host."""
+    return not on_cpu(device, backend) and device.startswith(("auto", "cuda", "interpreter"))
+
+
+def make_device_peers(device: str, rank: int, size: int, patience: float) -> DevicePeers:
+    """A rank's connection to the others over which tensors of its GPU pass, or of the interpreter's."""
+    need(f"--device {device}", "torch")
+    gpu = None if device == "interpreter" else device_of_rank(device, "auto", 0)
+    return gloo.TorchPeers(rank, size, patience, gpu)
 
 
 def peers_over(exchange: Exchange, rank: int, size: int) -> Peers:

@@ -329,11 +329,15 @@ class AllReduce(Op[T], frozen=True, eq=False):
 
 
 class AllGather(Op[T], frozen=True, eq=False):
-    """The columns of all ranks side by side: [rows, widths[rank]] -> [rows, sum of widths]."""
+    """The columns of all ranks side by side: [rows, widths[rank]] -> [rows, sum of widths].
+
+    `unrounded`: a residual is added to the result before it is rounded, as by the Linear of a rank that has all rows.
+    """
 
     x: T
     widths: Sequence[int]
     peers: Peers | None
+    unrounded: bool = False
 
     def width(self: AllGather[int], kv: KVSpec) -> int:
         return sum(self.widths)

@@ -86,9 +86,9 @@ class Shard(msgspec.Struct, frozen=True):
         own = even(each, len(ranks))[self.rank - ranks.start]
         return range(group * each + own.start, group * each + own.stop), range(group, group + 1)
 
-    def gather(self, g: Recorder, part: Value, widths: Sequence[int]) -> Value:
-        """Gather the columns of all ranks."""
-        return part if self.whole else g(AllGather(part, widths, self.peers))
+    def gather(self, g: Recorder, part: Value, widths: Sequence[int], unrounded: bool = False) -> Value:
+        """Gather the columns of all ranks: see AllGather."""
+        return part if self.whole else g(AllGather(part, widths, self.peers, unrounded))
 
     def gather_heads(self, g: Recorder, part: Value, num_heads: int, groups: int, size: int) -> Value:
         """Gather query heads, of `size` columns each, where ranks gather inputs of projections; else return `part`."""

@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from quire.config import EngineConfig
+from quire.devices.exchanges import passes_tensors
 from quire.devices.protocol import Limits, Peers
 from quire.errors import EngineError, ModelError
 from quire.ranks.commands import Command, RankLaunch, encode
 from quire.ranks.connections import Hello, Kind, Links
 from quire.ranks.peers import PeerGroup, shared_files
-from quire.ranks.processes import FAREWELL, Member, RankHost, RankJoin, RankProcess, watch
+from quire.ranks.processes import COMPILING, FAREWELL, SILENCE, Member, RankHost, RankJoin, RankProcess, watch
 from quire.ranks.ray_cluster import Cluster
 from quire.ranks.residual import StageInput
 
@@ -41,8 +42,10 @@ class Ranks:
         self._config, self._parallel = config, config.parallel
         self._agreement = agreement
         self._aborts: list[Callable[[int], None]] = []
+        compiles = passes_tensors(config.device.device, config.device.backend)
+        silence = COMPILING if compiles else SILENCE
         self._members = [
-            Member(rank, partial(_abort, self._aborts)) for rank in range(1, self._parallel.world)
+            Member(rank, partial(_abort, self._aborts), silence) for rank in range(1, self._parallel.world)
         ]
         size = self._parallel.tensor_parallel_size
         self.peers, self.earlier = self._members[: size - 1], self._members[size - 1 :]
@@ -51,7 +54,7 @@ class Ranks:
             self._cluster = Cluster(config)
         self._links, self._secret = self._listen()
         self._files = shared_files(self._parallel)
-        self._group = PeerGroup(self._parallel, 0, self._files.get(0))
+        self._group = PeerGroup(config, 0, self._files.get(0))
         self._aborts.append(self._group.abort)
         self.asking = threading.Lock()
         """Held from `ask` to the end of `wait_answers`."""

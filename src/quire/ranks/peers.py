@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 
+from quire.config import EngineConfig
 from quire.devices import exchanges
+from quire.devices.exchanges import DevicePeers, Exchange
 from quire.devices.protocol import Peers
+from quire.engine.plan import device_of
 from quire.errors import EngineError
 from quire.files import unnamed_file
 from quire.ranks.connections import Address, Hello, Kind, Links, connect
@@ -30,19 +33,26 @@ def shared_files(parallel: ParallelConfig) -> dict[int, int]:
 
 
 class PeerGroup:
-    """A rank's connection to the others of its stage, through the shared file `memory` or messages."""
+    """A rank's connection to the others of its stage: between GPUs, through the shared file `memory`, or messages."""
 
-    def __init__(self, parallel: ParallelConfig, rank: int, memory: int | None) -> None:
+    def __init__(self, config: EngineConfig, rank: int, memory: int | None) -> None:
+        parallel, device = config.parallel, device_of(config, rank)
         self._rank, self._others = rank, [other for other in parallel.group_of(rank) if other != rank]
         self._first, size = parallel.group_of(rank).start, parallel.tensor_parallel_size
-        self._exchange = None
+        self._exchange: Exchange | DevicePeers | None = None
         self.peers: Peers | None = None
-        if memory is not None:
-            self.peers = exchanges.make_peers(memory, rank - self._first, size, PATIENCE)
+        own, long = (
+            rank - self._first,
+            float(parallel.distributed_timeout_seconds),
+        )  # a GPU's rank may compile
+        if size > 1 and exchanges.passes_tensors(device.device, device.backend):
+            self.peers = self._exchange = exchanges.make_device_peers(device.device, own, size, long)
+        elif memory is not None:
+            self.peers = exchanges.make_peers(memory, own, size, PATIENCE)
         elif size > 1:
             kind: exchanges.ExchangeName = "gloo" if parallel.disable_custom_all_reduce else "tcp"
-            self._exchange = exchanges.make_exchange(kind, rank - self._first, size, PATIENCE)
-            self.peers = exchanges.peers_over(self._exchange, rank - self._first, size)
+            self._exchange = exchanges.make_exchange(kind, own, size, PATIENCE)
+            self.peers = exchanges.peers_over(self._exchange, own, size)
 
     def connect(self, reach: Callable[[Kind, int], socket.socket], seconds: float) -> None:
         """Connect to the others, over connections that `reach` makes."""

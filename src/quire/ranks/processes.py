@@ -31,6 +31,8 @@ BEAT = 0.4
 """A rank gives a sign of life every BEAT seconds."""
 SILENCE = 2.0
 """A rank counts as hung after SILENCE seconds without a sign of life."""
+COMPILING = 60.0
+"""COMPILING seconds are enough where ranks compile kernels in their own process."""
 NO_ENGINE = 3
 """A rank that found no engine exits with status NO_ENGINE."""
 FAREWELL = 0.5
@@ -126,8 +128,9 @@ class RankHost(Protocol):
 class Member:
     """One of the other ranks, here or elsewhere. `process` is there if this engine started it."""
 
-    def __init__(self, rank: int, on_end: Callable[[int], None]) -> None:
+    def __init__(self, rank: int, on_end: Callable[[int], None], silence: float = SILENCE) -> None:
         self.rank, self.host = rank, ""
+        self._silence = silence
         self.process: RankHost | None = None
         self.address: Address = ("", 0)
         self.ended, self._answered = threading.Event(), threading.Event()
@@ -184,7 +187,7 @@ class Member:
 
     def check(self, now: float) -> None:
         """Stop the rank if it has been silent for too long."""
-        if self._ready and not (self._asked or self.ended.is_set()) and now - self._heard > SILENCE:
+        if self._ready and not (self._asked or self.ended.is_set()) and now - self._heard > self._silence:
             self._silent = True
             self.stop()
 
@@ -196,7 +199,7 @@ class Member:
         """Report the rank's exit."""
         where = f" at {self.host}" if self.host and self.process is None else ""
         if self._silent:
-            return f"rank {self.rank}{where} gave no sign of life for {SILENCE:.0f} s and was stopped"
+            return f"rank {self.rank}{where} gave no sign of life for {self._silence:.0f} s and was stopped"
         if self.process is not None:
             return f"rank {self.rank} {self.process.obituary()}"
         return f"rank {self.rank}{where} {self._said or 'closed its connection'}"

@@ -214,7 +214,7 @@ def _load(
     """Load the rank's share, and get in touch with the ranks that it exchanges activations with."""
     info = files.info
     parallel, rank, size = join.config.parallel, join.rank, join.config.parallel.tensor_parallel_size
-    group = PeerGroup(parallel, rank, join.memory)
+    group = PeerGroup(join.config, rank, join.memory)
     shard = msgspec.structs.replace(share_of(parallel, rank, info), peers=group.peers)
     kv_spec = info.kv_spec(kv_dtype(join.config, info.dtype), shard)
 

@@ -11,6 +11,8 @@ from quire.devices.cuda.fuse import Room, Round
 from quire.devices.cuda.pack import DTYPES, own_matrix
 from quire.devices.graph import Graph, last_reads, widths
 from quire.devices.ops import (
+    AllGather,
+    AllReduce,
     Embed,
     EmbedPositions,
     GatedLinear,
@@ -59,12 +61,14 @@ class Arena:
         read = {op.x for op in graph.ops if isinstance(op, (Linear, GatedLinear))}
         kept = {value for op in graph.ops if isinstance(op, Tap) for value in operands(op)}
         kept |= {Value(index) for index, op in enumerate(graph.ops) if isinstance(op, Tap)}
+        between = unrounded(graph)
         sizes: list[int] = []
         for index, (op, width, dropped) in enumerate(
             zip(graph.ops, widths(graph, spec), last_reads(graph), strict=True)
         ):
             head = index >= graph.body and Value(index) not in read
             single = head or isinstance(op, (RopeAngles, Route, Choose)) or is_exact(op)
+            single = single or Value(index) in between
             dtype = torch.float32 if single else self.act
             if isinstance(op, Round) or (isinstance(op, Room) and op.codes):
                 dtype = torch.int8
@@ -115,6 +119,15 @@ class Arena:
             else:
                 joined.append((one, room))
         self._free = joined
+
+
+def unrounded(graph: Graph) -> set[Value]:
+    """Find the values that pass between ranks before they are rounded: parts of sums, and of sums with a residual."""
+    found = {op.x for op in graph.ops if isinstance(op, AllReduce) and isinstance(graph.ops[op.x], Linear)}
+    for index, op in enumerate(graph.ops):
+        if isinstance(op, AllGather) and op.unrounded:
+            found |= {op.x, Value(index)}
+    return found
 
 
 def is_exact(op: Any) -> bool:

@@ -30,11 +30,11 @@ from quire.devices.cuda.plain import encode_plain
 from quire.devices.cuda.work import FAR
 from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
 from quire.devices.graph import Graph
-from quire.devices.inputs import all_gathered, all_reduced
 from quire.devices.operands import Norm
 from quire.devices.ops import Op, Value
 from quire.devices.protocol import Array
 from quire.devices.recurrent_ops import EmbedNgrams
+from quire.devices.torch.exchange import joined, summed
 from quire.devices.torch.ops import FORMULAS
 from quire.errors import ConfigError
 
@@ -403,11 +403,11 @@ def tap(r: Recorder, op: ops.Tap[Value], out: Value) -> Call:
 
 
 def all_reduce(r: Recorder, op: ops.AllReduce[Value], out: Value) -> Call:
-    return lambda step: step.put(out, all_reduced(step.host(op.x), op.peers))
+    return lambda step: step[out].copy_(summed(step[op.x], op.peers))
 
 
 def all_gather(r: Recorder, op: ops.AllGather[Value], out: Value) -> Call:
-    return lambda step: step.put(out, all_gathered(step.host(op.x), op.widths, op.peers))
+    return lambda step: step[out].copy_(joined(step[op.x], op.widths, op.peers))
 
 
 ENCODERS: dict[type[Op[Any]], Callable[[Recorder, Any, Value], Call]] = {

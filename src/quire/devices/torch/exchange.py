@@ -1,10 +1,13 @@
-"""Exchange between ranks through torch.distributed's gloo. Knows torch; sums go in the order of `Peers`."""
+"""Exchange between ranks through torch.distributed: gloo for arrays of the host, or tensors where a device has them.
+
+Knows torch; sums go in the order of ranks, in float32.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -12,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed
 
+from quire.devices.inputs import all_gathered, all_reduced
+from quire.devices.peers import Peers
 from quire.sockets import receive_exactly
 from quire.weights.tensor import FloatArray
 
@@ -19,21 +24,25 @@ dist: Any = torch.distributed  # its process groups are not in its type stubs
 PORT = struct.Struct("<I")
 
 
-class GlooExchange:
-    """`Exchange` over a gloo process group of its own. Its store is at the first rank, on a port of its own."""
+class Group:
+    """A process group of its own, of NCCL if ranks have a `gpu` each, or of gloo.
 
-    def __init__(self, rank: int, size: int, patience: float) -> None:
-        self._rank, self._size, self._patience = rank, size, patience
+    Its store is at the first rank, on a port of its own.
+    """
+
+    def __init__(self, rank: int, size: int, patience: float, gpu: str | None = None) -> None:
+        self.rank, self.size = rank, size
+        self._patience, self._gpu = timedelta(seconds=patience), gpu
         self._links: dict[int, socket.socket] = {}
         self._group: Any = None
         self._gone: int | None = None
 
     def connect(self, links: Mapping[int, socket.socket], seconds: float) -> None:
         self._links = dict(links)
-        limit, options = timedelta(seconds=seconds), dist.ProcessGroupGloo._Options()
-        if self._rank == 0:
+        limit = timedelta(seconds=seconds)
+        if self.rank == 0:
             host = next(iter(links.values())).getsockname()[0]
-            store = dist.TCPStore(host, 0, self._size, True, limit, wait_for_workers=False)
+            store = dist.TCPStore(host, 0, self.size, True, limit, wait_for_workers=False)
             for link in links.values():
                 link.sendall(PORT.pack(store.port))
         else:
@@ -42,18 +51,21 @@ class GlooExchange:
                 (port,) = PORT.unpack(receive_exactly(links[0], PORT.size))
             except EOFError:
                 raise RuntimeError("rank 0 has ended") from None
-            store = dist.TCPStore(host, port, self._size, False, limit)
-        own = next(iter(links.values())).getsockname()[0]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
-        options._timeout = timedelta(seconds=self._patience)
-        self._group = dist.ProcessGroupGloo(store, self._rank, self._size, options)
+            store = dist.TCPStore(host, port, self.size, False, limit)
+        kind = dist.ProcessGroupGloo if self._gpu is None else dist.ProcessGroupNCCL
+        options = kind._Options() if self._gpu is None else kind.Options()
+        options._timeout = self._patience
+        if self._gpu is None:
+            own = next(iter(links.values())).getsockname()[0]
+            options._devices = [kind.create_device(hostname=own)]
+        else:
+            torch.cuda.set_device(self._gpu)
+        self._group = kind(store, self.rank, self.size, options)
 
-    def exchange(self, parts: FloatArray) -> None:
+    def gather(self, rows: list[Any], own: Any) -> None:
+        """Fill `rows` with all ranks' tensors of one shape. RuntimeError: a rank is gone or does not answer."""
         if self._group is None:
             raise RuntimeError("the ranks are not connected yet")
-        rows = [torch.from_numpy(row) for row in parts]
-        own = rows[self._rank]
-        rows[self._rank] = torch.empty_like(own)
         try:
             self._group.allgather([rows], [own]).wait()
         except RuntimeError as error:
@@ -70,3 +82,47 @@ class GlooExchange:
         with suppress(RuntimeError):
             if self._group is not None:
                 self._group.abort()
+
+
+class GlooExchange(Group):
+    """`Exchange` of arrays in host memory."""
+
+    def exchange(self, parts: FloatArray) -> None:
+        rows = [torch.from_numpy(row) for row in parts]
+        own = rows[self.rank]
+        rows[self.rank] = torch.empty_like(own)
+        self.gather(rows, own)
+
+
+class TorchPeers(Group):
+    """`Peers` that take tensors where they are, too."""
+
+    def parts(self, x: Any) -> Any:
+        """Gather the x of all ranks, of one shape and type: [size, ...]."""
+        found = x.new_empty((self.size, *x.shape))
+        if x.numel():
+            self.gather(list(found.view(torch.uint8)), x.contiguous().view(torch.uint8))
+        return found
+
+    def all_reduce(self, x: FloatArray) -> None:
+        x[:] = summed(torch.from_numpy(x).to(self._gpu or "cpu"), self).cpu().numpy()
+
+
+def summed(x: Any, peers: Peers | None) -> Any:
+    """The sum of all ranks' x [rows, D], float32."""
+    if not isinstance(peers, TorchPeers):
+        return torch.from_numpy(all_reduced(x.float().cpu().numpy(), peers)).to(x.device)
+    first, *others = peers.parts(x)
+    total = first.float()
+    for part in others:
+        total = total + part
+    return total
+
+
+def joined(x: Any, widths: Sequence[int], peers: Peers | None) -> Any:
+    """The columns of all ranks side by side."""
+    if not isinstance(peers, TorchPeers):
+        return torch.from_numpy(all_gathered(x.float().cpu().numpy(), widths, peers)).to(x.device)
+    own = x.new_zeros((len(x), max(widths)))
+    own[:, : x.shape[1]] = x
+    return torch.cat([part[:, :width] for part, width in zip(peers.parts(own), widths, strict=True)], 1)

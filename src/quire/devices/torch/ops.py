@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from quire.devices import formulas, sparse_formulas
-from quire.devices.ops import Attend
+from quire.devices.ops import AllGather, AllReduce, Attend
 from quire.devices.sparse_formulas import hidden_scores
 from quire.devices.torch.attention import attend
 from quire.devices.torch.cache import TorchStep
+from quire.devices.torch.exchange import joined, summed
 
 
 def attend_rows(step: TorchStep, op: Attend[Any]) -> Any:
@@ -47,4 +48,10 @@ def attend_rows(step: TorchStep, op: Attend[Any]) -> Any:
     return torch.stack(rows)
 
 
-FORMULAS: formulas.Formulas = {**formulas.FORMULAS, **sparse_formulas.FORMULAS, Attend: attend_rows}
+FORMULAS: formulas.Formulas = {
+    **formulas.FORMULAS,
+    **sparse_formulas.FORMULAS,
+    Attend: attend_rows,
+    AllReduce: lambda step, op: step.single(summed(op.x, op.peers)),
+    AllGather: lambda step, op: step.single(joined(op.x, op.widths, op.peers)),
+}

@@ -82,7 +82,8 @@ class Output:
             return self._linear(g, x, residual=residual)
         if not self._shard.gathers:
             return self._shard.sum(g, self.part(g, x, residual if self._shard.first else None))
-        y = self._shard.gather(g, self._linear(g, x), self._shard.widths(self.out))
+        widths = self._shard.widths(self.out)
+        y = self._shard.gather(g, self._linear(g, x), widths, residual is not None)
         return y if residual is None else g(ops.Add(residual, y))
 
     def part(self, g: Recorder, x: Value, residual: Value | None) -> Value:

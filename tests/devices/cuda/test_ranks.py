@@ -1,0 +1,132 @@
+"""Ranks on a device: tensors pass between them where they are, and bits do not depend on the number of ranks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.devices.exchanges import make_device_peers, passes_tensors
+from quire.devices.torch.exchange import joined, summed
+from tests.tiny import write_checkpoint
+
+PROMPTS = [list(b"Once upon a"), list(b"A dog")]
+PARAMS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=2)
+
+
+def together(size: int, work: Callable[[Any], Any]) -> list[Any]:
+    """What each rank gets, in threads with connections of their own."""
+    links: list[dict[int, socket.socket]] = [{} for _ in range(size)]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for a in range(size):
+            for b in range(a + 1, size):
+                links[b][a] = socket.create_connection(listener.getsockname())
+                links[a][b] = listener.accept()[0]
+
+    def run(rank: int) -> Any:
+        peers: Any = make_device_peers("interpreter", rank, size, 60)
+        peers.connect(links[rank], 60)
+        found = work(peers)
+        peers.close()
+        return found
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run, range(size)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [2, 4])
+def test_tensors_add_in_float32_in_the_order_of_ranks(size: int, dtype: Any) -> None:
+    draw = torch.Generator().manual_seed(0)
+    parts = torch.randn(size, 7, 33, generator=draw).to(dtype)
+    wanted = parts[0].float()
+    for part in parts[1:]:
+        wanted = wanted + part.float()
+
+    def work(peers: Any) -> Any:
+        host = parts[peers.rank].float().reshape(-1).numpy().copy()
+        peers.all_reduce(host)
+        empty = summed(parts[peers.rank][:0], peers)
+        return summed(parts[peers.rank], peers), torch.from_numpy(host), len(empty)
+
+    for found, host, none in together(size, work):
+        assert found.equal(wanted)
+        assert host.equal(wanted.reshape(-1))
+        assert none == 0
+
+
+def test_columns_of_unequal_widths_lie_side_by_side() -> None:
+    whole, widths = torch.arange(60).reshape(4, 15).to(torch.bfloat16), [6, 5, 4]
+    parts = whole.split(widths, 1)
+    for found in together(3, lambda peers: joined(parts[peers.rank], widths, peers)):
+        assert found.equal(whole)
+
+
+def test_a_rank_that_is_gone_ends_the_others() -> None:
+    def work(peers: Any) -> Any:
+        if peers.rank:
+            return None
+        peers.abort(1)
+        with pytest.raises(RuntimeError, match="rank 1 has ended"):
+            summed(torch.ones(1, 3), peers)
+        return None
+
+    together(2, work)
+    with pytest.raises(RuntimeError, match="not connected"):
+        summed(torch.ones(1, 3), make_device_peers("interpreter", 0, 2, 1))
+
+
+def test_ranks_of_gpus_pass_tensors_and_those_of_a_cpu_arrays() -> None:
+    for device in ("cuda:1", "interpreter"):
+        assert passes_tensors(device, "auto")
+    for device, backend in (("cpu", "auto"), ("cpu", "torch"), ("auto", "torch"), ("mps", "auto")):
+        assert not passes_tensors(device, backend)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    small = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
+    return write_checkpoint(tmp_path_factory.mktemp("ranks"), "qwen3", "bfloat16", **small)
+
+
+def answers(model: Path, **options: Any) -> Any:
+    own = {"device": "interpreter", "max_model_len": 64, "num_gpu_blocks_override": 24, "block_size": 16}
+    with LLM(str(model), threads=2, **{**own, **options}) as llm:
+        outputs = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], PARAMS, use_tqdm=False)
+    samples = [output.outputs[0] for output in outputs]
+    return [
+        ([*one.token_ids], [{t: p.logprob for t, p in place.items()} for place in one.logprobs])
+        for one in samples
+    ]
+
+
+def test_bits_do_not_depend_on_the_number_of_ranks(model: Path) -> None:
+    pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+    alone = answers(model)
+    for layout in (
+        {"tensor_parallel_size": 2, "exact_across_ranks": True},
+        {"tensor_parallel_size": 4, "exact_across_ranks": True, "max_num_batched_tokens": 7},
+        {"pipeline_parallel_size": 2},
+    ):
+        assert answers(model, **layout) == alone, layout
+
+
+def test_ranks_that_add_give_the_tokens_of_one(model: Path) -> None:
+    pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+    tokens = [ids for ids, _ in answers(model)]
+    assert [ids for ids, _ in answers(model, tensor_parallel_size=2)] == tokens
+
+
+def test_ranks_of_plain_torch_give_its_tokens(model: Path) -> None:
+    for way in ({}, {"batch_invariant": True, "dtype": "float32"}):
+        plain = {"device": "cpu", "backend": "torch", **way}
+        alone, found = answers(model, **plain), answers(model, **plain, tensor_parallel_size=2)
+        assert [ids for ids, _ in found] == [ids for ids, _ in alone]
+    exact = answers(model, **plain, tensor_parallel_size=2, exact_across_ranks=True)
+    assert [ids for ids, _ in exact] == [ids for ids, _ in alone]
