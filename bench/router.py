@@ -1,6 +1,6 @@
 """The router beside the server itself, asked in turns: short answers, streams, and the processor's time of each.
 
-    python bench/router.py
+    python bench/router.py --half 1000 --open 1000 --many 100000
 
 Rounds ask the server directly, then through the router; compare within a round, on an idle machine. Processor's time is
 that of the router and of the server's HTTP process. `--many` sends so many short answers more and shows the router's
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
-import re
 import socket
 import statistics
 import subprocess
@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ import uvloop
 
 from quire.bench.client import Client, Outcome, Target
 from quire.serve.system_limits import raise_descriptor_limit
+from quire.serve.upstream import Lost, Upstream, message
 
 PATH = "/v1/completions"
 BODY = {"prompt": "Once upon a time, a dog", "ignore_eos": True}
@@ -59,7 +59,7 @@ class Process:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(*words: str) -> Iterator[Process]:
     """A command that serves."""
     with socket.socket() as one:
@@ -87,34 +87,29 @@ def running(*words: str) -> Iterator[Process]:
 async def ready(place: Process) -> None:
     """Wait until a request is answered."""
     for _ in range(600):
-        try:
-            await short(place, 1, 1)
-            return
-        except (OSError, AssertionError, asyncio.IncompleteReadError):
-            await asyncio.sleep(0.1)
+        with contextlib.suppress(Lost, AssertionError):
+            return await short(place, 1, 1)
+        await asyncio.sleep(0.1)
     raise TimeoutError(f"{place.url} does not answer")
 
 
 async def short(place: Process, requests: int, clients: int) -> None:
-    """Ask for whole answers."""
+    """Ask for whole answers, over a connection for each client."""
+    target = Target.from_url(place.url)
+    upstream, head = Upstream(target.address, 60), target.head("POST", PATH)
     body = json.dumps({**BODY, "max_tokens": SHORT}).encode()
-    message = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    message += f"content-length: {len(body)}\r\n\r\n"
+    asked = message(head, ((b"content-type", b"application/json"),), body)
     left = iter(range(requests))
 
     async def one() -> None:
-        parts = urlsplit(place.url)
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         for _ in left:
-            writer.write(message.encode() + body)
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"content-length: (\d+)", head)
-            assert head.startswith(b"HTTP/1.1 200 "), head
-            assert length
-            await reader.readexactly(int(length[1]))
-        writer.close()
+            status, said = await upstream.whole(asked)
+            assert status == 200, said
 
-    await asyncio.gather(*(one() for _ in range(clients)))
+    try:
+        await asyncio.gather(*(one() for _ in range(clients)))
+    finally:
+        upstream.close()
 
 
 async def streams(place: Process, count: int, tokens: int) -> list[float]:

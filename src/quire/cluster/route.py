@@ -46,15 +46,57 @@ log = logging.getLogger("quire.route")
 MODELS_SECONDS = 5.0
 
 
-class Router:
-    """What all requests share: the replicas, the counts, how many run."""
+class Router(WebServer):
+    """The router: the replicas, the counts, the requests that run on replicas, and what it answers itself."""
 
-    def __init__(self, config: RouteConfig) -> None:
-        self.config = config
+    def __init__(self, config: RouteConfig, listener: socket.socket) -> None:
         self.replicas = Replicas(Choice(config.policy, first=random.randrange(1 << 16)), config)
         self.tally = Tally(config.metrics_prefix, self._gauges)
         self.live: set[Relay] = set()
-        self.draining = False
+        self._options, self._draining = config, False
+        super().__init__(self._app(), config, listener)
+        self.background.append(self.replicas.run)
+
+    def _app(self) -> Starlette:
+        posts = [endpoint.path for endpoint in with_dialects(load_hooks(ENTRY_POINTS))]
+        gets = {
+            "/v1/programs": self._forward,
+            "/v1/models": self._models,
+            "/v1/models/{model_id:path}": self._forward,
+            "/health": self._health,
+            "/ping": self._health,
+            "/version": self._version,
+            "/metrics": self._metrics,
+            "/replicas": self._listed,
+        }
+        app = Starlette(
+            routes=[
+                *(Route(path, self._forward, methods=["POST"]) for path in posts),
+                *(Route(path, handler, methods=["GET"]) for path, handler in gets.items()),
+                *(Route(path, self._take_out, methods=["POST"]) for path in ("/drain", "/undrain")),
+            ]
+        )
+        for_operators(app, "/replicas", "/drain", "/undrain")
+        guard(app, self._options, lambda *answer: self.tally.answers.labels(*answer).inc())
+        return app
+
+    # --- as a server
+
+    @property
+    def num_live(self) -> int:
+        return len(self.live)
+
+    def drain(self) -> None:
+        self._draining = True
+
+    def abort(self) -> None:
+        for relay in [*self.live]:
+            relay.fail(EngineError("the router was stopped before this request finished: send it again"))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        log.info("serving the replicas' models at %s", url_of(self._options, self.listener))
+        banner.log_reach(log, self._options)
 
     def _gauges(self) -> Mapping[str, Mapping[str, float]]:
         return {
@@ -63,18 +105,20 @@ class Router:
             "longest_silence_seconds": {"streams": self.replicas.longest_silence},
         }
 
-    async def forward(self, http: HttpRequest) -> Response:
+    # --- endpoints
+
+    async def _forward(self, http: HttpRequest) -> Response:
         """Pass a request on to a replica."""
-        body = await read_body(http, self.config.max_body_bytes) if http.method == "POST" else b""
-        if self.draining:
+        body = await read_body(http, self._options.max_body_bytes) if http.method == "POST" else b""
+        if self._draining:
             self.tally.count("refusals", "draining")
             raise unavailable("the router is shutting down: send this request to another")
-        if len(self.live) >= self.config.max_requests:
+        if len(self.live) >= self._options.max_requests:
             self.tally.count("refusals", "full")
             raise unavailable(f"{len(self.live)} requests are on their way (--max-requests): try again later")
-        return Relay(Request(http.scope, body), self.replicas, self.tally, self.config, self.live)
+        return Relay(Request(http.scope, body), self.replicas, self.tally, self._options, self.live)
 
-    async def models(self, http: HttpRequest) -> Response:
+    async def _models(self, http: HttpRequest) -> Response:
         """Join the models of all classes of replicas."""
         up = [member for member in self.replicas.members.values() if member.state == "up"]
         kinds = {(member.kind, *sorted(member.models)): member for member in up}
@@ -98,22 +142,22 @@ class Router:
             found["last_id"] = found["data"][-1]["id"]
         return json_response(found)
 
-    async def health(self, http: HttpRequest) -> Response:
-        if self.draining or not self.replicas.any_up:
-            raise unavailable("the router is shutting down" if self.draining else "no replica is up")
+    async def _health(self, http: HttpRequest) -> Response:
+        if self._draining or not self.replicas.any_up:
+            raise unavailable("the router is shutting down" if self._draining else "no replica is up")
         return Response()
 
-    async def version(self, http: HttpRequest) -> Response:
+    async def _version(self, http: HttpRequest) -> Response:
         return json_response({"version": __version__})
 
-    async def metrics(self, http: HttpRequest) -> Response:
+    async def _metrics(self, http: HttpRequest) -> Response:
         return Response(generate_latest(self.tally.registry), media_type="text/plain; version=0.0.4")
 
-    async def listed(self, http: HttpRequest) -> Response:
+    async def _listed(self, http: HttpRequest) -> Response:
         """List the replicas, for operators."""
         return json_response([member.describe() for member in self.replicas.members.values()])
 
-    async def drain(self, http: HttpRequest) -> Response:
+    async def _take_out(self, http: HttpRequest) -> Response:
         """Let a replica run its requests to their ends, and send it no new ones; or send it some again."""
         given = http.query_params.get("replica", "")
         drained = http.url.path.endswith("/drain")
@@ -123,58 +167,6 @@ class Router:
                 f"no replica {given[:20]!r}: GET /replicas lists their numbers", "replica", "not_found"
             )
         return json_response(member.describe())
-
-
-def make_app(router: Router) -> Starlette:
-    """The application around one router."""
-    posts = [endpoint.path for endpoint in with_dialects(load_hooks(ENTRY_POINTS))]
-    gets = {
-        "/v1/programs": router.forward,
-        "/v1/models": router.models,
-        "/v1/models/{model_id:path}": router.forward,
-        "/health": router.health,
-        "/ping": router.health,
-        "/version": router.version,
-        "/metrics": router.metrics,
-        "/replicas": router.listed,
-    }
-    app = Starlette(
-        routes=[
-            *(Route(path, router.forward, methods=["POST"]) for path in posts),
-            *(Route(path, handler, methods=["GET"]) for path, handler in gets.items()),
-            *(Route(path, router.drain, methods=["POST"]) for path in ("/drain", "/undrain")),
-        ]
-    )
-    for_operators(app, "/replicas", "/drain", "/undrain")
-    answers = router.tally.answers
-    guard(app, router.config, lambda *answer: answers.labels(*answer).inc())
-    return app
-
-
-class _Server(WebServer):
-    """The router's server: its requests run on replicas."""
-
-    def __init__(self, router: Router, listener: socket.socket) -> None:
-        super().__init__(make_app(router), router.config, listener)
-        self._router = router
-        self.background = [router.replicas.run]
-
-    @property
-    def num_live(self) -> int:
-        return len(self._router.live)
-
-    def drain(self) -> None:
-        self._router.draining = True
-
-    def abort(self) -> None:
-        for relay in [*self._router.live]:
-            relay.fail(EngineError("the router was stopped before this request finished: send it again"))
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        config = self._router.config
-        log.info("serving the replicas' models at %s", url_of(config, self.listener))
-        banner.log_reach(log, config)
 
 
 def route(config: RouteConfig, *jobs: Job) -> int:
@@ -192,8 +184,7 @@ def route(config: RouteConfig, *jobs: Job) -> int:
 async def _route(config: RouteConfig, jobs: tuple[Job, ...]) -> int:
     check_tls(config)
     config.keys()
-    router = Router(config)
     with listening(config) as listener:
-        server = _Server(router, listener)
-        server.background += jobs
-        return await server.run()
+        router = Router(config, listener)
+        router.background += jobs
+        return await router.run()
