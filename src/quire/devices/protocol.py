@@ -242,7 +242,10 @@ class Backend(Protocol):
         """Memory that `compile` will take, logits included, computed before anything is allocated."""
 
     def free_memory(self) -> int:
-        """Bytes that weights, KV cache and workspace can still take."""
+        """Bytes that weights, KV cache and workspace can still take.
+
+        What nothing uses any more is given back first, to other processes too.
+        """
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
         """The arithmetic of products with such a weight."""

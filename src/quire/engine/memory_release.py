@@ -34,7 +34,8 @@ def check_parts(parts: Sequence[str]) -> None:
 class MemoryRelease(Generic[M]):
     """Takes memory from a `Holder`, and gives it new memory.
 
-    `load` reads the weights, `make_cache` makes the KV cache, `compile` makes the executable from both.
+    `load` reads the weights, `make_cache` makes the KV cache, `compile` makes the executable from both. `free_memory`
+    is the backend's, which gives back what nothing uses any more.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class MemoryRelease(Generic[M]):
         load: Callable[[], M],
         make_cache: Callable[[], KVCache],
         compile: Callable[[M, KVCache], Executable],
+        free_memory: Callable[[], int],
     ) -> None:
-        self._runner = runner
+        self._runner, self._free_memory = runner, free_memory
         self._model: M | None = model
         self._load, self._make_cache, self._compile = load, make_cache, compile
         self._cache: KVCache | None = None
@@ -75,6 +77,7 @@ class MemoryRelease(Generic[M]):
             self._model = None
         gc.unfreeze()  # the engine's process froze what lives since its start
         gc.collect()
+        self._free_memory()
 
     def restore(self, parts: Sequence[str]) -> None:
         """Take the parts that are missing. Raises EngineError for a name that is not a part."""

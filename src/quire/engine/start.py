@@ -115,7 +115,7 @@ def begin_start(
         runner = Runner(executable, [kv], inputs, slot_parts, limits.max_logit_rows, earlier, launches)
         release = MemoryRelease if division is None else division.memory_release
         load = partial(_load_checked, plan, shard)
-        released = release(runner, model, load, parts.kv_cache, parts.executable)
+        released = release(runner, model, load, parts.kv_cache, parts.executable, plan.backend.free_memory)
         stages = config.parallel.pipeline_parallel_size
         core = EngineCore(_make_scheduler(plan, known), runner, stages + config.scheduler.async_scheduling)
         _obey(core, (StartProfile, StopProfile), lambda: trace.Tracer(core, config.device.trace_directory))

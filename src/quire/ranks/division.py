@@ -58,6 +58,7 @@ class Division:
         load: Callable[[], M],
         make_cache: Callable[[], KVCache],
         compile: Callable[[M, Any], Executable],
+        free_memory: Callable[[], int],
     ) -> RankedMemoryRelease[M]:
         """Make what gives back the memory of all ranks."""
-        return RankedMemoryRelease(self._ranks, runner, model, load, make_cache, compile)
+        return RankedMemoryRelease(self._ranks, runner, model, load, make_cache, compile, free_memory)

@@ -241,7 +241,8 @@ def _load(
         source.connect(reach("stage", rank + size))
     worker = Worker(source, sink)
     worker.load(executable, cache)
-    return worker, MemoryRelease(worker, model, load_share, make_cache, compile)
+    parts = model, load_share, make_cache, compile, backend.free_memory
+    return worker, MemoryRelease(worker, *parts)
 
 
 def main() -> int:

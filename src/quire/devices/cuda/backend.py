@@ -13,7 +13,7 @@ import torch
 
 from quire import _native
 from quire.devices.choices import Choices
-from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
+from quire.devices.cpu.machine import measure_limits, usable_threads
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
 from quire.devices.cuda.errors import device_errors
@@ -35,6 +35,7 @@ from quire.devices.protocol import (
     Matrix,
     WeightType,
 )
+from quire.devices.torch.memory import device_memory
 from quire.errors import ConfigError, ResourceError
 from quire.lazy import Lazy
 from quire.weights.layouts import AnyLayout
@@ -154,7 +155,7 @@ class CudaBackend:
         return arena.nbytes + arena.beside + CLOSED_STATES + captured + scratch
 
     def free_memory(self) -> int:
-        return free_memory() if self._gpu is None else int(torch.cuda.mem_get_info(self._gpu)[0])
+        return device_memory(self._device)
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
         return "fp32" if weight == "float32" else "bf16"

@@ -12,7 +12,7 @@ import torch
 
 from quire import _native
 from quire.devices.choices import CPU, Choices
-from quire.devices.cpu.machine import free_memory, measure_limits, usable_threads
+from quire.devices.cpu.machine import measure_limits, usable_threads
 from quire.devices.graph import Graph, widest_activation
 from quire.devices.protocol import (
     Arithmetic,
@@ -26,6 +26,7 @@ from quire.devices.protocol import (
 )
 from quire.devices.torch.batched import activation_type, formulas_in
 from quire.devices.torch.cache import TorchKVCache
+from quire.devices.torch.memory import device_memory
 from quire.devices.torch.ops import FORMULAS
 from quire.devices.torch.run import TorchExecutable, TorchSampler
 from quire.devices.torch.weights import DTYPES, TorchMatrix, own_matrix
@@ -128,11 +129,7 @@ class TorchBackend:
         return logits + 4 * 4 * limits.max_tokens * widest_activation(graph, kv_spec)
 
     def free_memory(self) -> int:
-        if self._device.type == "mps":
-            return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
-        if self._device.type in ("cuda", "xpu"):
-            return int(getattr(torch, self._device.type).mem_get_info(self._device)[0])
-        return free_memory()
+        return device_memory(self._device)
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
         return "int8" if multiplies_integers(weight) else "fp32"
