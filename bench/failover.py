@@ -2,14 +2,19 @@
 
     python bench/failover.py --streams 2000 --clients 16
 
-Prints what happened, and the longest time that a client waited for the next bytes.
+Prints what happened, and the longest times that clients waited for bytes: since which harm, if there was one.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import time
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # where `tests` is a package
 
 from tests.cluster.fleet import Fleet, Load
 from tests.cluster.stand_in import router, wait_until
@@ -27,15 +32,22 @@ def main() -> None:
         with router(*fleet.options()) as running:
             wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 3, 60)
             load = Load(running, options.clients)
-            began = time.monotonic()
+            began, harms = time.monotonic(), list[tuple[float, str]]()
             for number in itertools.count():
                 if load.count >= options.streams:
                     break
-                fleet.disturb(number % 3, HARMS[number % len(HARMS)])
+                how = HARMS[number % len(HARMS)]
+                harms.append((time.monotonic(), how))
+                fleet.disturb(number % 3, how)
                 time.sleep(1)
             load.end()
-            print(f"{load.count} answers in {time.monotonic() - began:.0f} s, {number} harms")
-            print(f"lost or changed: {len(load.wrong)}; longest wait for bytes: {load.longest:.2f} s")
+            print(f"{load.count} answers in {time.monotonic() - began:.0f} s, {len(harms)} harms")
+            print(f"lost or changed: {len(load.wrong)}; longest waits for bytes:")
+            for wait in load.longest[:10]:
+                over = wait.at + wait.seconds
+                at, how = max([harm for harm in harms if harm[0] < over], default=(began, "no harm"))
+                since = f"{over - at:.2f} s after: {how}"
+                print(f"  {wait.seconds:.2f} s, {wait.kind}; over {since}")
             for name, value in running.counts().items():
                 if "_route_" in name and "bucket" not in name and "created" not in name:
                     print(f"{name} {value:g}")

@@ -10,8 +10,7 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -20,6 +19,18 @@ from tests.serve.running import Server, start
 from tests.serve.test_resume import KINDS, joined
 
 STEPS = [{"type": "text", "text": "Once"}, {"type": "gen", "name": "a", "max_tokens": 20}]
+LANES = [
+    {"type": "text", "text": "Tom has a pet. It is"},
+    {"type": "select", "name": "pet", "choices": [" a dog", " a cat"]},
+    {
+        "type": "fork",
+        "branches": [
+            [{"type": "text", "text": f" It {what}"}, {"type": "gen", "name": "fact", "max_tokens": 12}]
+            for what in ("likes", "has", "is called")
+        ],
+    },
+    {"type": "join"},
+]
 # With several choices, the first event of a later one has the scores of the prompt only if they have come by then.
 ONE = {"logprobs": {"n": 1}, "prompt-logprobs": {"n": 1}}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -27,6 +38,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "whole adapter": ("/v1/completions", {"prompt": "A dog", "max_tokens": 20, "model": "tale"}),
     "long": ("/v1/completions", {"prompt": "A", "max_tokens": 200, "ignore_eos": True, "stream": True}),
     "program": ("/v1/programs", {"steps": STEPS, "stream": True}),
+    "lanes": ("/v1/programs", {"steps": LANES, "stream": True}),
     "whole": ("/v1/completions", {"prompt": "A dog", "max_tokens": 40, "n": 2, "logprobs": 1}),
     "beams": ("/v1/completions", {"prompt": "A dog", "max_tokens": 8, "use_beam_search": True, "n": 2}),
     "whole chat": (
@@ -41,12 +53,6 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
-
-
-def engine_of(pid: int) -> int:
-    """The child that runs the engine; others check constraints and render templates."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return next(int(c) for c in children if b"engine.process" in Path(f"/proc/{c}/cmdline").read_bytes())
 
 
 class Fleet:
@@ -82,10 +88,10 @@ class Fleet:
         server = self.servers[place]
         assert server is not None
         if how == "engine":
-            os.kill(engine_of(server.process.pid), signal.SIGKILL)
+            os.kill(server.engine_pid, signal.SIGKILL)
             return
         if how in ("freeze", "freeze engine"):
-            pid = server.process.pid if how == "freeze" else engine_of(server.process.pid)
+            pid = server.process.pid if how == "freeze" else server.engine_pid
             os.kill(pid, signal.SIGSTOP)
             time.sleep(5)
             os.kill(pid, signal.SIGCONT)
@@ -104,20 +110,29 @@ class Fleet:
         self.servers = [None] * len(self.ports)
 
 
-def ask(running: Running, kind: str, waits: list[float]) -> str:
+class Wait(NamedTuple):
+    """Seconds without bytes, since the time `at`."""
+
+    seconds: float
+    kind: str
+    at: float
+
+
+def ask(running: Running, kind: str, waits: list[Wait] | None = None) -> str:
     """The answer to one request, whole. `waits` gets the longest time without bytes."""
     path, body = ASKED[kind]
     headers = {"x-request-id": f"id-{kind.replace(' ', '-')}"}
-    parts, last, longest = [], time.monotonic(), 0.0
+    parts, last, longest = [], time.monotonic(), Wait(0.0, kind, 0.0)
     with (
         httpx.Client(base_url=running.url, timeout=90) as client,
         client.stream("POST", path, json=body, headers=headers) as answer,
     ):
         for part in answer.iter_text():
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            longest, last = max(longest, Wait(time.monotonic() - last, kind, last)), time.monotonic()
             parts.append(part)
         text = "".join(parts)
-        waits.append(longest)
+        if waits is not None:
+            waits.append(longest)
         assert answer.status_code == 200, (kind, text)
     return text
 
@@ -133,7 +148,7 @@ def said(kind: str, text: str) -> Any:
     events = [block for block in text.split("\n\n")[:-1] if not block.startswith(":")]
     assert sum(block.startswith(ENDS) for block in events) == 1, (kind, text[-300:])
     assert events[-1].startswith(ENDS), kind
-    if kind == "program":
+    if kind in ("program", "lanes"):
         return [re.sub(r'"cached_tokens":\d+', "", event) for event in events]
     found = joined(events)
     for usage in [one for parts in found.values() for one in parts if isinstance(one, dict)]:
@@ -147,14 +162,14 @@ class Load:
 
     def __init__(self, running: Running, clients: int, kinds: list[str] | None = None) -> None:
         self.running, self.kinds = running, kinds or list(ASKED)
-        alone = {kind: ask(running, kind, []) for kind in self.kinds}
+        alone = {kind: ask(running, kind) for kind in self.kinds}
         self.wanted = {kind: said(kind, text) for kind, text in alone.items()}
         self.classes = {
             kind: set(re.findall(r'"system_fingerprint": ?"(\w+)"', text)) for kind, text in alone.items()
         }
         self.wrong: list[str] = []
         self.count = 0
-        self.waits: list[float] = []
+        self.waits: list[Wait] = []
         self.over = threading.Event()
         self.threads = [threading.Thread(target=self._run, args=(number,)) for number in range(clients)]
         for one in self.threads:
@@ -172,8 +187,9 @@ class Load:
             self.count += 1
 
     @property
-    def longest(self) -> float:
-        return max(self.waits, default=0.0)
+    def longest(self) -> list[Wait]:
+        """The waits, longest first."""
+        return sorted(self.waits, reverse=True)
 
     def end(self) -> None:
         self.over.set()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.fleet import Fleet, Load, ask, engine_of, said
+from tests.cluster.fleet import Fleet, Load, ask, said
 from tests.cluster.stand_in import Running, router, wait_until
 
 
@@ -46,13 +46,13 @@ def test_no_answer_is_lost_or_changed(fleet: Fleet, routed: Running) -> None:
 
 def test_a_frozen_engine_is_left_while_its_server_lives(fleet: Fleet, routed: Running) -> None:
     kinds = ["whole", "beams", "whole chat", "whole adapter", "program", "greedy", "chat"]
-    wanted = {kind: said(kind, ask(routed, kind, [])) for kind in kinds}
-    engines = [engine_of(server.process.pid) for server in fleet.servers[:2] if server is not None]
+    wanted = {kind: said(kind, ask(routed, kind)) for kind in kinds}
+    engines = [server.engine_pid for server in fleet.servers[:2] if server is not None]
     for pid in engines:
         os.kill(pid, signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(2 * len(kinds)) as clients:
-            answers = [*clients.map(lambda kind: (kind, ask(routed, kind, [])), [*kinds, *kinds])]
+            answers = [*clients.map(lambda kind: (kind, ask(routed, kind)), [*kinds, *kinds])]
     finally:
         for pid in engines:
             os.kill(pid, signal.SIGCONT)
@@ -70,7 +70,7 @@ def test_all_are_away_for_five_seconds(fleet: Fleet, routed: Running) -> None:
     wait_until(lambda: routed.metric('quire_route_replicas{what="up"}') == 3, 60)
     load.end()
     assert load.wrong == []
-    assert load.longest > 5
+    assert load.longest[0].seconds > 5
 
 
 PROMPT, TALK = "Once upon a time", [{"role": "user", "content": "Tell me of a dog."}]

@@ -66,9 +66,13 @@ class Server:
     @property
     def engine_pid(self) -> int:
         """The child that runs the engine."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        (pid,) = path.read_text().split()
-        return int(pid)
+        (pid,) = self.children("engine.process")
+        return pid
+
+    def children(self, module: str) -> list[int]:
+        """The children that run a module; others check constraints and render templates."""
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in found if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     def stop(self) -> int:
         """Stop at once, as by two signals; returns the exit status."""

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cluster.stand_in import wait_until
 from tests.serve.running import Server, start
 from tests.serve.test_tools import BLOCKS, CALLS, FLAT, TOOLS, say
 
@@ -147,6 +148,10 @@ def test_only_a_router_reaches_internal_routes_and_is_believed(server: Server, h
         refused = http.post("/v1/completions", json=body, headers={**headers(), "x-quire-route": route})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "x-quire-route"
+
+
+def test_a_replica_is_ready_for_constraints_before_the_first(server: Server, other: Server) -> None:
+    wait_until(lambda: all(one.children("grammar_worker") for one in (server, other)), 60)
 
 
 def test_without_a_router_s_key_there_is_nothing_internal() -> None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.client.client import AsyncEngine
+from quire.params import StructuredOutputsParams
 from quire.serve.held import BLOCK_BYTES, Held, read
 from quire.serve.service import Service
 from quire.serve.threads import within
@@ -133,8 +134,13 @@ def add_internal(app: FastAPI, service: Service) -> None:
     async def events(since: int = -1, wait: float = 0.0, silence: float = MOST_WAIT) -> Response:
         return Response(await held.since(since, wait, silence), media_type="application/json")
 
+    async def warm() -> None:
+        """Start the process that checks constraints: what comes from another replica shall not wait for it."""
+        await service.grammars.check(StructuredOutputsParams(regex="a"), service.front.info)
+
     held = Events(service)
     service.on_prefix = held.touch
+    service.background.append(warm)
     for path, handler in (
         ("/internal/replica", replica),
         ("/internal/load", load),
