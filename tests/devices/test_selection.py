@@ -41,8 +41,8 @@ def test_other_devices_are_refused_by_name(device: str, says: str) -> None:
 class Cuda:
     """A stand-in for torch.cuda on a machine with GPUs."""
 
-    def __init__(self, count: int = 1, capability: tuple[int, int] = (9, 0)) -> None:
-        self._count, self._capability = count, capability
+    def __init__(self, count: int = 1, capability: tuple[int, int] = (9, 0), fault: str = "") -> None:
+        self._count, self._capability, self._fault = count, capability, fault
 
     def is_available(self) -> bool:
         return self._count > 0
@@ -55,6 +55,14 @@ class Cuda:
 
     def get_device_name(self, index: Any) -> str:
         return "Stand-in"
+
+    def mem_get_info(self, index: Any) -> tuple[int, int]:
+        if self._fault:
+            raise RuntimeError(self._fault)
+        return 1 << 34, 1 << 34
+
+    def empty_cache(self) -> None:
+        pass
 
 
 def has_gpus(monkeypatch: pytest.MonkeyPatch, cuda: Cuda, version: str | None = "13.0") -> None:
@@ -81,6 +89,36 @@ def test_a_device_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyP
     refused("cuda:1", "this machine has cuda:0 alone")
     has_gpus(monkeypatch, Cuda(1, (7, 5)))
     refused("cuda", "compute capability 7.5.*8.0")
+    busy = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nDevice-side assertions are off."
+    has_gpus(monkeypatch, Cuda(2, fault=busy))
+    refused(
+        "cuda:1", r"cuda:1 cannot be used now \(CUDA error: .* unavailable\): see nvidia-smi.*--device cpu"
+    )
+
+
+def test_more_ranks_than_gpus_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_gpus(monkeypatch, Cuda(2))
+    monkeypatch.setattr(torch, "xpu", Other(1))
+    monkeypatch.setattr(torch.backends, "mps", Other(1))
+
+    def refused(says: str, **options: Any) -> None:
+        with pytest.raises(ConfigError, match=says) as caught:
+            LLM(backend="torch", **options)
+        assert "\n" not in str(caught.value)
+
+    refused(
+        "4 ranks need a GPU each, up to cuda:3, and this machine has cuda:0 to cuda:1: lower tensor_parallel_size",
+        device="cuda",
+        tensor_parallel_size=4,
+    )
+    refused("2 ranks .* up to cuda:2, and", device="cuda:1", pipeline_parallel_size=2)
+    refused("2 ranks .* up to xpu:1, and this machine has xpu:0 alone", device="xpu", tensor_parallel_size=2)
+    refused("2 ranks .* up to mps, and this machine has mps:0 alone", device="mps", tensor_parallel_size=2)
+    registry.check_ranks("cuda", "auto", 2)
+    registry.check_ranks("interpreter", "auto", 8)
+    registry.check_ranks("cpu", "auto", 8)
+    has_gpus(monkeypatch, Cuda(), None)
+    refused("the CPU alone", device="cuda", tensor_parallel_size=2)
 
 
 class Other:
@@ -157,6 +195,7 @@ def test_auto_is_a_gpu_only_with_a_device_and_the_extra(
     assert on_cpu("cpu", "auto")
     assert device_of_rank("auto", "auto", 3) == "cuda:3"
     assert device_of_rank("cuda", "auto", 1) == "cuda:1"
+    assert device_of_rank("cuda:2", "auto", 1) == "cuda:3"
     assert device_of_rank("cpu", "auto", 1) == "cpu"
     monkeypatch.setattr(selection, "has_extra", lambda: False)
     assert on_cpu("auto", "auto")

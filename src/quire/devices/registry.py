@@ -70,6 +70,12 @@ def device_of_rank(device: str, backend: str, index: int) -> str:
     return device if on_cpu(device, backend) else selection.of_rank(device, index)
 
 
+def check_ranks(device: str, backend: str, count: int) -> None:
+    """Raise ConfigError if a machine has fewer GPUs than ranks."""
+    if count > 1 and not on_cpu(device, backend):
+        selection.check_ranks(device, count)
+
+
 def usable_threads() -> int:
     """The number of cores that this process may use."""
     return machine.usable_threads()

@@ -96,10 +96,21 @@ def has_extra() -> bool:
 
 
 def of_rank(device: str, index: int) -> str:
-    """Name the device of a rank by its place on its machine."""
-    if check_name(device) in ("auto", "cuda", "xpu"):
-        return f"{'xpu' if device == 'xpu' else 'cuda'}:{index}"
-    return device
+    """Name the device of a rank by its place on its machine: the named one is the first rank's."""
+    kind, _, first = check_name(device).replace("auto", "cuda").partition(":")
+    return f"{kind}:{int(first or 0) + index}" if kind in ("cuda", "xpu") else device
+
+
+def check_ranks(device: str, count: int) -> None:
+    """Raise ConfigError if this machine has too few GPUs for as many ranks."""
+    last = of_rank(device, count - 1)
+    kind, _, number = last.partition(":")
+    there = getattr(torch, kind).device_count() if number else 1
+    if (number or kind == "mps") and there <= int(number or 1):
+        raise ConfigError(
+            f"{count} ranks need a GPU each, up to {last}, and {_there(kind, there)}: lower --tensor-parallel-size or "
+            "--pipeline-parallel-size"
+        )
 
 
 def captured(own: Choices, eager: bool, given: tuple[str, ...], most: int | None) -> Choices:
@@ -182,11 +193,16 @@ def _other(device: str) -> str:
 
 
 def _there(kind: str, count: int) -> str:
+    """Say which GPUs this machine has."""
     return (
         f"this machine has {kind}:0 alone"
         if count == 1
         else f"this machine has {kind}:0 to {kind}:{count - 1}"
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _index(device: str, instead: str = INSTEAD) -> int:
@@ -202,7 +218,14 @@ def _index(device: str, instead: str = INSTEAD) -> int:
     index, count = int(device.partition(":")[2] or 0), torch.cuda.device_count()
     if index >= count:
         raise ConfigError(f"there is no --device {device}: {_there('cuda', count)}")
-    capability: tuple[Any, ...] = torch.cuda.get_device_capability(index)
+    try:
+        capability: tuple[Any, ...] = torch.cuda.get_device_capability(index)
+        torch.cuda.mem_get_info(index)  # uses it, as nothing before
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cuda:{index} cannot be used now ({_first_line(error)}): see nvidia-smi for what holds it, or choose "
+            f"another one by --device cuda:N{instead}"
+        ) from error
     if capability < LEAST_CAPABILITY:
         name = torch.cuda.get_device_name(index)
         raise ConfigError(

@@ -178,6 +178,8 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
     check_node(parallel)
     stages, shard = parallel.pipeline_parallel_size, share_of(parallel, 0, model)
     backend = make_backend(device_of(config, 0), model)
+    if parallel.distributed_executor_backend != "ray":
+        devices.check_ranks(config.device.device, config.device.backend, parallel.ranks_per_node)
     outline = backend.outline()
     sharing = parallel.ranks_per_node if backend.choices.shared_memory else 1
     available = (free or backend.free_memory()) // sharing
