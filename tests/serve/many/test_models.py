@@ -20,26 +20,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.commands import serve as command
 from quire.config import EngineConfig
-from quire.engine.directory import ASSETS, SHIPPED_MODEL
+from quire.engine.directory import SHIPPED_MODEL
 from quire.errors import ConfigError
 from quire.serve.many import server as several
 from quire.serve.many.entries import configured, read_entries
 from quire.serve.options import ServerConfig
+from quire.weights.hub import ASSETS
+from tests.serve.many.crowd import MB, children, entry, listed
 from tests.serve.running import Server, start
 
 MAKER = "quire.client.start"
 OPTIONS = {"maker": MAKER, "model": "", "threads": 1, "skip_tokenizer_init": True}
-MB = 1 << 20
-
-
-def listed(folder: Path, *models: dict[str, Any]) -> str:
-    path = folder / "models.yaml"
-    path.write_text(json.dumps({"models": list(models)}))  # JSON is YAML
-    return str(path)
-
-
-def entry(name: str, path: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "path": path, "options": {"kv_cache_memory_bytes": 8 * MB}, **more}
 
 
 def body(model: str | None, **more: Any) -> dict[str, Any]:
@@ -70,12 +61,6 @@ def unload(server: Server, name: str) -> None:
     while states(server)[name] != "unloaded" and time.monotonic() < limit:
         time.sleep(0.05)
     assert states(server)[name] == "unloaded"
-
-
-def children(server: Server) -> list[int]:
-    """The processes of engines, and last the one that waits for its model."""
-    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    return [int(pid) for pid in path.read_text().split()]
 
 
 def states(server: Server) -> dict[str, str]:
@@ -405,8 +390,8 @@ def test_presets_of_llama_cpp_list_models(folder: Path) -> None:
     assert (b.name, b.path, b.start) == ("b", f"{folder}/models/b", False)
     assert b.options == {"max_num_seqs": 2, "override_generation_config": {"temperature": 0.7}}
     assert (c.name, c.path) == ("ggml-org/some-GGUF:Q8_0",) * 2
-    for entry in (a, b):
-        assert configured(entry, EngineConfig(), config)[0].model.generation_changes["temperature"] == 0.7
+    for one in (a, b):
+        assert configured(one, EngineConfig(), config)[0].model.generation_changes["temperature"] == 0.7
 
 
 @pytest.mark.parametrize(
