@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -107,13 +107,15 @@ class Crowd:
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.server.url, timeout=300)
 
-    def run(self, clients: int, seconds: float, most: int = 1 << 30) -> None:
-        """Ask with so many clients for some seconds, each of them everything in an order of its own."""
+    def run(
+        self, clients: int, seconds: float, most: int = 1 << 30, enough: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Ask with so many clients until it is enough, each of them everything in an order of its own."""
         limit, numbers, lock = time.monotonic() + seconds, itertools.count(), threading.Lock()
 
         def ask(place: int) -> None:
             with self.client() as client:
-                while time.monotonic() < limit and (number := next(numbers)) < most:
+                while time.monotonic() < limit and not enough() and (number := next(numbers)) < most:
                     which = (number * 7 + place) % len(self.asks)
                     asked, began = self.asks[which], time.monotonic()
                     found = asked.answer(client)

@@ -80,18 +80,22 @@ def test_two_busy_models_share_by_weight(tmp_path: Path, tiny_model: Callable[..
         entry("light", tiny_model(), {"skip_tokenizer_init": True}),
         entry("heavy", tiny_model("qwen2"), {"skip_tokenizer_init": True}, weight=3),
     ]
-    server = start(**OPTIONS, models_file=listed(tmp_path, *models), models_memory=0.11, models_turn=0.4)
+    server = start(**OPTIONS, models_file=listed(tmp_path, *models), models_memory=0.11, models_turn=0.8)
     crowds = {
         name: Crowd(server, [completion(name, seed, max_tokens=4) for seed in range(4)])
         for name in ("light", "heavy")
     }
     before = turns(server)
+
+    def enough() -> bool:
+        return all(count - before[name] >= 4 for name, count in turns(server).items())
+
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda crowd: crowd.run(clients=3, seconds=10), crowds.values()))
+        list(pool.map(lambda crowd: crowd.run(clients=3, seconds=90, enough=enough), crowds.values()))
     light, heavy = crowds["light"].done["light"], crowds["heavy"].done["heavy"]
     counts = {name: count - before[name] for name, count in turns(server).items()}
     assert not any(crowd.wrong for crowd in crowds.values())
-    assert min(counts.values()) >= 2
+    assert min(counts.values()) >= 4
     assert abs(counts["light"] - counts["heavy"]) <= 1  # each has its turn
     assert light * 1.2 < heavy < light * 12, (light, heavy)
     ended(server)

@@ -198,6 +198,20 @@ def test_busy_models_take_turns_by_weight() -> None:
     assert all(later - at >= 5 for (at, _), (later, _) in itertools.pairwise(loads))
 
 
+def test_clients_that_ask_again_and_again_keep_their_turn() -> None:
+    """Each sends its next request a moment after the last answer."""
+    made = world(2, 2, budget=3, weights=(3.0, 1.0))
+    while made.now < 200:
+        for name in "ab":
+            model = made.residents.models[name]
+            if not (model.running or model.waiting):
+                made.ask(name, 0.1)
+        made.until(made.now + 0.02)
+    loads = [(at, name) for at, verb, name in made.moves if verb == "load"]
+    for (at, name), (end, _) in itertools.pairwise(loads[2:]):  # once both are known to be eager
+        assert end - at - LOAD - UNLOAD == pytest.approx(15 if name == "a" else 5, abs=0.3)
+
+
 def test_an_idle_model_makes_room_at_once_and_the_least_used_first() -> None:
     made = world(1, 1, 1, budget=2)
     for name in "abac":

@@ -2,7 +2,9 @@
 
 Models are loaded in the order in which they began to wait, one change at a time: drain, unload, load. Idle models make
 room first, the least recently used before others. One with running requests makes room `quantum` seconds times its
-weight after it was loaded: it drains, its running requests end and new ones wait.
+weight after it was loaded: it drains, its running requests end and new ones wait. Within that time a model whose
+requests came within PAUSE seconds of each other is idle only after PAUSE seconds: a client's next request follows its
+last answer.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Literal, NamedTuple
 
 from quire.errors import ConfigError
 from quire.runtime.memory import GIB
+
+PAUSE = 0.05
 
 State = Literal["unloaded", "loading", "ready", "draining", "unloading"]
 
@@ -38,6 +42,8 @@ class Resident:
     asked: int = 0  # place in the order of models that wait
     turn: float = 0.0  # when it was loaded
     used: float = 0.0  # when it last had a request
+    ended: float = float("-inf")  # when its last request ended
+    eager: bool = False  # its last request came within PAUSE of another
     leaving: bool = False  # an operator unloads it
 
 
@@ -62,7 +68,7 @@ class Residents:
     def ask(self, name: str, now: float) -> bool:
         """Add a request: it runs (True), or waits for `open_all`."""
         model = self.models[name]
-        model.used = now
+        model.used, model.eager = now, bool(model.running) or now - model.ended <= PAUSE
         if model.state == "ready":
             model.running += 1
             return True
@@ -78,7 +84,7 @@ class Residents:
     def done(self, name: str, now: float) -> None:
         """End a running request."""
         model = self.models[name]
-        model.running, model.used = model.running - 1, now
+        model.running, model.used, model.ended = model.running - 1, now, now
 
     def loaded(self, name: str, now: float) -> None:
         """Note that a model is loaded: its turn begins, and all its waiting requests run."""
@@ -142,9 +148,8 @@ class Residents:
         """Tell when `next` may choose otherwise although nothing has happened."""
         ready = [m for m in self.models.values() if m.state == "ready" and not m.pinned]
         waited = self._head() is not None
-        times = [
-            self._turn_ends(m) if m.running else self._idle_at(m) for m in ready if waited or not m.running
-        ]
+        times = [self._idle_at(m) for m in ready if not m.running]
+        times += [self._free_at(m) for m in ready if waited]
         return min((at for at in times if now < at < float("inf")), default=None)
 
     def _head(self) -> Resident | None:
@@ -162,7 +167,7 @@ class Residents:
     def _make_room(self, head: Resident, now: float) -> None:
         """Let as few models drain as `head` needs, if enough may drain."""
         held = [model for model in self._held() if model.state != "draining"]
-        free = [m for m in held if not m.pinned and (not m.running or now >= self._turn_ends(m))]
+        free = [m for m in held if not m.pinned and now >= self._free_at(m)]
         free.sort(key=lambda model: (model.running > 0, model.turn if model.running else model.used))
         chosen: list[Resident] = []
         while self._shortage(head, held):
@@ -180,8 +185,10 @@ class Residents:
         model.state, model.leaving = "ready", False
         model.running, model.waiting = model.running + model.waiting, 0
 
-    def _turn_ends(self, model: Resident) -> float:
-        return model.turn + self._quantum * model.weight
+    def _free_at(self, model: Resident) -> float:
+        """Tell when a model may make room for another."""
+        end = model.turn + self._quantum * model.weight
+        return end if model.running else min(end, model.used + PAUSE * model.eager)
 
     def _idle_at(self, model: Resident) -> float:
         return float("inf") if self._idle is None else model.used + self._idle
