@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from quire import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from quire.build import EVERYTHING
 from quire.config import EngineConfig
 from quire.devices.cuda import cubins, jit
-from quire.devices.cuda.aot import RecordingLauncher, sizes
+from quire.devices.cuda.aot import RecordingLauncher, prepare, sizes
 from quire.devices.cuda.backend import CudaBackend
 from quire.devices.cuda.cubins import Loaded, cubin, gpu_launcher
 from quire.devices.cuda.kernels import norm
@@ -62,12 +63,17 @@ class Spy:
         jit.InterpretedLauncher(SM90)(launch)
 
 
-def built(**options: Any) -> set[str]:
-    """The kernels that a build of a model for sm_90 holds."""
+def planned(**options: Any) -> Any:
+    """A backend of builds for sm_90 that knows the graphs of a model."""
     config = EngineConfig.from_options(device="cuda", **options)
     plan = plan_files(replace(config, device=replace(config.device, device="sm_90")), None, EVERYTHING)
-    backend: Any = plan.backend
-    backend.record(plan.memory.block_size)
+    return plan.backend
+
+
+def built(**options: Any) -> set[str]:
+    """The kernels that a build of a model holds."""
+    backend = planned(**options)
+    backend.record(options.get("block_size", 64))
     return {described(launch) for launch in backend.recorded.launches.values()}
 
 
@@ -268,6 +274,35 @@ def test_a_second_start_compiles_nothing(cache: Path, compiled: list[str]) -> No
         assert len(driver.launched) == 1
 
 
+def test_a_first_start_compiles_all_that_a_model_launches_and_a_second_one_looks_at_nothing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[str]()
+
+    def compile_launch(launch: Launch, target: Any) -> Any:
+        made.append(described(launch))
+        facts = {"name": "kernel", "shared": 0, "global_scratch_size": 0, "profile_scratch_size": 0}
+        return SimpleNamespace(metadata=SimpleNamespace(**facts), asm={"cubin": made[-1].encode()})
+
+    monkeypatch.setattr(jit, "compile_launch", compile_launch)
+    model = write_checkpoint(tmp_path / "model", "llama", "bfloat16", **SMALL)
+    options = {"model": str(model), "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    backend = planned(**options)
+    expected = built(**options)
+    for wanted in (expected, set[str]()):
+        made.clear()
+        prepare(gpu_launcher(SM90, None, FakeDriver()), backend.planned, 64, backend.choices)
+        assert {*made} == wanted
+    prepare(gpu_launcher(SM90, None, FakeDriver()), backend.planned, 16, backend.choices)
+    assert made
+    assert all("BLOCK=16" in key for key in made)
+    made.clear()
+    ahead = planned(**options, kv_cache_dtype="int8")
+    prepare(gpu_launcher(SM90, None, FakeDriver()), ahead.planned, 64, ahead.choices)
+    assert any("*i8:16" in key for key in made)
+    assert not expected & {*made}
+
+
 def test_a_damaged_cache_is_compiled_again_and_never_loaded(
     cache: Path, compiled: list[str], caplog: Any
 ) -> None:
@@ -375,6 +410,7 @@ found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "triton" else found(name, package)
 sys.modules["triton"] = None
 from pathlib import Path
+from types import SimpleNamespace
 from quire.devices.cuda.backend import CudaBackend
 from quire.devices.cuda.cubins import gpu_launcher
 from quire.devices.cuda.target import TARGETS

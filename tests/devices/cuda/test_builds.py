@@ -154,7 +154,7 @@ def test_a_target_runs_no_model(model: Path) -> None:
     ):
         plan_engine(EngineConfig.from_options(model=str(model), device="sm_90"))
     with pytest.raises(ConfigError, match="--target must be one of"):
-        selection.open_device("sm_70", "auto", 1, True, None)
+        make_backend(device="sm_70")
 
 
 def test_a_directory_for_gpus_needs_one(engine: Path) -> None:
@@ -174,6 +174,7 @@ def test_triton_may_lack_where_a_directory_has_the_kernels(
     monkeypatch.setattr(selection, "_index", lambda device: 0)
     monkeypatch.setattr(selection, "cuda", SimpleNamespace(CudaBackend=lambda *args: args[-1]))
     monkeypatch.setattr(selection, "plain", SimpleNamespace(TorchBackend=lambda *args: "plain torch"))
-    found = [selection.open_device("cuda", "auto", 1, True, made) for made in (engine, model, None)]
+    found: list[Any] = [make_backend(device="cuda", made=made) for made in (engine, model, None)]
     assert found == [engine / FOLDER, "plain torch", "plain torch"]
-    assert selection.open_device("cuda", "torch", 1, True, engine) == "plain torch"
+    other: Any = make_backend("torch", device="cuda", made=engine)
+    assert other == "plain torch"

@@ -5,9 +5,10 @@ A graph runs over tensors without values, in steps of all sizes at which a choic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,20 +22,22 @@ from quire.devices.artifacts import Artifacts
 from quire.devices.choices import Choices
 from quire.devices.cuda import jit
 from quire.devices.cuda.adapters import CHANGEABLE
-from quire.devices.cuda.backend import CudaBackend
-from quire.devices.cuda.cubins import about_of, cubin
+from quire.devices.cuda.arena import matrices
+from quire.devices.cuda.backend import CudaBackend, Planned
+from quire.devices.cuda.cubins import CubinLauncher, about_of, cubin
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.kernels import sample
 from quire.devices.cuda.kernels.adapted import RANKS
 from quire.devices.cuda.launch import Launch, described, specialized
 from quire.devices.cuda.target import Target
-from quire.devices.graph import Graph
+from quire.devices.graph import Graph, widths
 from quire.devices.protocol import Executable, KVCache, KVSpec, Limits, ModelInput, StateInput
 from quire.errors import ConfigError
 from quire.progress import progress
 
 T = TypeVar("T")
 LONG = 8192  # positions of a context: attention splits it where few programs run
+EXCHANGES = ops.AllReduce, ops.AllGather  # which no meta tensor passes
 DRAFT = 4  # tokens of a sequence that may be taken back
 
 
@@ -56,7 +59,6 @@ class TargetBackend(CudaBackend):
     def __init__(self, target: Target, choices: Choices, threads: int | None) -> None:
         self.recorded = RecordingLauncher(target)
         super().__init__(None, choices, threads)
-        self._planned: list[tuple[Graph, KVSpec, Limits]] = []
 
     def _launcher(self, artifacts: Path | None) -> RecordingLauncher:
         return self.recorded
@@ -65,10 +67,6 @@ class TargetBackend(CudaBackend):
     def name(self) -> str:
         return f"kernels for {self._run.target.name}, compiled ahead"
 
-    def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
-        self._planned.append((graph, kv_spec, limits))
-        return super().workspace_bytes(graph, kv_spec, limits)
-
     def free_memory(self) -> int:
         raise ConfigError(
             f"{self._run.target.name} is a target of `quire build`, and no device that runs a model: choose --device"
@@ -76,7 +74,7 @@ class TargetBackend(CudaBackend):
 
     def write_artifacts(self, folder: Path, block_size: int) -> None:
         made = Artifacts(folder, about_of(self._run.target), "")
-        for key, (code, about) in self._compiled(block_size, cubin):
+        for key, (code, about) in self.compiled(block_size, cubin):
             made.add(key, code, msgspec.to_builtins(about))
         made.save()
 
@@ -84,14 +82,21 @@ class TargetBackend(CudaBackend):
         def row(launch: Launch, target: Target) -> Any:
             return msgspec.to_builtins(jit.measured(jit.compile_launch(launch, target)))
 
-        return [{"launch": key, **about} for key, about in self._compiled(block_size, row)]
+        return [{"launch": key, **about} for key, about in self.compiled(block_size, row)]
 
-    def _compiled(self, block_size: int, compile: Callable[[Launch, Target], T]) -> Iterator[tuple[str, T]]:
-        """Compile every kernel that the planned graphs launch, on all threads."""
+    def compiled(
+        self, block_size: int, compile: Callable[[Launch, Target], T], known: Container[str] = ()
+    ) -> Iterator[tuple[str, T]]:
+        """Compile every kernel that the planned graphs launch, on all threads, but for those that are `known`."""
         self.record(block_size)
-        launches = {described(launch): launch for launch in self.recorded.launches.values()}
+        found = {described(launch): launch for launch in self.recorded.launches.values()}
+        launches = {key: launch for key, launch in found.items() if key not in known}
         label = f"compiling for {self._run.target.name}"
-        with progress(label, len(launches), "kernels") as told, ThreadPoolExecutor(self.threads) as threads:
+        with (
+            progress(label, len(launches), "kernels") as told,
+            jit.without_lines(),
+            ThreadPoolExecutor(self.threads) as threads,
+        ):
             compiled = threads.map(lambda launch: compile(launch, self._run.target), launches.values())
             for key, made in zip(launches, compiled, strict=True):
                 told(1)
@@ -99,7 +104,7 @@ class TargetBackend(CudaBackend):
 
     def record(self, block_size: int) -> None:
         """List what the planned graphs launch."""
-        for graph, spec, limits in self._planned:
+        for graph, spec, limits in self.planned:
             self._record(graph, spec, limits, block_size)
 
     def _record(self, graph: Graph, spec: KVSpec, limits: Limits, block_size: int) -> None:
@@ -131,6 +136,26 @@ class TargetBackend(CudaBackend):
             made.logits(most, min(rest, 2 * most))
 
 
+def prepare(run: CubinLauncher, planned: Sequence[Planned], block_size: int, choices: Choices) -> None:
+    """Compile what planned graphs launch, unless this or another start did."""
+    every = [op for graph, *_ in planned for op in graph.ops]
+    if run.cached is None or run.built is not None or any(isinstance(op, EXCHANGES) for op in every):
+        return
+    about = [
+        (widths(graph, spec), [type(op).__name__ for op in graph.ops], spec) for graph, spec, _ in planned
+    ]
+    shapes = [[(w.shape, w.nbytes) for op in graph.ops for w in matrices(op)] for graph, *_ in planned]
+    limits = [limits for *_, limits in planned]
+    mark = f"all of {sha256(repr((about, shapes, limits, block_size)).encode()).hexdigest()}"
+    if mark in run.cached.files:
+        return
+    ahead = TargetBackend(run.target, choices, None)
+    ahead.planned += planned
+    for key, (code, kernel) in ahead.compiled(block_size, cubin, run.cached.files):
+        run.keep(key, code, msgspec.to_builtins(kernel))
+    run.keep(mark, b"", {})
+
+
 def sizes(most: int) -> list[int]:
     """Sizes on both sides of all powers of two, which is where choices change."""
     powers = [1 << power for power in range(most.bit_length())]
@@ -152,10 +177,17 @@ def steps(
                 order = np.arange(batch, dtype=np.int32)
                 length = counts + context
                 positions = np.arange(size) + np.repeat(length - cu_q[1:], counts)
+                every = np.arange(size, dtype=np.int32)
+                rows = (
+                    every[:0]
+                    if graph.logits is None
+                    else every
+                    if size <= limits.max_logit_rows
+                    else cu_q[1:] - 1
+                )
                 for kept in (counts, counts - counts.clip(max=DRAFT - 1))[: 1 + stateful]:
                     yield ModelInput(
-                        np.zeros(size, np.int32), positions.astype(np.int32), cu_q, length, order, table,
-                        np.arange(size, dtype=np.int32) if size <= limits.max_logit_rows else cu_q[1:] - 1,
+                        0 * every, positions.astype(np.int32), cu_q, length, order, table, rows,
                         hidden_TD=CudaRows(torch.empty(size, received, device="meta")) if received else None,
                         adapters_B=np.zeros(batch, np.int32) if adapted else None,
                         states=StateInput(order, 0 * order, kept, np.zeros((0, 3), np.int32)) if stateful else None,

@@ -42,13 +42,16 @@ from quire.weights.layouts import AnyLayout
 from quire.weights.tensor import QuantTensor
 
 if TYPE_CHECKING:
-    from quire.devices.cuda import cubins, jit
+    from quire.devices.cuda import aot, cubins, jit
 else:
     cubins, jit = Lazy("quire.devices.cuda.cubins"), Lazy("quire.devices.cuda.jit")
+    aot = Lazy("quire.devices.cuda.aot")
 
 LAYOUT = 1  # of packed weights; older engine directories are refused
 MOST_SLOTS = 1 << 16
 GRAPH = 4 << 20  # bytes that a GPU takes for a graph, about
+
+Planned = tuple[Graph, KVSpec, Limits]
 
 
 class CudaBackend:
@@ -66,6 +69,7 @@ class CudaBackend:
         # Of each slot, which the sampler writes and the next step reads.
         self._last_tokens = torch.zeros(MOST_SLOTS, dtype=torch.int32, device=self._device)
         self._run: Launcher = self._launcher(artifacts)
+        self.planned: list[Planned] = []
 
     def _launcher(self, artifacts: Path | None) -> Launcher:
         if self._gpu is None:
@@ -135,6 +139,8 @@ class CudaBackend:
 
     @device_errors(ResourceError)
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> CudaExecutable:
+        if self._gpu is not None and isinstance(self._run, cubins.CubinLauncher):
+            aot.prepare(self._run, self.planned, kv.block_size, self.choices)
         return CudaExecutable(graph, own_cache(kv), limits, self._run, self._last_tokens)
 
     def sampler(self, vocab_size: int) -> CudaSampler:
@@ -142,6 +148,7 @@ class CudaBackend:
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """The arena, and room for mixtures, states of attention and graphs. ConfigError for what no kernel computes."""
+        self.planned.append((graph, kv_spec, limits))
         check_operations(graph)
         if kv_spec.dtype == "fp8_e4m3" and not self._run.target.e4m3:
             raise ConfigError(

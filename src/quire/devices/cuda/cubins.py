@@ -124,7 +124,8 @@ class CubinLauncher:
         self, target: Target, driver: Driver, built: Artifacts | None, cached: Artifacts | None
     ) -> None:
         self.target = target
-        self._driver, self._built, self._cached = driver, built, cached
+        self.built, self.cached = built, cached
+        self._driver = driver
         self._loaded: dict[tuple[Any, ...], Loaded] = {}
 
     def __call__(self, launch: Launch) -> None:
@@ -147,28 +148,34 @@ class CubinLauncher:
             ) from error
 
     def _found(self, key: str) -> tuple[bytes, Kernel] | None:
-        if self._built is not None and key in self._built.files:
-            return self._built.read(key), self._built.about_file(key, Kernel)
-        if self._cached is None or key not in self._cached.files:
+        if self.built is not None and key in self.built.files:
+            return self.built.read(key), self.built.about_file(key, Kernel)
+        if self.cached is None or key not in self.cached.files:
             return None
         try:
-            return self._cached.read(key), self._cached.about_file(key, Kernel)
+            return self.cached.read(key), self.cached.about_file(key, Kernel)
         except ModelError as error:
             log.warning("%s: compiling it again", error)
             return None
 
     def _compiled(self, key: str, launch: Launch) -> tuple[bytes, Kernel]:
-        if self._cached is None:
+        if self.cached is None:
             options = "with the options that serve it, or without artifacts install the Triton that built it"
             raise ConfigError(f"the engine directory lacks the kernel {key}: {again(self.target)} {options}")
-        code, about = cubin(launch, self.target)
-        if self._cached.nbytes < MOST_CACHED:
-            try:
-                self._cached.add(key, code, msgspec.to_builtins(about))
-                self._cached.save()
-            except OSError as error:
-                log.info("compiled kernels are not kept: %s", error)
+        with jit.without_lines():
+            code, about = cubin(launch, self.target)
+        self.keep(key, code, msgspec.to_builtins(about))
         return code, about
+
+    def keep(self, key: str, code: bytes, about: dict[str, Any]) -> None:
+        """Keep what was compiled for the next start, if there is room."""
+        if self.cached is None or self.cached.nbytes > MOST_CACHED:
+            return
+        try:
+            self.cached.add(key, code, about)
+            self.cached.save()
+        except OSError as error:
+            log.info("compiled kernels are not kept: %s", error)
 
 
 def again(target: Target) -> str:

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +77,14 @@ def options(launch: Launch) -> dict[str, Any]:
     """Options of a launch for the compiler. Multiplications and additions stay apart: each rounds by itself."""
     shape = launch.shape
     return {"num_warps": shape.warps, "num_stages": shape.stages, "enable_fp_fusion": False}
+
+
+@contextmanager
+def without_lines() -> Iterator[None]:
+    """Leave line numbers of sources out of what is compiled meanwhile: they are two thirds of a cubin."""
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.disable_line_info = True
+        yield
 
 
 def compile_launch(launch: Launch, target: Target) -> CompiledKernel:
