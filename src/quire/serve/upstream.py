@@ -57,7 +57,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
         self.reused, self.used = False, 0.0
         self._begin()
 
@@ -104,7 +105,7 @@ class Connection(asyncio.Protocol):
     def fail(self, lost: Lost) -> None:
         """End the answer: its reader gets `lost`, the connection is closed."""
         self._error = self._error or lost
-        self._news.set()
+        self._wake()
         self.close()
 
     def close(self) -> None:
@@ -119,10 +120,17 @@ class Connection(asyncio.Protocol):
 
     async def _more(self) -> None:
         if self._error is None:
-            self._news.clear()
-            await self._news.wait()
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         if self._error is not None and not self._data:
             raise self._error
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     # --- called by the event loop and the parser
 
@@ -151,7 +159,7 @@ class Connection(asyncio.Protocol):
             return
         self.status = self._parser.get_status_code()
         self._framed = bool(self.header(b"content-length") or self.header(b"transfer-encoding"))
-        self._news.set()
+        self._wake()
 
     def on_body(self, body: bytes) -> None:
         if self._sink is not None and self.status == 200:
@@ -161,12 +169,12 @@ class Connection(asyncio.Protocol):
         if len(self._data) > MOST_BUFFERED and not self.paused and self._transport is not None:
             self.paused = True
             self._transport.pause_reading()
-        self._news.set()
+        self._wake()
 
     def on_message_complete(self) -> None:
         if self.status:
             self.ended, self._keep = True, self._framed and self._parser.should_keep_alive()
-            self._news.set()
+            self._wake()
 
 
 def message(head: bytes, headers: Headers = (), body: bytes = b"") -> bytes:
