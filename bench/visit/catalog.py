@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from quire.devices.cuda.jit import Compiled, CompilingLauncher, measured
+from quire.devices.cuda.aot import RecordingLauncher
+from quire.devices.cuda.jit import Compiled, compile_launch, measured
 from quire.devices.cuda.kernels import (
     adapted,
     attention,
@@ -228,8 +229,8 @@ CASES: dict[str, Callable[[Launcher], None]] = {
 
 def compile_case(case: str, target: str) -> list[Compiled]:
     """Compile what a case launches on a target; nothing if the target lacks its types."""
-    run = CompilingLauncher(target_named(target))
+    run = RecordingLauncher(target_named(target))
     if "FP8" in case and not run.target.e4m3:
         return []
     CASES[case](run)
-    return [measured(kernel) for kernel in run.compiled]
+    return [measured(compile_launch(launch, run.target)) for launch in run.launches.values()]

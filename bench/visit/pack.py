@@ -14,7 +14,9 @@ import torch
 
 from bench.visit.catalog import CASES, compile_case
 from bench.visit.place import Place
-from quire.devices.cuda.jit import CompilingLauncher
+from quire.devices.cuda.aot import RecordingLauncher
+from quire.devices.cuda.cubins import cubin
+from quire.devices.cuda.jit import without_lines
 from quire.devices.cuda.target import target_named
 
 PLATFORMS = "manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux1", "manylinux_2_5"
@@ -25,12 +27,14 @@ def pack(folder: Path, target: str, names: list[str], python: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for part in ("cubins", "wheels"):
         (folder / part).mkdir(parents=True)
-    run, functions = CompilingLauncher(target_named(target)), {}
+    run, functions = RecordingLauncher(target_named(target)), {}
     for case in CASES.values():
         case(run)
-    for number, kernel in enumerate(run.compiled):
-        functions[f"{number}.cubin"] = kernel.metadata.name
-        (folder / "cubins" / f"{number}.cubin").write_bytes(kernel.asm["cubin"])
+    for number, launch in enumerate(run.launches.values()):
+        with without_lines():
+            code, kernel = cubin(launch, run.target)
+        functions[f"{number}.cubin"] = kernel.name
+        (folder / "cubins" / f"{number}.cubin").write_bytes(code)
     (folder / "cubins" / "functions.json").write_text(json.dumps(functions))
     platforms = [f"--platform={name}_x86_64" for name in PLATFORMS]
     command = [

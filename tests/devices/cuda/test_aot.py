@@ -117,6 +117,18 @@ def test_a_build_holds_all_that_an_engine_launches(
     assert sorted(spy.seen.keys() - built(**given)) == []
 
 
+@pytest.mark.parametrize("parallel", [{}, {"exact_across_ranks": True}, {"enable_expert_parallel": True}])
+def test_a_rank_s_kernels_are_recorded_without_the_other_ranks(
+    tmp_path: Path, parallel: dict[str, Any]
+) -> None:
+    model = write_checkpoint(tmp_path, "qwen2_moe", "bfloat16", num_hidden_layers=2)
+    options = {"model": str(model), "max_num_batched_tokens": 8, "max_num_seqs": 2}
+    alone, share = built(**options), built(**options, tensor_parallel_size=2, **parallel)
+    names = {key.partition("(")[0] for key in alone}
+    assert names - {"elementwise.added"} <= {key.partition("(")[0] for key in share} | {"norm.norm"}
+    assert share - alone
+
+
 def test_sizes_lie_on_both_sides_of_every_power_of_two() -> None:
     assert sizes(9) == [1, 2, 3, 4, 5, 8, 9]
     assert sizes(7) == [1, 2, 3, 4, 5, 7]

@@ -37,7 +37,6 @@ from quire.progress import progress
 
 T = TypeVar("T")
 LONG = 8192  # positions of a context: attention splits it where few programs run
-EXCHANGES = ops.AllReduce, ops.AllGather  # which no meta tensor passes
 DRAFT = 4  # tokens of a sequence that may be taken back
 
 
@@ -138,8 +137,7 @@ class TargetBackend(CudaBackend):
 
 def prepare(run: CubinLauncher, planned: Sequence[Planned], block_size: int, choices: Choices) -> None:
     """Compile what planned graphs launch, unless this or another start did."""
-    every = [op for graph, *_ in planned for op in graph.ops]
-    if run.cached is None or run.built is not None or any(isinstance(op, EXCHANGES) for op in every):
+    if run.cached is None or run.built is not None:
         return
     about = [
         (widths(graph, spec), [type(op).__name__ for op in graph.ops], spec) for graph, spec, _ in planned

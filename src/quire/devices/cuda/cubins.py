@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import struct
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -160,8 +161,10 @@ class CubinLauncher:
 
     def _compiled(self, key: str, launch: Launch) -> tuple[bytes, Kernel]:
         if self.cached is None:
-            options = "with the options that serve it, or without artifacts install the Triton that built it"
-            raise ConfigError(f"the engine directory lacks the kernel {key}: {again(self.target)} {options}")
+            raise ConfigError(
+                f"the engine directory lacks the kernel {key}: {again(self.target)} with the options of this start, or "
+                "install the version of triton that built it"
+            )
         with jit.without_lines():
             code, about = cubin(launch, self.target)
         self.keep(key, code, msgspec.to_builtins(about))
@@ -258,9 +261,10 @@ def open_cache(target: Target) -> Artifacts:
     about = about_of(target)
     name = hashlib.sha256(msgspec.json.encode(about)).hexdigest()[:24]
     folder = cache_folder() / name
-    others = sorted(cache_folder().glob("*/" + MANIFEST), key=lambda path: path.stat().st_mtime)
-    for old in [path.parent for path in others if path.parent != folder][: -(MOST_CACHES - 1)]:
-        shutil.rmtree(old, ignore_errors=True)
+    with suppress(OSError):  # another process removes them too
+        others = sorted(cache_folder().glob("*/" + MANIFEST), key=lambda path: path.stat().st_mtime)
+        for old in [path.parent for path in others if path.parent != folder][: -(MOST_CACHES - 1)]:
+            shutil.rmtree(old)
     try:
         return Artifacts.opened(folder, "")
     except ModelError:

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -47,20 +47,6 @@ class JitLauncher:
         launch.kernel[launch.grid](**launch.args, **launch.constants, **options(launch))
 
 
-@dataclass(frozen=True, slots=True)
-class CompilingLauncher:
-    """Compiles what is launched, for a target that need not be there. Its tensors may be torch's meta tensors."""
-
-    target: Target
-    compiled: list[CompiledKernel] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        find_cache()
-
-    def __call__(self, launch: Launch) -> None:
-        self.compiled.append(compile_launch(launch, self.target))
-
-
 def find_cache() -> None:
     """Let Triton keep compiled kernels for this process alone where its own directory cannot be written."""
     place = triton.knobs.cache.dir
@@ -89,6 +75,7 @@ def without_lines() -> Iterator[None]:
 
 def compile_launch(launch: Launch, target: Target) -> CompiledKernel:
     """Compile a launch. Pointers, and integers divisible by 16, are promised to stay so, as Triton's JIT does."""
+    find_cache()
     names = launch.kernel.arg_names
     types, constants, attributes = {}, {}, {}
     given = {name: kind for (name, _), kind in zip(ordered(launch), signature(launch), strict=True)}

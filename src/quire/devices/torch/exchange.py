@@ -110,6 +110,8 @@ class TorchPeers(Group):
 
 def summed(x: Any, peers: Peers | None) -> Any:
     """The sum of all ranks' x [rows, D], float32."""
+    if x.is_meta:
+        return x.float()
     if not isinstance(peers, TorchPeers):
         return torch.from_numpy(all_reduced(x.float().cpu().numpy(), peers)).to(x.device)
     first, *others = peers.parts(x)
@@ -121,6 +123,8 @@ def summed(x: Any, peers: Peers | None) -> Any:
 
 def joined(x: Any, widths: Sequence[int], peers: Peers | None) -> Any:
     """The columns of all ranks side by side."""
+    if x.is_meta:
+        return x.new_empty((len(x), sum(widths)))
     if not isinstance(peers, TorchPeers):
         return torch.from_numpy(all_gathered(x.float().cpu().numpy(), widths, peers)).to(x.device)
     own = x.new_zeros((len(x), max(widths)))
