@@ -40,6 +40,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "program": ("/v1/programs", {"steps": STEPS, "stream": True}),
     "lanes": ("/v1/programs", {"steps": LANES, "stream": True}),
     "whole": ("/v1/completions", {"prompt": "A dog", "max_tokens": 40, "n": 2, "logprobs": 1}),
+    "long whole": ("/v1/completions", {"prompt": "A", "max_tokens": 200, "ignore_eos": True}),
     "beams": ("/v1/completions", {"prompt": "A dog", "max_tokens": 8, "use_beam_search": True, "n": 2}),
     "whole chat": (
         "/v1/chat/completions",

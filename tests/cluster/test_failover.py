@@ -73,6 +73,20 @@ def test_all_are_away_for_five_seconds(fleet: Fleet, routed: Running) -> None:
     assert load.longest[0].seconds > 5
 
 
+def test_whole_answers_outlive_a_replica_that_had_no_time_for_them(fleet: Fleet, routed: Running) -> None:
+    load = Load(routed, 8, ["long whole", "beams", "program"])
+    time.sleep(1)
+    server = fleet.servers[0]
+    assert server is not None
+    for _ in range(2):  # the second signal: at once
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    server.wait()
+    load.end()
+    fleet.start(0)
+    assert load.wrong == []
+
+
 PROMPT, TALK = "Once upon a time", [{"role": "user", "content": "Tell me of a dog."}]
 LONG = {"extra_body": {"ignore_eos": True}, "extra_headers": {"x-request-id": "official"}}
 

@@ -257,8 +257,8 @@ class Relay(Response):
             raise Lost("busy", "it takes no more requests")
         if status == 502:
             raise Lost("killed", "it answers 502")
-        if status == 500 and connection.header(b"x-quire-moved") == b"engine":
-            raise Lost("engine", "its engine died")
+        if status == 500 and (moved := connection.header(b"x-quire-moved")):
+            raise Lost(moved.decode("latin-1"), "it gave an answer up")
 
     async def _stream(self, member: Member, connection: Connection, send: Send) -> None:
         passage = self._passage

@@ -13,6 +13,7 @@ import msgspec
 from quire.errors import (
     DeviceMemoryError,
     EngineDiedError,
+    EngineError,
     OverloadedError,
     ProgramError,
     PromptTooLongError,
@@ -30,6 +31,14 @@ encode = msgspec.json.Encoder().encode
 _PLACE = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>.*)`")
 _MISSING = re.compile(r"missing required field `(?P<name>.*)`")
+
+
+class StoppedError(EngineError):
+    """The server stopped while a request ran in it."""
+
+
+_MOVED: dict[type[QuireError], str] = {EngineDiedError: "engine", StoppedError: "drained"}
+"""_MOVED errors tell a router to ask another replica."""
 
 
 class ErrorInfo(msgspec.Struct):
@@ -161,8 +170,8 @@ def as_http(error: Exception) -> HttpError:
     if isinstance(error, RecursionError):
         return invalid("the body is nested too deeply", None, "invalid_json")
     if isinstance(error, QuireError):
-        moved = {"X-Quire-Moved": "engine"} if isinstance(error, EngineDiedError) else None
-        return HttpError(500, ErrorInfo(str(error), "engine_error", None, "engine_error"), moved)
+        headers = {"X-Quire-Moved": _MOVED[type(error)]} if type(error) in _MOVED else None
+        return HttpError(500, ErrorInfo(str(error), "engine_error", None, "engine_error"), headers)
     log.error("unexpected error in a request", exc_info=error)
     message = f"the server failed on this request ({type(error).__name__}); see its log"
     return HttpError(500, ErrorInfo(message, "internal_error", None, "internal_error"))

@@ -17,10 +17,11 @@ from quire.config import EngineConfig
 from quire.engine import garbage
 from quire.engine.directory import SHIPPED_MODEL
 from quire.engine.log import set_up_logging
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError
 from quire.lazy import Lazy
 from quire.serve import banner, served
 from quire.serve.adapters import check_adapters
+from quire.serve.errors import StoppedError
 from quire.serve.example import example_call
 from quire.serve.extensions import configure_logging
 from quire.serve.options import ServerConfig, for_serving
@@ -156,7 +157,7 @@ class _Server(WebServer):
 
     def abort(self) -> None:
         self._service.engine.end_all(
-            EngineError("the server was stopped before this request finished: send it again")
+            StoppedError("the server was stopped before this request finished: send it again")
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
