@@ -42,7 +42,8 @@ def tokens_of(outputs: Any) -> list[list[int]]:
 def test_a_function_bans_tokens_and_leaves_others_alone(
     tiny_model: Callable[..., str], backend: str, overlap: bool
 ) -> None:
-    llm = LLM(tiny_model(), max_model_len=64, backend=backend, async_scheduling=overlap)
+    exact = {"backend": backend, "batch_invariant": True}
+    llm = LLM(tiny_model(), max_model_len=64, async_scheduling=overlap, **exact)
     alone = llm.generate(PROMPTS, PLAIN, use_tqdm=False)
     banned = alone[0].outputs[0].token_ids[:3]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logits_processors=[ban(*banned)])
