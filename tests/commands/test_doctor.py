@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import quire as package
-from quire.commands.doctor import diagnose
+from quire.commands.doctor import _kernels, diagnose
 from tests.hub_server import quire
 
 
@@ -73,3 +73,12 @@ def test_a_system_without_files_or_with_strange_ones(tmp_path: Path) -> None:
     assert any("huge pages are off: `echo madvise" in line for line in found["advice"])
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 100 kB\n")
     assert any("little memory" in line for line in diagnose(tmp_path)["advice"])
+
+
+def test_verdicts_on_kernels_of_gpus_are_shown(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.json"
+    assert _kernels(file) == {}
+    right, wrong = {"accurate": True, "exact": True}, {"accurate": True, "exact": False}
+    file.write_text(json.dumps({"H100": {"a": right, "b": wrong}, "A100": {"a": right}}))
+    shown = {"H100": "2 checked, b failed", "A100": "1 checked, none failed"}
+    assert _kernels(file) == shown

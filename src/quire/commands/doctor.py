@@ -24,6 +24,7 @@ from quire.cli import COMMANDS, Command, Program, all_options, load_command
 from quire.config import option
 from quire.devices import registry
 from quire.errors import ConfigError
+from quire.files import read_json
 from quire.flags.config_file import OptionsFile, user_file
 from quire.lazy import Lazy
 
@@ -35,6 +36,7 @@ else:
 EXTRAS = ("torch", "transformers", "triton", "ray", "matplotlib")
 CPU_FLAGS = ("avx", "fma", "amx", "asimd", "bf16", "i8mm", "sve")  # what names of useful abilities begin with
 LITTLE_DISK = 10 << 30
+MAX_VERDICTS = 1 << 20  # bytes
 HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
@@ -76,6 +78,7 @@ def diagnose(root: Path) -> dict[str, Any]:
         "packages": _packages,
         "cache": _cache,
         "config_file": _config_file,
+        "gpu_kernels": lambda: _kernels(Path.home() / registry.selection.VERDICTS),
     }
     found = {name: _tried(part) for name, part in parts.items()}
     return {**found, "advice": _advice(found)}
@@ -152,6 +155,17 @@ def _cache() -> dict[str, Any]:
     there = next(path for path in (place, *place.parents) if path.exists())
     free = shutil.disk_usage(there).free
     return {"place": str(place), "free": free, "can_be_written": os.access(there, os.W_OK)}
+
+
+def _kernels(path: Path) -> dict[str, str]:
+    """Sum up what first starts found out about kernels, by GPU."""
+    found = read_json(path, dict, MAX_VERDICTS) if path.exists() else {}
+    failed = {
+        gpu: [name for name, one in all_.items() if not all(one.values())] for gpu, all_ in found.items()
+    }
+    return {
+        gpu: f"{len(found[gpu])} checked, {'; '.join(bad) or 'none'} failed" for gpu, bad in failed.items()
+    }
 
 
 def _config_file() -> str:

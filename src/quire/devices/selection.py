@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,19 +17,18 @@ from quire.errors import ConfigError
 from quire.lazy import Lazy, missing, need
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
     import quire.devices.cuda.aot as aot
     import quire.devices.cuda.backend as cuda
+    import quire.devices.cuda.selfcheck as selfcheck
     import quire.devices.cuda.target as targets
     import quire.devices.reference.backend as reference
     import quire.devices.torch.backend as plain
     from quire.devices.protocol import Backend
 else:
     aot, targets = Lazy("quire.devices.cuda.aot"), Lazy("quire.devices.cuda.target")
-    cuda = Lazy("quire.devices.cuda.backend")
+    cuda, selfcheck = Lazy("quire.devices.cuda.backend"), Lazy("quire.devices.cuda.selfcheck")
     torch = Lazy("torch")
     plain = Lazy("quire.devices.torch.backend")
     reference = Lazy("quire.devices.reference.backend")
@@ -60,6 +60,8 @@ PLAIN_GPU = msgspec.structs.replace(
 )
 MPS = msgspec.structs.replace(PLAIN_GPU, gpu_memory_utilization=0.5, read_gbs=100.0, gflops=3000.0)
 LEAST_CAPABILITY = (8, 0)
+VERDICTS = Path(".cache/quire/kernels.json")
+"""VERDICTS on kernels by device, in the user's home directory."""
 LARGEST_GRAPH = 8192  # tokens
 Graphs = tuple[bool, tuple[str, ...], int | None]
 INSTEAD = "; --device cpu computes on the CPU"
@@ -153,7 +155,8 @@ def open_device(
         log.info(
             "the device is %s, %s; --device cpu keeps to the CPU", chosen, torch.cuda.get_device_name(chosen)
         )
-    return cuda.CudaBackend(chosen, captured(GPU, *graphs), threads, artifacts)
+    checks = selfcheck.Checks(Path.home() / VERDICTS, batch_invariant)
+    return cuda.CudaBackend(chosen, captured(GPU, *graphs), threads, artifacts, checks)
 
 
 def target_of(device: str, backend: str, target: str) -> str:

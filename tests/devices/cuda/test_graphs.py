@@ -22,7 +22,6 @@ from quire.devices.choices import Choices
 from quire.devices.cuda import graphs, run
 from quire.devices.cuda.graphs import Graphs
 from quire.devices.cuda.jit import InterpretedLauncher
-from quire.devices.cuda.kernels.attention import state_bytes
 from quire.devices.cuda.target import INTERPRETER, TARGETS
 from quire.devices.cuda.tiles import AttentionTile, Shape
 from quire.devices.cuda.work import WorkShape, work_list
@@ -126,7 +125,7 @@ def test_split_attention_is_replayed_and_what_does_not_fit_is_not(
     assert found == wanted
     [[shape, work]] = executable._padded[4]._works.items()
     assert work.split is not None
-    monkeypatch.setattr(run, "CLOSED_STATES", state_bytes(shape, 16))
+    monkeypatch.setattr(run, "CLOSED_STATES", shape.state_bytes(16))
     assert outputs(model, (4, 8), wide, steps)[0] == wanted
 
 

@@ -23,6 +23,7 @@ from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs, restore
 from quire.devices.cuda.record import check_operations
 from quire.devices.cuda.run import CudaExecutable
 from quire.devices.cuda.sampler import CudaSampler
+from quire.devices.cuda.selfcheck import Checks
 from quire.devices.cuda.target import target_of
 from quire.devices.graph import Graph
 from quire.devices.protocol import (
@@ -57,13 +58,14 @@ Planned = tuple[Graph, KVSpec, Limits]
 class CudaBackend:
     """Kernels of this folder on `device`; None: interpreted on the CPU. `threads` sample tokens on the host.
 
-    `artifacts` are kernels compiled ahead.
+    `artifacts` are kernels compiled ahead. What executables launch is checked by `checks`, or not at all.
     """
 
     def __init__(
-        self, device: str | None, choices: Choices, threads: int | None = None, artifacts: Path | None = None
-    ) -> None:
-        self.choices = choices
+        self, device: str | None, choices: Choices, threads: int | None = None, artifacts: Path | None = None,
+        checks: Checks | None = None,
+    ) -> None:  # fmt: skip
+        self.choices, self.checks = choices, checks
         self._threads = usable_threads() if threads is None else threads
         self._device, self._gpu = torch.device(device or "cpu"), device
         # Of each slot, which the sampler writes and the next step reads.
@@ -141,7 +143,7 @@ class CudaBackend:
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> CudaExecutable:
         if self._gpu is not None and isinstance(self._run, cubins.CubinLauncher):
             aot.prepare(self._run, self.planned, kv.block_size, self.choices)
-        return CudaExecutable(graph, own_cache(kv), limits, self._run, self._last_tokens)
+        return CudaExecutable(graph, own_cache(kv), limits, self._run, self._last_tokens, self.checks)
 
     def sampler(self, vocab_size: int) -> CudaSampler:
         return CudaSampler(vocab_size, _native.ThreadPool(self._threads), self._run, self._last_tokens)

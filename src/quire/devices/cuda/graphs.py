@@ -12,7 +12,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from quire.devices.cuda.launch import Launch, Launcher
-from quire.devices.cuda.target import Target
 from quire.errors import EngineError
 
 log = logging.getLogger("quire.devices")
@@ -27,7 +26,7 @@ class Graphs:
 
     def __init__(self, sizes: Sequence[int], run: Launcher, device: Any) -> None:
         self._sizes, self.run = sorted(sizes), run
-        self._capture: Callable[[Work], Work] = _captured
+        self._capture: Callable[[Work], Work | None] = _captured
         if device.type == "cpu" and sizes:
             self.run = tape = Tape(run)
             self._capture = tape.capture
@@ -48,27 +47,24 @@ class Graphs:
             return self._replays[key]()
         if not self._sizes:
             return work()
-        try:
-            self._replays[key] = self._capture(work)
-        except _CaptureError as error:
+        again = self._capture(work)
+        if again is None:
             self._sizes = []
-            log.warning("no graph of a step can be captured, so kernels are launched one by one: %s", error)
+        else:
+            self._replays[key] = again
         return None
 
 
-class _CaptureError(Exception):
-    """A GPU computed work, but did not capture it."""
-
-
-def _captured(work: Work, pool: Any = None) -> Work:
-    """Do work, so that its kernels are compiled, and capture it on a stream of its own."""
+def _captured(work: Work, pool: Any = None) -> Work | None:
+    """Do work, so that its kernels are compiled, and capture it on a stream of its own; None if the GPU refuses."""
     work()
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             work()
     except RuntimeError as error:
-        raise _CaptureError(str(error)) from error
+        log.warning("no graph of a step can be captured, so kernels are launched one by one: %s", error)
+        return None
     return graph.replay
 
 
@@ -81,8 +77,6 @@ class Tape:
 
     def __init__(self, run: Launcher) -> None:
         self._run, self.target, self._taken = run, run.target, list[Work]()
-
-    target: Target
 
     def __call__(self, launch: Launch) -> None:
         self._taken.append(partial(self._run, launch))

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quire.devices import ops
 from quire.devices.cuda.cache import CudaKVCache
+from quire.devices.cuda.fuse import NormalizeSum, RoundedGatedLinear, RoundedLinear
+from quire.devices.cuda.pack import own_matrix
+from quire.devices.graph import Graph
 from quire.devices.ops import Op, Value, resolved
-from quire.devices.protocol import ModelInput
+from quire.devices.protocol import Matrix, ModelInput
 from quire.devices.step import StepAdapters
 from quire.devices.torch.cache import TorchStep
 from quire.devices.torch.ops import FORMULAS
@@ -59,20 +63,79 @@ class PlainCache:
             self.value_scales.append(scales[:, None] if fixed else 1.0)
 
 
+class PlainStep(TorchStep):
+    """A step whose weights are those of kernels."""
+
+    def times(self, weight: Matrix, x: Any) -> Any:
+        own = own_matrix(weight)
+        values = own.dense(torch.float32).double()
+        if own.gated:  # formulas have the rows of the gate first
+            values = torch.cat([values[::2], values[1::2]])
+        return torch.stack([(row.double() @ values.T).float() for row in x])
+
+    def embedded(self, table: Matrix, ids: Any) -> Any:
+        return (
+            own_matrix(table).dense(torch.float32)[torch.as_tensor(ids).long().to(self.cache.device)].float()
+        )
+
+
 def plain_step(inputs: ModelInput, cache: CudaKVCache) -> TorchStep:
     """A step as formulas read it."""
     own: Any = PlainCache(cache)
-    return TorchStep(inputs, own, StepAdapters({}, None))
+    return PlainStep(inputs, own, StepAdapters({}, None))
 
 
-def encode_plain(op: Op[Value], out: Value) -> Call:
-    """Compute an operation by its formula, in float32."""
-    formula = FORMULAS[type(op)]
+def plain_value(op: Op[Value], step: CudaStep, graph: Graph) -> Any:
+    """The result of an operation by its formula, in float32. The sum of a norm goes to its own place too."""
+    plain = step.plain
+    given: Any = resolved(op, lambda value: read(step, graph, value).float())
+    if not isinstance(op, NormalizeSum):
+        kind = PLAIN_OF.get(type(op), type(op))
+        return FORMULAS[kind](plain, given)
+    x, norm = given.x, FORMULAS[ops.Normalize]
+    if op.first is not None:
+        x = norm(plain, ops.Normalize(x, op.first)).to(step[op.x].dtype).float()
+    if op.other is not None:
+        x = x * op.factors[0] + given.other * op.factors[1]
+    if op.total is not None:
+        step[op.total].copy_(x)
+        x = step[op.total].float()
+    x = x if op.norm is None else norm(plain, ops.Normalize(x, op.norm))
+    if op.codes is not None:
+        put_codes(x, *step.codes(op.codes))
+    return x
+
+
+def put_codes(x: Any, codes: Any, scales: Any) -> None:
+    """Round rows to int8 codes, with a scale each."""
+    scales.copy_(x.abs().amax(1) / 127)
+    codes.copy_((x / scales.clamp(min=1e-30)[:, None]).round())
+
+
+PLAIN_OF: dict[Any, Any] = {RoundedLinear: ops.Linear, RoundedGatedLinear: ops.GatedLinear}
+"""PLAIN_OF are the operations whose formula a fused one has."""
+
+
+def read(step: CudaStep, graph: Graph, value: Value) -> Any:
+    """The rows of a value; of routes, ids and then weights."""
+    if isinstance(graph.ops[value], ops.Route):
+        ids, weights = step.routes(value)
+        return torch.cat([ids.float(), weights], 1)
+    return step[value]
+
+
+def encode_plain(op: Op[Value], out: Value, graph: Graph) -> Call:
+    """Compute an operation by its formula."""
 
     def call(step: CudaStep) -> None:
         if step[out].is_meta:  # nothing to launch
             return
-        given = resolved(op, lambda value: step[value].float())
-        step[out].copy_(formula(step.plain, given))
+        found = plain_value(op, step, graph)
+        if not isinstance(op, ops.Route):
+            step[out].copy_(found)
+            return
+        ids, weights = step.routes(out)
+        ids.copy_(found[:, : ids.shape[1]])
+        weights.copy_(found[:, ids.shape[1] :])
 
     return call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -109,15 +109,16 @@ class Recorder:
         return self.tensor(made)
 
 
-def encode(graph: Graph, recorder: Recorder) -> list[Call]:
-    """The launches of a graph that `check_operations` accepts, operation by operation."""
+def encode(graph: Graph, recorder: Recorder, wrong: Container[int] = ()) -> list[Call]:
+    """The launches of a graph that `check_operations` accepts, operation by operation; those at `wrong` plainly."""
     slow = [without_kernel(graph, op) for op in graph.ops]
     if any(slow):
         names = ", ".join(sorted(set(slow) - {""}))
         log.warning("no GPU kernel computes %s yet: plain torch does, row by row, and slowly", names)
     return [
-        encode_plain(op, Value(index)) if plain else ENCODERS[type(op)](recorder, op, Value(index))
-        for index, (op, plain) in enumerate(zip(graph.ops, slow, strict=True))
+        encode_plain(op, Value(index), graph) if plain else ENCODERS[type(op)](recorder, op, Value(index))
+        for index, (op, name) in enumerate(zip(graph.ops, slow, strict=True))
+        for plain in [name or index in wrong]
     ]
 
 

@@ -18,9 +18,18 @@ from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.graphs import Graphs
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.launch import Launcher
-from quire.devices.cuda.record import Call, Recorder, can_be_captured, check_operations, encode
+from quire.devices.cuda.record import (
+    Call,
+    Recorder,
+    can_be_captured,
+    check_operations,
+    encode,
+    without_kernel,
+)
+from quire.devices.cuda.selfcheck import BLOCKS, Checks, check, described, fingerprint
 from quire.devices.cuda.states import state_step
 from quire.devices.cuda.step import CudaStep
+from quire.devices.graph import widths
 from quire.devices.inputs import check_input, check_logit_rows, check_states
 from quire.devices.protocol import FloatArray, Graph, Limits, ModelInput
 from quire.devices.torch.run import TorchLogits
@@ -31,7 +40,13 @@ class CudaExecutable:
     """The launches of a graph, bound to a cache. Values live until the next run."""
 
     def __init__(
-        self, graph: Graph, kv: CudaKVCache, limits: Limits, run: Launcher, last_tokens: Any
+        self,
+        graph: Graph,
+        kv: CudaKVCache,
+        limits: Limits,
+        run: Launcher,
+        last_tokens: Any,
+        checks: Checks | None,
     ) -> None:
         check_operations(graph)
         self._last_tokens = last_tokens
@@ -43,17 +58,46 @@ class CudaExecutable:
         self._closed = torch.empty(CLOSED_STATES if limits.graphs else 0, dtype=torch.uint8, device=kv.device)
         recorder = Recorder(self._run, kv.device, self._arena.act)
         self._calls, self._is_captured = encode(own, recorder), can_be_captured(own)
+        if checks is not None and kv.num_blocks >= BLOCKS * 3 and (wrong := self._wrong(checks)):
+            self._calls, self._is_captured = encode(own, recorder, wrong), False
         self._adapters = SlotAdapters(graph, recorder, limits.max_adapters)
         self._step: CudaStep | None = None
         self._padded: dict[int, CudaStep] = {}
         self._table: Any = None  # the block tables of all slots, as steps appended to them
 
+    def _wrong(self, checks: Checks) -> list[int]:
+        """The operations whose kernels fail on this device, by index. What was not checked before is checked now."""
+        graph, run, kv = self._graph, self._run, self._kv
+        self._on_device()
+        sizes, device = widths(graph, kv.spec), fingerprint(kv.device, run.target.name)
+        names = [
+            "" if without_kernel(graph, op) else described(op, index, sizes)
+            for index, op in enumerate(graph.ops)
+        ]
+        known = {name: verdict for name, verdict in checks.of(device).items() if name in names}
+        if new := set(names) - known.keys() - {""}:
+            wanted = [name if name in new else "" for name in names]
+            found = check(graph, self._calls, self._own_step, wanted, self._limits)
+            checks.add(device, found)
+            known |= found
+        wrong = checks.judge(known)
+        return [index for index, name in enumerate(names) if name in wrong]
+
+    def _on_device(self) -> None:
+        """Let this thread launch on the cache's device."""
+        if self._kv.device.type == "cuda":
+            torch.cuda.set_device(self._kv.device)
+
+    def _own_step(self, inputs: ModelInput) -> CudaStep:
+        step = CudaStep(self._arena, self._memory, self._closed, self._kv, self._run)
+        step.fill(inputs, None)
+        return step
+
     @device_errors()
     def run(self, inputs: ModelInput) -> TorchLogits:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         check_states(inputs, self._kv.num_states, self._kv.num_open)
-        if self._kv.device.type == "cuda":
-            torch.cuda.set_device(self._kv.device)  # of this thread, in which Triton launches
+        self._on_device()
         if inputs.appended_C3 is not None and self._table is None:
             self._table = torch.zeros(inputs.block_table_SM.shape, dtype=torch.int32, device=self._kv.device)
         self._step = step = self._filled(inputs)

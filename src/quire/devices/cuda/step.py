@@ -16,13 +16,7 @@ from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.copies import aligned, sent
 from quire.devices.cuda.fuse import SCALE
 from quire.devices.cuda.hidden import CudaRows
-from quire.devices.cuda.kernels.attention import (
-    LayerCache,
-    StepTensors,
-    WorkTensors,
-    state_bytes,
-    work_tensors,
-)
+from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors, work_tensors
 from quire.devices.cuda.kernels.experts import Experts, ExpertScratch, expert_scratch
 from quire.devices.cuda.kernels.recurrent import StateStep
 from quire.devices.cuda.launch import Launcher
@@ -240,7 +234,7 @@ class CudaStep:
             return work_tensors(work, shape, width, partial(sent, device=self.cache.device), room)
         self._lists[shape] = whole = sent(work.flat, self.cache.device)
         pieces = iter(torch.split(whole, [rows.size for rows in work.lists]))
-        most = max(work.partials, len(self._closed) // state_bytes(shape, width))
+        most = max(work.partials, len(self._closed) // shape.state_bytes(width))
         given = dataclasses.replace(work, partials=most)
         return work_tensors(given, shape, width, lambda rows: next(pieces).view(rows.shape), room)
 

@@ -45,6 +45,10 @@ class WorkShape:
     def tokens_of_tile(self) -> int:
         return self.tile.rows // self.heads_of_tile
 
+    def state_bytes(self, width: int) -> int:
+        """The room for a closed state of all heads, with values `width` wide."""
+        return 4 * self.head_tiles * self.tile.rows * ((1 << (width - 1).bit_length()) + 2)
+
 
 @dataclass(frozen=True, slots=True)
 class Work:

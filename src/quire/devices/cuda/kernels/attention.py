@@ -280,12 +280,6 @@ class Changes:
     scores: Any = None
 
 
-def state_bytes(shape: WorkShape, width: int) -> int:
-    """The room for a closed state of all heads, with values `width` wide."""
-    padded: int = triton.next_power_of_2(width)
-    return 4 * shape.head_tiles * shape.tile.rows * (padded + 2)
-
-
 def work_tensors(work: Work, shape: WorkShape, width: int, send: Any, empty: Any) -> WorkTensors:
     """Place a work list by `send(rows)`, and make room for states `width` wide by `empty(*shape, dtype=...)`."""
     lists = (send(rows) if len(rows) else None for rows in (work.whole, work.split, work.merges))

@@ -100,14 +100,9 @@ class Sum:
 
 
 def normalize(
-    run: Launcher,
-    x: Any,
-    out: Any,
-    by: NormTensors | None,
-    groups: int = 1,
-    summed: Sum | None = None,
+    run: Launcher, x: Any, out: Any, by: NormTensors | None, groups: int = 1, summed: Sum | None = None,
     codes: tuple[Any, Any] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Normalize x [T, D], groups of a row by themselves, or a sum with it; `by` is None: the sum alone.
 
     The result is rounded to `codes` too: int8 [T, D], and their scales [T]. Each step rounds as one alone would.
