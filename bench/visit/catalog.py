@@ -26,6 +26,7 @@ from quire.devices.cuda.kernels import (
     routing,
     rows,
     sample,
+    sparse,
 )
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.target import target_named
@@ -33,6 +34,7 @@ from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape
 from quire.devices.elementwise import XIELU, SparseGELU, Temperature
 from quire.devices.operands import Routing
+from quire.devices.sparse_ops import Choose
 
 FP8 = torch.float8_e4m3fn
 
@@ -58,12 +60,17 @@ def _packed(tokens: int, form: packed.Form, integer: bool, run: Launcher) -> Non
 
 
 def _attention(
-    run: Launcher, many: bool = False, kept: Any = torch.bfloat16, width: int = 128, rotary: int = 0
+    run: Launcher,
+    many: bool = False,
+    kept: Any = torch.bfloat16,
+    width: int = 128,
+    rotary: int = 0,
+    listed: int = 0,
 ) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
     heads, groups = (16, 1) if rotary else (32, 8)
     tiles = attention_tiles(run.target.family, width, kept == torch.int8, rotary > 0)
-    shape = WorkShape(heads, groups, tiles.many if many else tiles.few)
+    shape = WorkShape(heads, groups, tiles.many if many else tiles.few, listed=listed)
     side = empty(64, groups, 64, width + rotary, dtype=kept)
     scales = None if kept.itemsize > 1 else real(64, groups, 64) if kept == torch.int8 else real(groups)
     cache = attention.LayerCache(side, None if rotary else side, scales, scales)
@@ -71,7 +78,20 @@ def _attention(
     step = attention.StepTensors(numbers(10), numbers(9), numbers(9), numbers(9, 1024))
     work = attention.WorkTensors(numbers(9, 8), split, numbers(9, 4), real(*states, width), real(*states, 2))
     q, out = empty(9, heads * (width + rotary)), empty(9, heads * width)
-    attention.attend(run, q, cache, out, step, work, shape, 0.1)
+    changes = attention.Changes(chosen=real(9, listed) if listed else None)
+    attention.attend(run, q, cache, out, step, work, shape, 0.1, changes=changes)
+
+
+def _choice(run: Launcher) -> None:
+    numbers, real, positions = (
+        partial(empty, dtype=torch.int32),
+        partial(empty, dtype=torch.float32),
+        64 * 1024,
+    )
+    step = attention.StepTensors(numbers(10), numbers(9), numbers(9), numbers(9, positions // 64))
+    op = Choose(None, 0, 64, 2048, scale=0.1)
+    cache, q = attention.LayerCache(empty(64, 1, 64, 128), None), empty(9, 64 * 128)
+    sparse.choose(run, q, real(9, 64), cache, numbers(9), step, op, 1, 64, real(9, 2048), empty)
 
 
 def _experts(tokens: int, run: Launcher, form: packed.Form | None = None, rounds: bool = False) -> None:
@@ -222,6 +242,9 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     "attention over FP8, few queries": partial(_attention, kept=FP8),
     "attention over int8, few queries": partial(_attention, kept=torch.int8),
     "latent attention": partial(_attention, width=512, rotary=64),
+    "latent attention over chosen keys": partial(_attention, width=512, rotary=64, listed=2048),
+    "attention over chosen keys": partial(_attention, listed=2048),
+    "choice of keys": _choice,
     "latent attention over FP8": partial(_attention, kept=FP8, width=512, rotary=64),
     "attention of 256, few queries": partial(_attention, width=256),
 }

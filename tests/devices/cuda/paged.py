@@ -35,6 +35,8 @@ class Problem:
     ahead: int = 0
     cap: float = 0.0
     changes: tuple[str, ...] = ()
+    top: int = 0  # pools that each group of a query chooses
+    pool: int = 1
     seed: int = 0
     queries: list[Any] = field(default_factory=list)
     keys: list[Any] = field(default_factory=list)
@@ -59,6 +61,19 @@ class Problem:
         }.items():
             made = torch.randn(shape, generator=draw) * (0.05 if name == "slopes" else 1.0)
             self.tensors[name] = made if name in self.changes else None
+        if self.top:
+            self.tensors["chosen"] = torch.full((sum(self.counts), self.groups * self.top), -1.0)
+            for row, position in enumerate(self.positions):
+                for group in range(self.groups):
+                    some = torch.randperm(position // self.pool + 1, generator=draw)[: self.top].sort().values
+                    begin = group * self.top
+                    self.tensors["chosen"][row, begin : begin + len(some)] = some.float()
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions of all queries."""
+        pairs = zip(self.counts, self.lengths, strict=True)
+        return [position for count, length in pairs for position in range(length - count, length)]
 
     @property
     def scale(self) -> float:
@@ -68,9 +83,10 @@ class Problem:
         """Tokens begin..stop-1 of a sequence's new ones, alone."""
         count, length = self.counts[sequence], self.lengths[sequence] - self.counts[sequence] + stop
         tensors = dict(self.tensors)
-        if self.tensors["scores"] is not None:
-            row = sum(self.counts[:sequence])
-            tensors["scores"] = self.tensors["scores"][row + begin : row + stop]
+        for name in ("scores", "chosen"):
+            if self.tensors.get(name) is not None:
+                row = sum(self.counts[:sequence])
+                tensors[name] = self.tensors[name][row + begin : row + stop]
         assert 0 <= begin < stop <= count
         return replace(
             self,
@@ -131,7 +147,7 @@ def solve(
         [torch.full((p.groups,), FIXED)] * 2 if fixed else by_token if p.kept == torch.int8 else [None, None]
     )
     cu_q, kv_len = np.cumsum([0, *p.counts]).astype(np.int32), np.array(p.lengths, np.int32)
-    about = WorkShape(p.heads, p.groups, tile, p.window, p.chunk, p.ahead)
+    about = WorkShape(p.heads, p.groups, tile, p.window, p.chunk, p.ahead, p.top * p.pool)
     work = work_list(cu_q, kv_len, about, processors)
     states = (max(work.partials, 1), about.head_tiles, tile.rows)
     width = 1 << (p.width - 1).bit_length()
@@ -155,7 +171,7 @@ def solve(
         about,
         p.scale,
         p.cap,
-        Changes(**p.tensors),
+        Changes(**p.tensors, pool=p.pool, sets=p.groups if p.top else 1),
     )  # fmt: skip
     return out.reshape(total, p.heads, p.width)
 
@@ -176,8 +192,12 @@ def answer(p: Problem) -> Any:
                 mask &= seen > position - p.window
             if p.chunk:
                 mask &= seen >= position // p.chunk * p.chunk
+            every = mask
             for head in range(p.heads):
                 group = head // (p.heads // p.groups)
+                if p.top:
+                    own = p.tensors["chosen"][first_row + i].reshape(p.groups, -1)[group]
+                    mask = every & torch.isin(seen // p.pool, own.long())
                 s = keys[:, group] @ p.queries[b][i, head].double() * p.scale
                 if p.cap:
                     s = p.cap * torch.tanh(s / p.cap)

@@ -75,6 +75,34 @@ def test_everything_that_changes_a_score(about: dict) -> None:
         assert near(p, solve(RUN, p, tile, processors), wanted)
 
 
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"top": 30},
+        {"top": 75, "pool": 4, "window": 290},
+        {
+            "top": 280,
+            "groups": 1,
+            "heads": 20,
+            "width": 16,
+            "rotary": 16,
+            "act": torch.bfloat16,
+            "kept": torch.int8,
+        },
+        {"top": 70, "pool": 4, "changes": ("sinks",), "cap": 3.0},
+    ],
+    ids=str,
+)
+def test_positions_that_a_query_chose(about: dict) -> None:
+    """Lists of more than one segment, whole and split, with others and alone."""
+    p = Problem((4, 1), (300, 410), **{"act": torch.float32, "kept": torch.float32, **about})
+    out = solve(RUN, p, FEW)
+    assert near(p, out, answer(p))
+    assert torch.equal(solve(RUN, p, FEW, processors=99, places=3), out)
+    assert torch.equal(solve(RUN, p, AttentionTile(128, 64, Shape())), out)
+    assert torch.equal(solve(RUN, p.part(2, 3, 0), FEW), out[2:3])
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     act, kept = draw(st.sampled_from(TYPES))

@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from quire.devices.cuda.fuse import Room, Round
+from quire.devices.cuda.kernels.sparse import ROOM
 from quire.devices.cuda.pack import DTYPES, own_matrix
 from quire.devices.graph import Graph, last_reads, widths
 from quire.devices.ops import (
@@ -28,6 +29,7 @@ from quire.devices.ops import (
 )
 from quire.devices.protocol import KVSpec, Limits, Matrix
 from quire.devices.sparse_ops import Choose
+from quire.devices.stream_ops import Combine
 from quire.errors import ConfigError
 
 ALIGNED = 256  # bytes
@@ -67,7 +69,8 @@ class Arena:
             zip(graph.ops, widths(graph, spec), last_reads(graph), strict=True)
         ):
             head = index >= graph.body and Value(index) not in read
-            single = head or isinstance(op, (RopeAngles, Route, Choose)) or is_exact(op)
+            of_rank = isinstance(op, Combine) and isinstance(graph.ops[op.x], Choose)
+            single = head or of_rank or isinstance(op, (RopeAngles, Route, Choose)) or is_exact(op)
             single = single or Value(index) in between
             dtype = torch.float32 if single else self.act
             if isinstance(op, Round) or (isinstance(op, Room) and op.codes):
@@ -78,6 +81,8 @@ class Arena:
                 if any(own_matrix(weight).rounds for weight in matrices(op)):
                     held += max(op.inner_width, self.places[op.x].width) + 4
                 self.beside = max(self.beside, pairs * held)
+            if isinstance(op, Choose):
+                self.beside = max(self.beside, ROOM)
             if limits.max_adapters and isinstance(op, (Linear, GatedLinear)):
                 # float32 sums, and what adapters add to them
                 self.beside = max(self.beside, limits.max_tokens * op.weight.shape[0] * 8)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from quire.devices import ops, stream_ops
+from quire.devices import ops, sparse_ops, stream_ops
 from quire.devices.cuda import fuse, states
 from quire.devices.cuda.arena import matrices
 from quire.devices.cuda.kernels import (
@@ -23,6 +23,7 @@ from quire.devices.cuda.kernels import (
     rope_store,
     routing,
     rows,
+    sparse,
 )
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
@@ -142,8 +143,10 @@ def without_kernel(graph: Graph, op: Any) -> str:
     name = type(op).__name__
     if isinstance(op, ops.Apply) and type(op.function) not in FUNCTIONS:
         return f"Apply of {type(op.function).__name__}"
-    if isinstance(op, ops.Attend) and (op.chosen is not None or op.entries is not None):
-        return "Attend of chosen positions"
+    if isinstance(op, ops.Attend) and op.entries is not None:
+        return "Attend of entries"
+    if isinstance(op, sparse_ops.StoreKeys) and op.raw is not None:
+        return "StoreKeys of entries"
     if isinstance(op, ops.StoreLatent):
         angles: Any = graph.ops[op.angles]
         rotated = 2 * len(angles.rope.inv_freq)
@@ -330,6 +333,32 @@ def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:
     return call
 
 
+def store_keys(r: Recorder, op: sparse_ops.StoreKeys[Value], out: Value) -> Call:
+    given, rope = r.norm(op.norm), op.rope
+    inv_freq: Any = None if rope is None else r.tensor(rope.inv_freq)
+
+    def call(step: CudaStep) -> None:
+        x, angles = step[op.x], None
+        if rope is not None:
+            angles = step.empty(len(x), 2 * len(inv_freq), dtype=torch.float32)
+            rope_store.angles(r.run, step.positions, inv_freq, rope.scale, angles)
+        rope_store.store_kv(r.run, x, None, step.cache.layers[op.layer], step.places, 0, angles, k_norm=given)
+        step[out].copy_(x)
+
+    return call
+
+
+def choose(r: Recorder, op: sparse_ops.Choose[Value], out: Value) -> Call:
+    def call(step: CudaStep) -> None:
+        cache = step.cache
+        sparse.choose(
+            r.run, step[op.q], step.optional(op.weights), cache.layers[op.layer], step.positions, step.sequences, op,
+            cache.spec.layer(op.layer).every, cache.block_size, step[out], step.empty,
+        )  # fmt: skip
+
+    return call
+
+
 def rope_angles(r: Recorder, op: ops.RopeAngles[Value], out: Value) -> Call:
     inv_freq = r.tensor(op.rope.inv_freq)
     return lambda step: rope_store.angles(r.run, step.positions, inv_freq, op.rope.scale, step[out])
@@ -366,8 +395,10 @@ def attend(r: Recorder, op: ops.Attend[Value], out: Value) -> Call:
 
     def call(step: CudaStep) -> None:
         layer, own = step.cache.layers[op.layer], step[out]
-        shape, work = step.work(op.num_heads, own.shape[1] // op.num_heads, layer, *seen)
-        changes = attention.Changes(sinks, slopes, bias, step.optional(op.scores))
+        chosen = step.optional(op.chosen)
+        listed = 0 if chosen is None else chosen.shape[1] // op.groups * op.pool
+        shape, work = step.work(op.num_heads, own.shape[1] // op.num_heads, layer, *seen, listed)
+        changes = attention.Changes(sinks, slopes, bias, step.optional(op.scores), chosen, op.pool, op.groups)
         attention.attend(
             r.run, step[op.q], layer, own, step.sequences, work, shape, a.scale, a.cap or 0.0, changes
         )
@@ -433,6 +464,8 @@ ENCODERS: dict[type[Op[Any]], Callable[[Recorder, Any, Value], Call]] = {
     ops.HeadLinear: head_linear,
     ops.RopeAngles: rope_angles,
     ops.StoreKV: store_kv,
+    sparse_ops.StoreKeys: store_keys,
+    sparse_ops.Choose: choose,
     ops.PrepareQueries: prepare_queries,
     ops.StoreLatent: store_latent,
     ops.Attend: attend,

@@ -21,7 +21,7 @@ FAR = 1 << 29  # positions to look ahead: no sequence is as long, and a position
 class WorkShape:
     """Everything that sets a work list, beside the step; layers of equal shapes share one.
 
-    `window` and `chunk` are 0 if there is none.
+    `window` and `chunk` are 0 if there is none. `listed`: each query has a list of at most as many positions.
     """
 
     num_heads: int
@@ -30,6 +30,7 @@ class WorkShape:
     window: int = 0
     chunk: int = 0
     ahead: int = 0
+    listed: int = 0
 
     @property
     def heads_of_tile(self) -> int:
@@ -43,7 +44,7 @@ class WorkShape:
 
     @property
     def tokens_of_tile(self) -> int:
-        return self.tile.rows // self.heads_of_tile
+        return 1 if self.listed else self.tile.rows // self.heads_of_tile
 
     def state_bytes(self, width: int) -> int:
         """The room for a closed state of all heads, with values `width` wide."""
@@ -98,11 +99,11 @@ def work_list(cu_q: IntArray, kv_len: IntArray, shape: WorkShape, processors: in
     tokens = np.minimum(cu_q[sequence + 1] - token, per_tile)
     first = kv_len[sequence].astype(np.int64) - cu_q[sequence + 1] + token
     low = np.zeros_like(first)
-    if shape.window:
+    if shape.window and not shape.listed:
         low = np.maximum(low, first - shape.window + 1)
-    if shape.chunk:
+    if shape.chunk and not shape.listed:
         low = np.maximum(low, first // shape.chunk * shape.chunk)
-    high = np.minimum(first + tokens + shape.ahead, kv_len[sequence])
+    high = np.minimum(first + tokens + shape.ahead, shape.listed or kv_len[sequence])
     begin = low // SEGMENT
     segments = -(-high // SEGMENT) - begin
     most = max(1, int(-(-segments.sum() * shape.head_tiles // processors)))

@@ -88,15 +88,17 @@ def seen_by(place, position, known, WINDOW: tl.constexpr, CHUNK: tl.constexpr, A
 
 @triton.jit
 def bounds(item, first, tokens, length, WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
-           SEGMENT: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+           LISTED: tl.constexpr, SEGMENT: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
     """The positions that any of `tokens` queries from position `first` on sees: from, to (not included).
 
-    With SPLIT only those in the segments of the item.
+    With SPLIT only those in the segments of the item. Of a list of LISTED positions these are places in the list.
     """
     low = first * 0
-    if WINDOW > 0:
+    if LISTED > 0:
+        length, tokens = tl.minimum(LISTED, first + 1), 1
+    elif WINDOW > 0:
         low = tl.maximum(low, first - WINDOW + 1)
-    if CHUNK > 0:
+    if CHUNK > 0 and LISTED == 0:
         low = tl.maximum(low, first // CHUNK * CHUNK)
     high = tl.minimum(tl.minimum(first + tokens, length) + AHEAD, length)
     if SPLIT:
@@ -104,6 +106,14 @@ def bounds(item, first, tokens, length, WINDOW: tl.constexpr, CHUNK: tl.constexp
         low = tl.maximum(low, segment * SEGMENT)
         high = tl.minimum(high, (segment + tl.load(item + 3)) * SEGMENT)
     return low, high
+
+
+@triton.jit
+def listed(chosen, index, high, position, POOL: tl.constexpr):
+    """The positions at places of a query's list of pools, and which of them it sees."""
+    number = tl.load(chosen + index // POOL, mask=index < high, other=-1.0).to(tl.int32)
+    place = number * POOL + index % POOL
+    return place, (number >= 0) & (place <= position)
 
 
 @triton.jit
@@ -126,13 +136,13 @@ def set_aside(partial_values, partial_states, number, row, d, most, total, value
 
 @triton.jit(do_not_specialize=["table_stride"])
 def attention(
-    q, keys, values, key_scales, value_scales, out, sinks, slopes, bias, scores, cu_q, kv_len, slots, block_table,
-    items, partial_values, partial_states, scale, table_stride, score_stride, positions,
+    q, keys, values, key_scales, value_scales, out, sinks, slopes, bias, scores, chosen, cu_q, kv_len, slots,
+    block_table, items, partial_values, partial_states, scale, table_stride, score_stride, positions, chosen_stride,
     N: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, RD: tl.constexpr,
     BLOCK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
-    REACH: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr,
-    SPLIT: tl.constexpr, PLAIN: tl.constexpr, FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr,
-    FLOAT: tl.constexpr,
+    POOL: tl.constexpr, LISTED: tl.constexpr, SETS: tl.constexpr, REACH: tl.constexpr, HEADS: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr, SPLIT: tl.constexpr, PLAIN: tl.constexpr,
+    FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr, FLOAT: tl.constexpr,
 ):  # fmt: skip
     item, tiles = items + tl.program_id(0) * 8, tl.cdiv(N // G, HEADS)
     sequence, group = tl.load(item), tl.program_id(1) // tiles
@@ -142,9 +152,10 @@ def attention(
     row, d, key = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, KEYS)
     token = tl.load(item + 1) + row // HEADS
     head = group * (N // G) + tl.program_id(1) % tiles * HEADS + row % HEADS
-    inside = (token < end) & (row < ROWS // HEADS * HEADS) & (head < (group + 1) * (N // G))
+    own_rows: tl.constexpr = HEADS if LISTED > 0 else ROWS // HEADS * HEADS  # a list is of one token
+    inside = (token < end) & (row < own_rows) & (head < (group + 1) * (N // G))
     position, first = length - end + token, length - end + tl.load(item + 1)
-    low, high = bounds(item, first, ROWS // HEADS, length, WINDOW, CHUNK, AHEAD, SEGMENT, SPLIT)
+    low, high = bounds(item, first, ROWS // HEADS, length, WINDOW, CHUNK, AHEAD, LISTED, SEGMENT, SPLIT)
     if FIXED:
         scale *= tl.load(key_scales + group)
     if PLAIN:
@@ -163,12 +174,26 @@ def attention(
     own_total, ones = tl.zeros([ROWS, 16], tl.float32), tl.full([KEYS, 16], 1.0, FLOAT)
     # The blocks of the next tile are loaded one turn early, so that keys and values can be loaded ahead.
     begin_tile, end_tile, column = low // KEYS, tl.cdiv(high, KEYS), (d < H)[None, :]
-    blocks = tl.load(table + (begin_tile * KEYS + key) // BLOCK, mask=begin_tile * KEYS + key < high, other=0)
+    following = begin_tile * KEYS + key
+    follows = following < high
+    if LISTED > 0:
+        chosen += tl.load(item + 1).to(tl.int64) * chosen_stride + (
+            group * (LISTED // POOL) if SETS > 1 else 0
+        )
+        following, follows = listed(chosen, following, high, first, POOL)
+    blocks = tl.load(table + following // BLOCK, mask=follows, other=0)
     for tile in range(begin_tile, end_tile):
-        place = tile * KEYS + key
-        known = place < high
+        if LISTED > 0:
+            place, known = following, follows
+        else:
+            place = tile * KEYS + key
+            known = place < high
         slot = (blocks.to(tl.int64) * G + group) * BLOCK + place % BLOCK
-        blocks = tl.load(table + (place + KEYS) // BLOCK, mask=place + KEYS < high, other=0)
+        if LISTED > 0:
+            following, follows = listed(chosen, (tile + 1) * KEYS + key, high, first, POOL)
+            blocks = tl.load(table + following // BLOCK, mask=follows, other=0)
+        else:
+            blocks = tl.load(table + (place + KEYS) // BLOCK, mask=place + KEYS < high, other=0)
         of_key = keys + slot[None, :] * (H + R)
         k = tl.load(of_key + d[:, None], mask=known[None, :] & (d < H)[:, None], other=0.0).to(FLOAT)
         s = tl.dot(query, k, input_precision="ieee")
@@ -272,12 +297,19 @@ class WorkTensors:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Terms that scores take in: float32 sinks [N], slopes [N], bias [N, 2 reach + 1]; scores [T, N * positions]."""
+    """Terms that scores take in: float32 sinks [N], slopes [N], bias [N, 2 reach + 1]; scores [T, N * positions].
+
+    `chosen` float32 [T, sets K] are numbers of pools of `pool` positions, of all heads or of each group: ascending,
+    then -1. Queries see those alone; WorkShape.listed is K pools.
+    """
 
     sinks: Any = None
     slopes: Any = None
     bias: Any = None
     scores: Any = None
+    chosen: Any = None
+    pool: int = 1
+    sets: int = 1
 
 
 def work_tensors(work: Work, shape: WorkShape, width: int, send: Any, empty: Any) -> WorkTensors:
@@ -330,9 +362,12 @@ def attend(
             continue
         launch(
             run, attention, (items.shape[0], shape.head_tiles, 1), q, cache.keys, cache.values, cache.key_scales,
-            value_scales, out, changes.sinks, changes.slopes, changes.bias, scores, step.cu_q, step.kv_len, step.slots,
-            step.block_table, items, work.partial_values, work.partial_states, scale, step.block_table.stride(0),
-            0 if scores is None else scores.stride(0), 0 if scores is None else scores.shape[1] // shape.num_heads,
+            value_scales, out, changes.sinks, changes.slopes, changes.bias, scores, changes.chosen, step.cu_q,
+            step.kv_len, step.slots, step.block_table, items, work.partial_values, work.partial_states, scale,
+            step.block_table.stride(0), 0 if scores is None else scores.stride(0),
+            0 if scores is None else scores.shape[1] // shape.num_heads,
+            0 if changes.chosen is None else changes.chosen.stride(0), POOL=changes.pool, LISTED=shape.listed,
+            SETS=changes.sets,
             R=whole - width, RD=max(16, triton.next_power_of_2(whole - width)), BLOCK=block, WINDOW=shape.window,
             CHUNK=shape.chunk, AHEAD=shape.ahead, CAP=cap, KEYS=tile.keys, SEGMENT=SEGMENT, SPLIT=split,
             REACH=0 if changes.bias is None else changes.bias.shape[1] // 2, BY_TOKEN=by_token, FLOAT=number,

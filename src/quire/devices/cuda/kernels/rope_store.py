@@ -175,9 +175,13 @@ def store_kv(
     k_norm: NormTensors | None = None,
     v_norm: NormTensors | None = None,
 ) -> None:
-    """Norm and rotate qkv [T, (N + 2 G) H]: q to `out` [T, N H], keys and values to their places [T] in the cache."""
-    width = out.shape[1] // num_heads
+    """Norm and rotate qkv [T, (N + 2 G) H]: q to `out` [T, N H], keys and values to their places [T] in the cache.
+
+    A cache without values takes keys alone: qkv is [T, (N + G) H].
+    """
+    width = out.shape[1] // num_heads if cache is None else cache.keys.shape[3]
     groups = 0 if cache is None else cache.keys.shape[1]
+    sides = 1 if cache is not None and cache.values is None else 2
     args: dict[str, Any] = {
         "qkv": qkv,
         "out": out,
@@ -202,7 +206,7 @@ def store_kv(
             constants[f"{name.upper()}_LAYER"] = norm.kind == "layer"
             constants[f"{name.upper()}_AFTER"] = norm.after_rope
     del constants["V_AFTER"]  # values do not turn
-    run(Launch(rope_store, (qkv.shape[0], num_heads + 2 * groups, 1), args, constants, Shape(1, 1)))
+    run(Launch(rope_store, (qkv.shape[0], num_heads + sides * groups, 1), args, constants, Shape(1, 1)))
 
 
 def prepare_queries(
