@@ -109,11 +109,34 @@ def bounds(item, first, tokens, length, WINDOW: tl.constexpr, CHUNK: tl.constexp
 
 
 @triton.jit
-def listed(chosen, index, high, position, POOL: tl.constexpr):
-    """The positions at places of a query's list of pools, and which of them it sees."""
-    number = tl.load(chosen + index // POOL, mask=index < high, other=-1.0).to(tl.int32)
-    place = number * POOL + index % POOL
-    return place, (number >= 0) & (place <= position)
+def list_of(chosen, item, group, stride, POOL: tl.constexpr, LISTED: tl.constexpr, SETS: tl.constexpr):
+    """The list of a token's group, if there are lists."""
+    if LISTED > 0:
+        chosen += tl.load(item + 1).to(tl.int64) * stride
+        if SETS > 1:
+            chosen += group * (LISTED // POOL)
+    return chosen
+
+
+@triton.jit
+def weighed(s, most):
+    """The weights of scores less the greatest so far, what those before are multiplied by, and the greatest."""
+    top = tl.maximum(most, tl.max(s, 1))
+    safe = tl.where(top == NONE, 0.0, top)
+    return tl.exp2(s - safe[:, None]), tl.exp2(most - safe), top
+
+
+@triton.jit
+def keys_at(
+    table, chosen, index, high, position, BLOCK: tl.constexpr, POOL: tl.constexpr, LISTED: tl.constexpr
+):
+    """Positions of keys, which of them there are, and their blocks: from an index on, or at places of a list."""
+    place, known = index, index < high
+    if LISTED > 0:
+        number = tl.load(chosen + index // POOL, mask=known, other=-1.0).to(tl.int32)
+        place = number * POOL + index % POOL
+        known = (number >= 0) & (place <= position)
+    return place, known, tl.load(table + place // BLOCK, mask=known, other=0)
 
 
 @triton.jit
@@ -141,8 +164,8 @@ def attention(
     N: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, RD: tl.constexpr,
     BLOCK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
     POOL: tl.constexpr, LISTED: tl.constexpr, SETS: tl.constexpr, REACH: tl.constexpr, HEADS: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr, SPLIT: tl.constexpr, PLAIN: tl.constexpr,
-    FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr, FLOAT: tl.constexpr,
+    ROWS: tl.constexpr, USED: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr, SPLIT: tl.constexpr,
+    PLAIN: tl.constexpr, FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr, FLOAT: tl.constexpr,
 ):  # fmt: skip
     item, tiles = items + tl.program_id(0) * 8, tl.cdiv(N // G, HEADS)
     sequence, group = tl.load(item), tl.program_id(1) // tiles
@@ -152,8 +175,7 @@ def attention(
     row, d, key = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, KEYS)
     token = tl.load(item + 1) + row // HEADS
     head = group * (N // G) + tl.program_id(1) % tiles * HEADS + row % HEADS
-    own_rows: tl.constexpr = HEADS if LISTED > 0 else ROWS // HEADS * HEADS  # a list is of one token
-    inside = (token < end) & (row < own_rows) & (head < (group + 1) * (N // G))
+    inside = (token < end) & (row < USED) & (head < (group + 1) * (N // G))
     position, first = length - end + token, length - end + tl.load(item + 1)
     low, high = bounds(item, first, ROWS // HEADS, length, WINDOW, CHUNK, AHEAD, LISTED, SEGMENT, SPLIT)
     if FIXED:
@@ -165,8 +187,7 @@ def attention(
     if R > 0:
         r = H + tl.arange(0, RD)
         query_r = narrowed(of_q, inside, r, H + R, scale, NARROW, FLOAT)
-    if NARROW:
-        scale = 1.0
+    scale = 1.0 if NARROW else scale
     table = block_table + tl.load(slots + sequence).to(tl.int64) * table_stride
     most, total = opened(sinks, head, inside)
     sums = tl.zeros([ROWS, D], tl.float32)
@@ -174,33 +195,19 @@ def attention(
     own_total, ones = tl.zeros([ROWS, 16], tl.float32), tl.full([KEYS, 16], 1.0, FLOAT)
     # The blocks of the next tile are loaded one turn early, so that keys and values can be loaded ahead.
     begin_tile, end_tile, column = low // KEYS, tl.cdiv(high, KEYS), (d < H)[None, :]
-    following = begin_tile * KEYS + key
-    follows = following < high
-    if LISTED > 0:
-        chosen += tl.load(item + 1).to(tl.int64) * chosen_stride + (
-            group * (LISTED // POOL) if SETS > 1 else 0
-        )
-        following, follows = listed(chosen, following, high, first, POOL)
-    blocks = tl.load(table + following // BLOCK, mask=follows, other=0)
+    chosen = list_of(chosen, item, group, chosen_stride, POOL, LISTED, SETS)
+    after, follows, blocks = keys_at(table, chosen, begin_tile * KEYS + key, high, first, BLOCK, POOL, LISTED)
     for tile in range(begin_tile, end_tile):
-        if LISTED > 0:
-            place, known = following, follows
-        else:
-            place = tile * KEYS + key
-            known = place < high
+        index = tile * KEYS + key
+        place, known = (after, follows) if LISTED > 0 else (index, index < high)
         slot = (blocks.to(tl.int64) * G + group) * BLOCK + place % BLOCK
-        if LISTED > 0:
-            following, follows = listed(chosen, (tile + 1) * KEYS + key, high, first, POOL)
-            blocks = tl.load(table + following // BLOCK, mask=follows, other=0)
-        else:
-            blocks = tl.load(table + (place + KEYS) // BLOCK, mask=place + KEYS < high, other=0)
+        after, follows, blocks = keys_at(table, chosen, index + KEYS, high, first, BLOCK, POOL, LISTED)
         of_key = keys + slot[None, :] * (H + R)
         k = tl.load(of_key + d[:, None], mask=known[None, :] & (d < H)[:, None], other=0.0).to(FLOAT)
         s = tl.dot(query, k, input_precision="ieee")
         if R > 0:  # the latent is key and value
-            k_r = tl.load(of_key + r[:, None], mask=known[None, :] & (r < H + R)[:, None], other=0.0).to(
-                FLOAT
-            )
+            turns = known[None, :] & (r < H + R)[:, None]
+            k_r = tl.load(of_key + r[:, None], mask=turns, other=0.0).to(FLOAT)
             s += tl.dot(query_r, k_r, input_precision="ieee")
             v = tl.trans(k)
         else:
@@ -213,9 +220,7 @@ def attention(
             s = changed(s, scale, slopes, bias, scores, token, head, inside, position, place, score_stride, positions,
                         CAP, REACH)  # fmt: skip
         s = tl.where(seen_by(place, position, known, WINDOW, CHUNK, AHEAD), s, NONE)
-        top = tl.maximum(own_most, tl.max(s, 1))
-        safe = tl.where(top == NONE, 0.0, top)
-        p, old, own_most = tl.exp2(s - safe[:, None]), tl.exp2(own_most - safe), top
+        p, old, own_most = weighed(s, own_most)
         own_total = tl.dot(p.to(FLOAT), ones, own_total * old[:, None], input_precision="ieee")
         if BY_TOKEN:
             p *= tl.load(value_scales + slot, mask=known, other=0.0)[None, :]
@@ -367,7 +372,7 @@ def attend(
             step.block_table.stride(0), 0 if scores is None else scores.stride(0),
             0 if scores is None else scores.shape[1] // shape.num_heads,
             0 if changes.chosen is None else changes.chosen.stride(0), POOL=changes.pool, LISTED=shape.listed,
-            SETS=changes.sets,
+            SETS=changes.sets, USED=shape.tokens_of_tile * shape.heads_of_tile,
             R=whole - width, RD=max(16, triton.next_power_of_2(whole - width)), BLOCK=block, WINDOW=shape.window,
             CHUNK=shape.chunk, AHEAD=shape.ahead, CAP=cap, KEYS=tile.keys, SEGMENT=SEGMENT, SPLIT=split,
             REACH=0 if changes.bias is None else changes.bias.shape[1] // 2, BY_TOKEN=by_token, FLOAT=number,
