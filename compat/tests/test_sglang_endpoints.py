@@ -47,6 +47,7 @@ def test_one_text_gives_one_result(http: httpx.Client) -> None:
     meta = found["meta_info"]
     assert found["text"] == same["choices"][0]["text"]
     assert meta["prompt_tokens"] == same["usage"]["prompt_tokens"]
+    assert meta["system_fingerprint"] == same["system_fingerprint"]
     assert meta["completion_tokens"] == len(found["output_ids"]) == 6
     assert meta["finish_reason"] == {"type": "length", "length": 6}
     tokens = http.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]

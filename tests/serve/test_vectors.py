@@ -116,6 +116,26 @@ def test_rerank_puts_the_best_first(path: str, server: Server) -> None:
     assert best == [{"index": 1, "relevance_score": scores[0]}]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["one", "two"]}),
+        ("/pooling", {"input": "one"}),
+        ("/score", {"text_1": "one", "text_2": ["one", "two"]}),
+        ("/rerank", {"query": "one", "documents": ["one", "two"]}),
+        ("/v2/rerank", {"model": "scripted", "query": "one", "documents": ["one", "two"]}),
+    ],
+)
+def test_vectors_and_scores_name_the_class_of_the_server(path: str, body: Any, server: Server) -> None:
+    with server.client as http:
+        model = http.get("/v1/models").json()["data"][0]
+    assert post(server, path, **body)["system_fingerprint"] == model["system_fingerprint"]
+    if path != "/pooling":
+        return
+    packed = server.post(path, {**body, "encoding_format": "bytes"})
+    assert json.loads(packed.headers["metadata"])["system_fingerprint"] == model["system_fingerprint"]
+
+
 def test_the_query_has_two_names_and_needs_one(server: Server) -> None:
     documents = ["one", "two"]
     assert (
@@ -223,7 +243,9 @@ def test_a_classifier_answers_as_offline(classifier: tuple[Server, str]) -> None
     llm = LLM(model, threads=1)
     documents = ["the cat", "a b c d", "of and the q " * 9]
     (outcome,) = llm.classify("a b c")
-    item = post(server, "/classify", input="a b c")["data"][0]
+    classified = post(server, "/classify", input="a b c")
+    assert classified["system_fingerprint"].startswith("fp_")
+    item = classified["data"][0]
     assert item == {
         "index": 0,
         "label": "LABEL_0",

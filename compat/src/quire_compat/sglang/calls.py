@@ -266,8 +266,8 @@ def _rows(asked: list[Any] | None, count: int) -> list[Any]:
     return _spread("token_ids_logprob", asked, count, list)
 
 
-def result(part: Part, stream: OutputStream, index: int) -> dict[str, Any]:
-    """Report one sample as SGLang does."""
+def result(part: Part, stream: OutputStream, index: int, fingerprint: str = "") -> dict[str, Any]:
+    """Report one sample as SGLang does, with the server's `system_fingerprint` beside it."""
     request, sample = stream.request, stream.output.outputs[index]
     rid = part.rid or request.id
     tokens = [] if part.scores_only else list(sample.token_ids)
@@ -280,6 +280,8 @@ def result(part: Part, stream: OutputStream, index: int) -> dict[str, Any]:
         "weight_version": "default",
         "e2e_latency": max(0.0, time.time() - request.arrival),
     }
+    if fingerprint:
+        meta["system_fingerprint"] = fingerprint
     if part.start is not None:
         meta |= _logprobs(part, stream, sample, len(tokens))
     return {"text": "" if part.scores_only else sample.text, "output_ids": tokens, "meta_info": meta}

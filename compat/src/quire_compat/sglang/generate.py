@@ -68,7 +68,7 @@ class GenerateAnswer:
 
     def whole(self) -> bytes:
         found = [
-            result(part, stream, index)
+            result(part, stream, index, self.call.fingerprint)
             for part, stream in zip(self._parts, self.call.streams, strict=True)
             for index in range(part.params.n)
         ]
@@ -85,5 +85,6 @@ class GenerateAnswer:
         return b"data: " + error.body() + b"\n\n" + DONE
 
     def _event(self, position: int, index: int) -> dict[str, Any]:
-        found = result(self._parts[position], self.call.streams[position], index)
+        stream = self.call.streams[position]
+        found = result(self._parts[position], stream, index, self.call.fingerprint)
         return found if self._single else {**found, "index": self._first[position] + index}

@@ -117,5 +117,6 @@ class ScoreAnswer(GenerateAnswer):
             "model": self._model,
             "usage": {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count},
             "object": "scoring",
+            "system_fingerprint": self.call.fingerprint,
         }
         return msgspec.json.encode(answer)

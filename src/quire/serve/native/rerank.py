@@ -25,6 +25,7 @@ class RerankAnswer(msgspec.Struct):
     model: str
     usage: TextUsage
     results: list[Ranked]
+    system_fingerprint: str | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -48,4 +49,5 @@ async def rerank(service: Service, http: HttpRequest) -> bytes:
         Ranked(i, scores[i], None if text is None else RerankDocument(text))
         for i, text in ((i, shown[i]) for i in best)
     ]
-    return _encode(RerankAnswer(call_id, model, usage_of(scoring.requests), results))
+    usage = usage_of(scoring.requests)
+    return _encode(RerankAnswer(call_id, model, usage, results, service.fingerprint(model)))

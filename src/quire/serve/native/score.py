@@ -39,7 +39,8 @@ async def score(service: Service, http: HttpRequest, body: ScoreRequest | None =
     firsts, seconds = _texts(body, _FIRSTS), _texts(body, _SECONDS)
     scoring = await plan_pairs(service, http, body, firsts, seconds, call_id)
     vectors = await run_vectors(service, http, scoring.requests, model)
-    found = Vectors(call_id, http.state.created, model, scoring.requests, vectors)
+    fingerprint = service.fingerprint(model)
+    found = Vectors(call_id, http.state.created, model, scoring.requests, vectors, fingerprint)
 
     def answer() -> bytes:
         return found.answer([Scored(i, value) for i, value in enumerate(scoring.scores(vectors))])

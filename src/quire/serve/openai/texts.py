@@ -56,6 +56,7 @@ class ListAnswer(msgspec.Struct, Generic[Item]):
     model: str
     data: list[Item]
     usage: TextUsage
+    system_fingerprint: str | None = None
     object: Literal["list"] = "list"
 
 
@@ -68,11 +69,12 @@ class Vectors:
     model: str
     requests: list[Request]
     vectors: list[list[float]]
+    fingerprint: str
 
     def answer(self, data: list[Item]) -> bytes:
         """Encode the answer with an item for each text."""
         usage = usage_of(self.requests)
-        return _encode(ListAnswer(self.id, self.created, self.model, data, usage))
+        return _encode(ListAnswer(self.id, self.created, self.model, data, usage, self.fingerprint))
 
     def as_bytes(
         self,
@@ -83,7 +85,7 @@ class Vectors:
         """Answer with `vectors` as bytes; `tokens` counts the tokens of each text that has a vector of each."""
         usage = usage_of(self.requests)
         head = {"id": self.id, "created": self.created, "model": self.model, "usage": usage}
-        return as_bytes(vectors, body, head, tokens)
+        return as_bytes(vectors, body, {**head, "system_fingerprint": self.fingerprint}, tokens)
 
 
 async def vectors_for(
@@ -95,7 +97,7 @@ async def vectors_for(
     if one:
         one_each(requests, one)
     vectors = await run_vectors(service, http, requests, model)
-    return Vectors(call_id, http.state.created, model, requests, vectors)
+    return Vectors(call_id, http.state.created, model, requests, vectors, service.fingerprint(model))
 
 
 async def pooled_requests(
