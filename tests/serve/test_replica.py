@@ -8,11 +8,16 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from quire import SamplingParams
+from quire.client.metrics import RequestTimes
+from quire.serve.internal import Events, Load
+from quire.types import EngineStats, Request
 from tests.cluster.stand_in import wait_until
 from tests.serve.running import Server, start
 from tests.serve.test_tools import BLOCKS, CALLS, FLAT, TOOLS, say
@@ -310,9 +315,41 @@ def test_prefixes_that_come_and_go_are_told_to_routers() -> None:
         assert ask(-1)["events"] == [["+", first, second]]
         assert ask(ask(-1)["next"], 0.05)["events"] == []
         assert complete("xyz") == 400
+        before = ask(-1)["next"]
+        assert http.post("/reset_prefix_cache").status_code == 200
+        empty = ask(before, 10)
+        assert (empty["reset"], empty["events"]) == (True, [["+"]])
+        assert complete(first) == 200
+        told = ask(empty["next"], 10)
+        assert (told["reset"], told["events"]) == (False, [["+", first]])
         os.kill(running.engine_pid, signal.SIGKILL)
         limit = time.monotonic() + 30
         while not (after := ask(told["next"]))["reset"]:
             assert time.monotonic() < limit
         assert after["events"] == [["+"]]
     assert running.stop() == 0
+
+
+def test_queued_are_the_tokens_that_no_cache_holds() -> None:
+    """As far as the replica's own belief goes, which it has told to routers."""
+    service: Any = SimpleNamespace(
+        metrics=SimpleNamespace(stats=EngineStats(num_blocks=8, num_free_blocks=8), restarts=0)
+    )
+    live: list[RequestTimes] = []
+    service.engine = SimpleNamespace(
+        num_resets=0, num_queued=1, silence=0.0, metrics=service.metrics, live_times=lambda: live,
+        config=SimpleNamespace(cache=SimpleNamespace(block_size=16)),
+    )  # fmt: skip
+    events = Events(service)
+
+    def queued(*prefix: str, tokens: int) -> Any:
+        request = Request(id="a", tokens=[1] * tokens, sampling=SamplingParams(), seed=0, max_tokens=1)
+        live[:] = [RequestTimes(request, 0.0, events.touch(prefix, tokens))]
+        return json.loads(Load(service.engine)())["queued"]
+
+    names = [f"{number:016x}" for number in range(4)]
+    assert queued(*names[:2], tokens=40) == 40
+    assert queued(*names[:2], tokens=40) == 1
+    assert queued(*names[:3], tokens=60) == 20
+    service.engine.num_resets = 1
+    assert queued(*names[:3], tokens=60) == 60

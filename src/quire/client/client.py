@@ -36,7 +36,7 @@ from quire.engine.ipc import (
     encode,
 )
 from quire.engine.log import LogFormat, LogLevel
-from quire.engine.verbs import Ping, Result, Sleep, Verb, WakeUp
+from quire.engine.verbs import Ping, ResetPrefixCache, Result, Sleep, Verb, WakeUp
 from quire.engine.wire import framed
 from quire.errors import ConfigError, EngineError, ModelError, OverloadedError, QuireError, RequestError
 from quire.shares import Pool
@@ -80,6 +80,7 @@ class AsyncEngine:
         self.startup = Startup()
         self.state: State = "starting"
         self.sleeping = False
+        self.num_resets = 0  # times that an operator emptied the prefix cache
         self.on_dead: Callable[[], None] | None = None
         self.spawn: Callable[[bool], Awaitable[Spawned]] = spawn
         self._engine: EngineProcess | None = None
@@ -363,6 +364,7 @@ class AsyncEngine:
             raise
         if isinstance(verb, Sleep | WakeUp):
             self.sleeping = bool(result)
+        self.num_resets += isinstance(verb, ResetPrefixCache | Sleep)
         return result
 
     def _admit(self, requests: list[Request]) -> None:

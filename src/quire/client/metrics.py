@@ -114,6 +114,7 @@ class RequestTimes:
 
     request: Request
     arrival: float
+    expected: int = 0  # tokens of its prompt that are believed to be cached
     scheduled: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0

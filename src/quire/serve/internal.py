@@ -52,7 +52,7 @@ class Load:
         waiting = [times for times in live if not times.first_token]
         return {
             "step": stats.num_steps,
-            "queued": sum(len(times.request.tokens) for times in waiting),
+            "queued": sum(max(1, len(times.request.tokens) - times.expected) for times in waiting),
             "running": len(live) - engine.num_queued,
             "waiting": engine.num_queued,
             "free": (stats.num_free_blocks + stats.num_cached_blocks) * engine.config.cache.block_size,
@@ -66,28 +66,31 @@ class Events:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._news = asyncio.Event()
-        self._restarts = 0
+        self._losses = 0
+
+    @property
+    def _held(self) -> Held:
+        """What the cache holds: nothing of what an engine held that has ended, or before its cache was emptied."""
+        losses = self._service.metrics.restarts + self._service.engine.num_resets
+        if self._losses != losses:
+            self._losses = losses
+            self._believed.clear()
+        return self._believed
 
     @cached_property
-    def _held(self) -> Held:
+    def _believed(self) -> Held:
         size = self._service.metrics.stats.num_blocks * self._service.engine.config.cache.block_size
         return Held(size, kept=KEPT, number=time.time_ns() // 1000)
 
-    def touch(self, prefix: Sequence[str], num_tokens: int) -> None:
-        """Note a request of `num_tokens`, whose text begins with the blocks of `prefix`."""
-        self._begin()
-        self._held.touch(read(prefix), max(1, num_tokens // len(prefix)))
+    def touch(self, prefix: Sequence[str], num_tokens: int) -> int:
+        """Note a request of `num_tokens`, whose text begins with the blocks of `prefix`; tell how many are cached."""
+        each = max(1, num_tokens // len(prefix))
+        came, _ = self._held.touch(read(prefix), each)
         self._news.set()
-
-    def _begin(self) -> None:
-        """Forget what an engine held that has ended."""
-        if self._restarts != (restarts := self._service.metrics.restarts):
-            self._restarts = restarts
-            self._held.clear()
+        return (len(prefix) - len(came)) * each
 
     async def since(self, number: int, wait: float, silence: float) -> bytes:
         """Tell the changes since a number, once there are some, after `wait` seconds, or once the engine is silent."""
-        self._begin()
         until, engine = time.monotonic() + min(wait, MOST_WAIT), self._service.engine
         while (
             (left := until - time.monotonic()) > 0

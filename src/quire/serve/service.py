@@ -67,7 +67,7 @@ class Service:
         self.identity = ""  # of the engine
         self.draining = False
         self.load: Callable[[], bytes] = bytes  # as routers are told
-        self.on_prefix: Callable[[Sequence[str], int], None] | None = None  # told what routers name
+        self.on_prefix: Callable[[Sequence[str], int], int] | None = None  # told what routers name
         self._resumable: set[Running] = set()
         self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # run for the life of the server
         self._numbers = itertools.count()
@@ -201,7 +201,8 @@ class Service:
         call = Call(self.engine, self.front, call_id, http.state.created, prompts, self.config, resumption)
         call.fingerprint = self.fingerprint(model)
         if self.on_prefix is not None and http.state.route is not None and http.state.route.prefix:
-            self.on_prefix(http.state.route.prefix, sum(len(p.request.tokens) for p in prompts))
+            tokens = sum(len(p.request.tokens) for p in prompts)
+            call.generation.times[0].expected = self.on_prefix(http.state.route.prefix, tokens)
         return call
 
     def assigned(
