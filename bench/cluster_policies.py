@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -129,12 +130,30 @@ class Believer:
         return index
 
 
+class Stale:
+    """Least time by the waits of each `age` seconds: they pass as time does, and own sends are added."""
+
+    def __init__(self, cluster: Cluster, age: float) -> None:
+        self.age, self.at = age, -math.inf
+        self.waits = np.zeros(cluster.count)
+
+    def __call__(self, cluster: Cluster, request: Request) -> int:
+        if cluster.now - self.at >= self.age:
+            self.waits, self.at = cluster.waiting(), cluster.now
+        left = tokens_left(cluster, request) / cluster.rate
+        cost = np.maximum(self.waits - (cluster.now - self.at), 0.0) + left
+        index = cluster.first_of(cost == cost.min())
+        self.waits[index] += left[index]
+        return index
+
+
 class Routers:
     """The router's own code. Requests go to the routers in turn; each hears from the replicas every so many seconds."""
 
     def __init__(self, cluster: Cluster, count: int, every: float) -> None:
         self.every, self.heard = every, 0
-        self.choices = [Choice(first=3 * router) for router in range(count)]
+        firsts = [random.Random(router).randrange(1 << 16) for router in range(count)]  # as routers draw them
+        self.choices = [Choice(first=first) for first in (firsts if count > 1 else [0])]
         self.sent: dict[int, tuple[Choice, Booking]] = {}
         self.numbers = [[0] * cluster.count for _ in range(count)]
         for choice in self.choices:
@@ -191,6 +210,8 @@ POLICIES: dict[str, Callable[[Cluster], Policy]] = {
     "sampled": lambda _: sampled(1),
     "sampled x3": lambda _: sampled(3),
     "min TTFT x3, belief": Believer,
+    "min TTFT, loads 1 s old": lambda cluster: Stale(cluster, 1.0),
+    "min TTFT, loads 5 s old": lambda cluster: Stale(cluster, 5.0),
     "quire": lambda cluster: Routers(cluster, 1, 0.2),
     "quire, four routers, words 1 s old": lambda cluster: Routers(cluster, 4, 1.0),
     "quire, four routers, words 0.2 s old": lambda cluster: Routers(cluster, 4, 0.2),

@@ -103,7 +103,8 @@ GOLDEN = {
     "sampled x3": "50.3 / 1.36 / 1.20 / 1.03 / 5.0",
     "min TTFT x3, belief": "49.4 / 1.33 / 1.24 / 1.03 / 5.7",
     "quire": "50.3 / 1.36 / 1.20 / 1.03 / 5.0",
-    "quire, four routers, words 0.2 s old": "50.6 / 1.38 / 1.20 / 1.03 / 5.0",
+    "min TTFT, loads 1 s old": "49.5 / 1.20 / 1.12 / 1.00 / 4.0",
+    "quire, four routers, words 0.2 s old": "50.6 / 1.46 / 1.23 / 1.03 / 5.1",
 }
 
 
@@ -130,6 +131,14 @@ TABLE = {
 def test_the_published_rows(blocks: int, policy: str) -> None:
     figures = cluster.simulate(conversations(), 8, blocks, cluster.POLICIES[policy]).figures()
     assert str(figures) == TABLE[blocks, policy]
+
+
+@needs(TRACES)
+def test_a_published_row_of_loads_that_are_old() -> None:
+    lines = [json.loads(line) for line in (TRACES / "conversation_trace.jsonl").read_text().splitlines()]
+    policy = cluster.POLICIES["min TTFT, loads 1 s old"]
+    figures = cluster.simulate(cluster.spread(lines, 8), 64, 2000, policy).figures()
+    assert str(figures) == "22.5 / 1.34 / 1.22 / 0.61 / 9.8"
 
 
 @needs(TRACES)
