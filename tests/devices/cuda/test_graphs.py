@@ -20,6 +20,7 @@ from quire import SamplingParams
 from quire.devices import selection
 from quire.devices.choices import Choices
 from quire.devices.cuda import graphs, run
+from quire.devices.cuda.backend import GRAPH
 from quire.devices.cuda.graphs import Graphs
 from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.target import INTERPRETER, TARGETS
@@ -182,6 +183,17 @@ def test_options_choose_the_steps_to_capture() -> None:
         ConfigError, match="--cudagraph-capture-sizes must be numbers of tokens from 1 to 8192, got 0"
     ):
         selection.captured(Choices(), False, ("0",), None)
+
+
+def test_memory_for_graphs_is_planned_for_gpus_that_are_elsewhere(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, "llama", "bfloat16")
+    found = {}
+    for sizes in ((), (4, 8)):
+        backend = make_backend(threads=1, device="sm_90")
+        graph, spec = load_model(model, backend).graph, inspect_model(model).kv_spec("bfloat16")
+        found[sizes] = backend.workspace_bytes(graph, spec, Limits(48, 4, 4, graphs=sizes))
+    assert found[()] > run.CLOSED_STATES
+    assert found[4, 8] - found[()] == 4 * GRAPH
 
 
 def test_a_captured_step_may_not_read_the_device() -> None:

@@ -157,7 +157,7 @@ class CudaBackend:
                 f"{self._run.target.name} does not convert fp8_e4m3: choose --kv-cache-dtype fp8_e5m2, int8 or auto"
             )
         arena = Arena(fused(graph, limits.max_adapters > 0), kv_spec, limits)
-        if self._gpu is None:
+        if self._run.target.family == "interpreter":
             return arena.nbytes + arena.beside
         captured = 2 * len(limits.graphs) * GRAPH  # the body of a step, and its head
         scratch = kv_spec.token_bytes(self.choices.block_size) * self.choices.block_size
