@@ -66,9 +66,7 @@ class DatasetOptions:
     prefix_repetition_num_prefixes: int = option(10, "prefix_repetition: number of prefixes.", low=1)
     prefix_repetition_output_len: int = option(128, "prefix_repetition: tokens to generate.", low=1)
     timed_trace_chunk_hash_size: int | None = option(
-        None,
-        "timed_trace: tokens per hash id; by default inferred from the trace (Mooncake: 512).",
-        low=1,
+        None, "timed_trace: tokens per hash id; by default inferred from the trace (Mooncake: 512).", low=1
     )
     timed_trace_sec_multiplier: float = option(
         0.001, "timed_trace: seconds per unit of its timestamps.", low=0

@@ -102,12 +102,7 @@ def run(config: EngineConfig, options: QualityOptions) -> None:
 
 
 def compare(
-    base: Executable,
-    own: Executable,
-    tokens: Array,
-    window: int,
-    told: Told = untold,
-    states: bool = False,
+    base: Executable, own: Executable, tokens: Array, window: int, told: Told = untold, states: bool = False
 ) -> Divergence:
     """Run both models, perhaps with recurrent `states`, over `tokens` [T], in windows that do not see each other."""
     base_nll = own_nll = 0.0

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 
 from quire.devices import ops
-from quire.devices.elementwise import (
-    GELU,
-    XIELU,
-    Clamp,
-    ColumnScale,
-    SparseGELU,
-    Temperature,
-)
+from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
 from quire.devices.sparse_ops import PositionScale
 from quire.devices.step import Step
 from quire.devices.stream_ops import StreamGates

@@ -19,15 +19,7 @@ from quire.devices.adapters import Change
 from quire.devices.element_formulas import by_row
 from quire.devices.inputs import all_gathered, all_reduced, received
 from quire.devices.ops import Op
-from quire.devices.protocol import (
-    Activation,
-    Array,
-    Expert,
-    Matrix,
-    Norm,
-    Rope,
-    Routing,
-)
+from quire.devices.protocol import Activation, Array, Expert, Matrix, Norm, Rope, Routing
 from quire.devices.relative_ops import RelativeScores, padded_positions
 from quire.devices.step import Step
 

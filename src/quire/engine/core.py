@@ -56,12 +56,7 @@ class EngineCore:
     the same.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        executor: Executor,
-        depth: int = 1,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, executor: Executor, depth: int = 1) -> None:
         self.scheduler = scheduler
         self.gates: list[Gate] = []
         self.host: Host | None = None  # of composed requests

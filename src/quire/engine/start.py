@@ -73,9 +73,7 @@ def finish_start(started: Started, model: ServedModel) -> Started:
 
 
 def begin_start(
-    config: EngineConfig,
-    processors: Sequence[type] = (),
-    tokenizer: Callable[[], Tokenizer] | None = None,
+    config: EngineConfig, processors: Sequence[type] = (), tokenizer: Callable[[], Tokenizer] | None = None
 ) -> tuple[Started, ServedModel]:
     """Make an engine that may step once its model's `wait` has returned.
 

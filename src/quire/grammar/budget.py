@@ -18,17 +18,7 @@ _ALL = np.uint32(0xFFFFFFFF)
 class ReasoningCount:
     """Follows an output into and out of its reasoning. `forced`: tokens that must come next to end it."""
 
-    __slots__ = (
-        "_begin",
-        "_count",
-        "_end",
-        "_inside",
-        "_keep",
-        "_limit",
-        "_tail",
-        "_vocabulary",
-        "forced",
-    )
+    __slots__ = ("_begin", "_count", "_end", "_inside", "_keep", "_limit", "_tail", "_vocabulary", "forced")
 
     def __init__(self, budget: ThinkingBudget, vocabulary: Vocabulary) -> None:
         self._limit = budget.limit

@@ -27,10 +27,7 @@ SETS = {
 LINE_ENDS = r"\x{a}\x{d}\x{2028}\x{2029}"
 CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 LOOKS = {"=": "a lookahead", "!": "a lookahead", "<=": "a lookbehind", "<!": "a lookbehind"}
-UNKNOWN = {
-    **dict.fromkeys("bB", "a word boundary"),
-    **dict.fromkeys("k123456789", "a backreference"),
-}
+UNKNOWN = {**dict.fromkeys("bB", "a word boundary"), **dict.fromkeys("k123456789", "a backreference")}
 UNSUPPORTED = "uses what is not supported"
 # Names of properties that stand without a value and are no general category, as ECMA-262 spells them.
 BINARY = names(

@@ -46,14 +46,10 @@ else:
         "apply_model add_lora remove_lora list_loras pin_lora _numbered",
     )
     PoolingMethods = lazy_methods(
-        "quire.llm.pooling",
-        "PoolingMethods",
-        "encode reward embed classify score _texts _vectors _pooled",
+        "quire.llm.pooling", "PoolingMethods", "encode reward embed classify score _texts _vectors _pooled"
     )
     ProgramMethods = lazy_methods(
-        "quire.llm.programs",
-        "ProgramMethods",
-        "run_program _program_events end_session role_frames",
+        "quire.llm.programs", "ProgramMethods", "run_program _program_events end_session role_frames"
     )
     ResumeMethods = lazy_methods("quire.llm.resumed", "ResumeMethods", "resume")
     beams, pending = Lazy("quire.client.beams"), Lazy("quire.llm.pending")

@@ -24,10 +24,7 @@ class LoraFeature:
         parallel, shard, spec = planning.config.parallel, planning.shard, planning.model.spec
         for what, given in (
             ("--exact-across-ranks", parallel.exact_across_ranks),
-            (
-                "--tensor-parallel-size of such a model",
-                spec.division(shard).gathers,
-            ),
+            ("--tensor-parallel-size of such a model", spec.division(shard).gathers),
         ):
             if given:
                 raise ConfigError(f"--enable-lora with {what} is not supported: leave out one of them")

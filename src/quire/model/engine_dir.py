@@ -146,12 +146,7 @@ class Writer:
 
 
 def write_share(
-    directory: Path,
-    write: Callable[[Writer], None],
-    parts: int,
-    info: ModelInfo,
-    shard: Shard,
-    **rest: Any,
+    directory: Path, write: Callable[[Writer], None], parts: int, info: ModelInfo, shard: Shard, **rest: Any
 ) -> Manifest:
     """Write a rank's weights, with checksums of `parts` parts, and its manifest. `rest` are further fields of it."""
     path = directory / of_rank(WEIGHTS, shard.rank)

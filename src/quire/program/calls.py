@@ -36,12 +36,7 @@ class Calls:
     """The model as the steps of one program use it. `take` passes each delta to the request that it belongs to."""
 
     def __init__(
-        self,
-        run: Run,
-        tasks: Tasks,
-        encoder: Encoder,
-        texts: Texts,
-        gens: dict[int, Request],
+        self, run: Run, tasks: Tasks, encoder: Encoder, texts: Texts, gens: dict[int, Request]
     ) -> None:
         self.counts: Counts = (0, 0, 0)
         self._run, self._tasks, self._encoder, self._gens = run, tasks, encoder, gens

@@ -35,13 +35,7 @@ class Folding:
         rows, columns = self.checkpoint.shape(name)
         return method.unfit(rows, columns)
 
-    def fold(
-        self,
-        inputs: list[Input],
-        stats: dict[int, InputStats],
-        noted: Noted,
-        method: Method,
-    ) -> None:
+    def fold(self, inputs: list[Input], stats: dict[int, InputStats], noted: Noted, method: Method) -> None:
         """Fold each input that allows it; `stats`, by place among the inputs, then describe the divided inputs."""
         for place, found in enumerate(inputs):
             if not found.tensors or place not in stats:

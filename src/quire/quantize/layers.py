@@ -72,11 +72,7 @@ class LayerRunner:
         return self._noted
 
     def run(
-        self,
-        index: int,
-        changed: Mapping[str, Array],
-        observe: Observe | None = None,
-        keep: bool = False,
+        self, index: int, changed: Mapping[str, Array], observe: Observe | None = None, keep: bool = False
     ) -> list[Input]:
         """Run layer `index`, with the tensors in `changed` replaced, over all samples.
 

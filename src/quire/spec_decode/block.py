@@ -16,13 +16,7 @@ class BlockProposer(ChainProposer):
     """Catches the context up as a head does; then each sequence adds a block to one pass."""
 
     def __init__(
-        self,
-        head: Head,
-        context: Pass,
-        block: Pass,
-        blocks: DraftBlocks,
-        picker: Picker,
-        max_tokens: int,
+        self, head: Head, context: Pass, block: Pass, blocks: DraftBlocks, picker: Picker, max_tokens: int
     ) -> None:
         super().__init__(head, context, block, blocks, picker, max_tokens)
         self._block, self._size = block, head.most + 1

@@ -275,8 +275,7 @@ def check_text(text: object, param: str = "prompt") -> None:
     except UnicodeEncodeError as error:
         code = f"U+{ord(text[error.start]):04X}"
         raise RequestError(
-            f"{param} is not valid Unicode: lone surrogate {code} at {error.start}; send valid UTF-8",
-            param,
+            f"{param} is not valid Unicode: lone surrogate {code} at {error.start}; send valid UTF-8", param
         ) from error
 
 

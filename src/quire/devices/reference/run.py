@@ -8,11 +8,7 @@ from quire.devices.adapters import Adapter, check_slots, place_adapter
 from quire.devices.graph import Evaluator, Graph
 from quire.devices.host import HostLogits
 from quire.devices.inputs import check_input, check_logit_rows, check_states
-from quire.devices.protocol import (
-    FloatArray,
-    Limits,
-    ModelInput,
-)
+from quire.devices.protocol import FloatArray, Limits, ModelInput
 from quire.devices.reference.cache import ReferenceKVCache
 from quire.devices.reference.ops import FORMULAS, ReferenceStep
 from quire.devices.step import StepAdapters

@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 
 from quire.devices.host import Float64Array, check_rows, check_targets, host_logits
 from quire.devices.protocol import IntArray
-from quire.devices.reference.logits import (
-    STAGES,
-    BoolRow,
-    Row,
-    log_softmax,
-    truncate,
-)
+from quire.devices.reference.logits import STAGES, BoolRow, Row, log_softmax, truncate
 from quire.devices.sampling import (
     BAD_LOGITS,
     NOT_DRAWN,

@@ -105,9 +105,7 @@ _ALIASES = {
     "DeepseekV3ForCausalLM sarvam_mla": "SarvamMLAForCausalLM",
 }
 # _UNREAD are classes that no family can describe, with the field that asks for what Quire lacks.
-_UNREAD = {
-    "DogeForCausalLM": "keep_window_size asks for keys that each token chooses by a mask of its own",
-}
+_UNREAD = {"DogeForCausalLM": "keep_window_size asks for keys that each token chooses by a mask of its own"}
 _ENCODERS = (
     "Bert:bert DistilBert:distilbert Roberta:roberta XLMRoberta:xlm-roberta ModernBert:modernbert EuroBert:eurobert "
     "JinaEmbeddingsV3:jina_embeddings_v3 MPNet:mpnet Deberta:deberta DebertaV2:deberta-v2"

@@ -154,11 +154,7 @@ FAMILIES = {
         "bailing_moe", "Ling and Ring 1, 1.5 (lite, plus)", read_bailing, bailing_names, BAILING
     ),
     "BailingMoeV2ForCausalLM": Family(
-        "bailing_moe_v2",
-        "Ling and Ring 2.0 (mini, flash, 1T)",
-        read_bailing,
-        bailing_names,
-        V2,
+        "bailing_moe_v2", "Ling and Ring 2.0 (mini, flash, 1T)", read_bailing, bailing_names, V2
     ),
     "BailingHybridForCausalLM": Family(
         "bailing_hybrid",

@@ -60,11 +60,7 @@ def read_deepseek_v3(
     extra = config.count("num_nextn_predict_layers", 0)
     if extra > 1:
         raise config.wrong("num_nextn_predict_layers", extra, "0 or 1")
-    routing = {
-        "scoring": "sigmoid",
-        "group_sum": True,
-        "renormalize": config.boolean("norm_topk_prob"),
-    }
+    routing = {"scoring": "sigmoid", "group_sum": True, "renormalize": config.boolean("norm_topk_prob")}
     mixture = read_routed(config, first_dense, correction=True, **routing)
     return read_latent(config, latent=latent, moe=None if mixture is None else mixture | moe, **about)
 

@@ -12,14 +12,7 @@ from quire.model.families.deberta import (
     read_deberta,
     read_first_deberta,
 )
-from quire.model.families.family import (
-    FULL,
-    SLIDING,
-    Family,
-    layer_kinds,
-    num_layers,
-    read_decoder,
-)
+from quire.model.families.family import FULL, SLIDING, Family, layer_kinds, num_layers, read_decoder
 from quire.model.families.llama import read_llama
 from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import read_layer_ropes
@@ -215,12 +208,7 @@ _FAMILIES = {
         BERT_KEYS,
     ),
     "DebertaV2": Family(
-        "deberta-v2",
-        "DeBERTa v3, mDeBERTa; mxbai-rerank",
-        read_deberta,
-        deberta_names,
-        DEBERTA,
-        BERT_KEYS,
+        "deberta-v2", "DeBERTa v3, mDeBERTa; mxbai-rerank", read_deberta, deberta_names, DEBERTA, BERT_KEYS
     ),
     "JinaEmbeddingsV3": Family(
         "jina_embeddings_v3",

@@ -65,9 +65,6 @@ FAMILIES = {
             "moe_layer_end_index": -1,
             "moe_layer_interval": 1,
         },
-        {
-            "num_experts": "moe_num_experts num_experts",
-            "num_experts_per_tok": "moe_k num_experts_per_tok",
-        },
+        {"num_experts": "moe_num_experts num_experts", "num_experts_per_tok": "moe_k num_experts_per_tok"},
     ),
 }

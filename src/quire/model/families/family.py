@@ -195,10 +195,7 @@ def read_moe(
     if "num_groups" not in routing and config.known("n_group"):
         groups = {"num_groups": config.integer("n_group"), "top_groups": config.integer("topk_group")}
     chosen = Routing(
-        count,
-        config.integer("num_experts_per_tok", high=count),
-        shared=bool(shared),
-        **{**groups, **routing},
+        count, config.integer("num_experts_per_tok", high=count), shared=bool(shared), **{**groups, **routing}
     )
     number, kept = chosen.num_groups, chosen.top_groups
     if count % number or kept > number or chosen.top_k > kept * (count // number):

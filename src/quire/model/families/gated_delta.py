@@ -102,10 +102,7 @@ def read_delta(config: ConfigReader, kinds: list[str], eps: float, **fields: Any
         "norm": NormConfig("rms", eps),
         **fields,
     }
-    return {
-        "kinds": [DELTA if kind == LINEAR else "attention" for kind in kinds],
-        "mixers": {DELTA: delta},
-    }
+    return {"kinds": [DELTA if kind == LINEAR else "attention" for kind in kinds], "mixers": {DELTA: delta}}
 
 
 def delta_kinds(config: ConfigReader) -> list[str]:

@@ -122,5 +122,5 @@ FAMILIES = {
             "altup_correct_scale": True,
         },
         NEWER,
-    ),
+    )
 }

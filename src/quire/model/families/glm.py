@@ -31,11 +31,7 @@ GLM = {
 }
 FAMILIES = {
     "GlmForCausalLM": Family(
-        "glm",
-        "GLM-4 9B (2024)",
-        read_glm,
-        {"interleaved": True, "mlp.gate_up": "mlp.gate_up_proj"},
-        GLM,
+        "glm", "GLM-4 9B (2024)", read_glm, {"interleaved": True, "mlp.gate_up": "mlp.gate_up_proj"}, GLM
     ),
     "Glm4ForCausalLM": Family(
         "glm4",

@@ -178,12 +178,7 @@ FAMILIES = {
         "GPT-2, DistilGPT2",
         read_gpt2,
         GPT2_NAMES,
-        {
-            **GPT,
-            "max_position_embeddings": 1024,
-            "tie_word_embeddings": True,
-            "scale_attn_weights": True,
-        },
+        {**GPT, "max_position_embeddings": 1024, "tie_word_embeddings": True, "scale_attn_weights": True},
         GPT_KEYS,
     ),
     "GPTJForCausalLM": Family(

@@ -73,5 +73,5 @@ FAMILIES = {
         },
         {"num_experts": "num_local_experts num_experts"},
         quantized={"mxfp4": {"expert_stack": "rows"}},
-    ),
+    )
 }

@@ -90,5 +90,5 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         unused="w_init_variance_scale final_w_init_variance_scale",
-    ),
+    )
 }

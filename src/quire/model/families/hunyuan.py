@@ -81,12 +81,7 @@ def read_hunyuan_v3(config: ConfigReader) -> DecoderConfig:
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 FAMILIES = {
     "HunYuanDenseV1ForCausalLM": Family(
-        "hunyuan_v1_dense",
-        "Hunyuan 0.5B to 7B",
-        read_hunyuan,
-        HUNYUAN_NAMES,
-        DEFAULTS,
-        unused="eod_token_id",
+        "hunyuan_v1_dense", "Hunyuan 0.5B to 7B", read_hunyuan, HUNYUAN_NAMES, DEFAULTS, unused="eod_token_id"
     ),
     "HunYuanMoEV1ForCausalLM": Family(
         "hunyuan_v1_moe",

@@ -86,10 +86,7 @@ FAMILIES = {
         "Jamba 1.5, 1.6, Reasoning",
         read_jamba,
         HYBRID_NAMES.changed(
-            {
-                "mixture.router": "feed_forward.router",
-                "mixture.experts": "feed_forward.experts.{e}.",
-            }
+            {"mixture.router": "feed_forward.router", "mixture.experts": "feed_forward.experts.{e}."}
         ),
         {
             **SCAN_DEFAULTS,

@@ -141,5 +141,5 @@ FAMILIES = {
             "num_experts_per_tok": "num_experts_per_tok num_experts_per_token",
             "n_shared_experts": "n_shared_experts num_shared_experts",
         },
-    ),
+    )
 }

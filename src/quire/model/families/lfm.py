@@ -142,12 +142,7 @@ FAMILIES = {
         "LFM2, LFM2.5 (350M to 2.6B)",
         read_lfm2,
         LFM_NAMES,
-        {
-            **LFM,
-            "block_multiple_of": 256,
-            "block_ffn_dim_multiplier": 1.0,
-            "block_auto_adjust_ff_dim": True,
-        },
+        {**LFM, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True},
         unused=UNUSED,
     ),
     "Lfm2MoeForCausalLM": Family(

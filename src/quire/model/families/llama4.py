@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from quire.devices.protocol import Temperature
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import (
-    FULL,
-    Family,
-    biases,
-    layer_kinds,
-    num_layers,
-    read_decoder,
-    read_moe,
-)
+from quire.model.families.family import FULL, Family, biases, layer_kinds, num_layers, read_decoder, read_moe
 from quire.model.parts.decoder import DecoderConfig
 
 CHUNKED = "chunked_attention"
@@ -94,5 +86,5 @@ FAMILIES = {
             "floor_scale": 8192,
             "attn_scale": 0.1,
         },
-    ),
+    )
 }

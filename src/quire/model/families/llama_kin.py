@@ -171,12 +171,7 @@ FAMILIES = {
             "mlp.down": "mlp.c_proj",
             "ignored": (r"transformer\.(h\.\d+\.attn\.attention\.)?rotary(_emb)?\.inv_freq",),
         },
-        {
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 5e5,
-        },
+        {"num_key_value_heads": 8, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
         {
             "num_hidden_layers": "num_hidden_layers num_layers",
             "hidden_act": "hidden_act activation_function",

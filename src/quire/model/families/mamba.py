@@ -146,11 +146,7 @@ def read_granite_hybrid(config: ConfigReader) -> DecoderConfig:
     shared, moe = config.integer("shared_intermediate_size"), None
     if config.count("num_local_experts"):
         moe = read_moe(
-            config,
-            inner="intermediate_size",
-            experts="num_local_experts",
-            shared=shared,
-            softmax_after=True,
+            config, inner="intermediate_size", experts="num_local_experts", shared=shared, softmax_after=True
         )
     else:
         config.skip("num_experts_per_tok intermediate_size")

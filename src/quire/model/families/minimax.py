@@ -101,5 +101,5 @@ FAMILIES = {
             },
         },
         "block_size shared_moe_mode",
-    ),
+    )
 }

@@ -151,9 +151,7 @@ def read_mellum(config: ConfigReader) -> DecoderConfig:
     )
     sparse = layer_kinds(config, [SPARSE] * layers, (DENSE, SPARSE), "mlp_layer_types")
     moe = read_moe(
-        config,
-        layers=[kind == SPARSE for kind in sparse],
-        renormalize=config.boolean("norm_topk_prob"),
+        config, layers=[kind == SPARSE for kind in sparse], renormalize=config.boolean("norm_topk_prob")
     )
     return read_decoder(
         config,

@@ -356,12 +356,7 @@ FAMILIES = {
             "mlp.up": "mlp.dense_h_to_4h",
             "mlp.down": "mlp.dense_4h_to_h",
         },
-        {
-            "hidden_act": "relu2",
-            "max_position_embeddings": 16384,
-            "rms_norm_eps": 1e-5,
-            "qk_layernorm": True,
-        },
+        {"hidden_act": "relu2", "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "qk_layernorm": True},
         {"rms_norm_eps": "layer_norm_eps", "num_key_value_heads": "", "head_dim": ""},
     ),
 }

@@ -118,11 +118,7 @@ FAMILIES = {
     ),
     "Olmo2ForCausalLM": Family("olmo2", "OLMo 2", read_olmo2, POST_NORM_NAMES, OLMO2),
     "Olmo3ForCausalLM": Family(
-        "olmo3",
-        "OLMo 3",
-        read_olmo3,
-        POST_NORM_NAMES,
-        {**OLMO2, "sliding_window": 4096, "rope_theta": 5e5},
+        "olmo3", "OLMo 3", read_olmo3, POST_NORM_NAMES, {**OLMO2, "sliding_window": 4096, "rope_theta": 5e5}
     ),
     "Exaone4ForCausalLM": Family(
         "exaone4",

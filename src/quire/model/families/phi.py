@@ -82,11 +82,7 @@ FAMILIES = {
         "Phi-3, 3.5, 4 (dense, text)",
         read_phi3,
         {"attention.qkv": "self_attn.qkv_proj", "mlp.gate_up": "mlp.gate_up_proj"},
-        {
-            "max_position_embeddings": 4096,
-            "original_max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-        },
+        {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     ),
     "Starcoder2ForCausalLM": Family(
         "starcoder2",

@@ -57,11 +57,7 @@ def read_qwen3_moe(config: ConfigReader) -> DecoderConfig:
     slides, window = config.boolean("use_sliding_window", False), config.optional_integer("sliding_window")
     moe = read_moe(config, layers=sparse_layers(config), renormalize=config.boolean("norm_topk_prob"))
     return read_decoder(
-        config,
-        **biases(config),
-        qk_norm="head",
-        scores_window=window if slides else None,
-        moe=moe,
+        config, **biases(config), qk_norm="head", scores_window=window if slides else None, moe=moe
     )
 
 

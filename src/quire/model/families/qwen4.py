@@ -149,5 +149,5 @@ FAMILIES = {
             "split_ngram_parts": 512,
         },
         unused="number_of_conv_states",
-    ),
+    )
 }

@@ -93,12 +93,7 @@ FAMILIES = {
         "jais2",
         "Jais 2",
         read_jais2,
-        defaults={
-            **ARCEE,
-            "max_position_embeddings": 8192,
-            "attention_bias": True,
-            "mlp_bias": True,
-        },
+        defaults={**ARCEE, "max_position_embeddings": 8192, "attention_bias": True, "mlp_bias": True},
         spellings={"rms_norm_eps": "layer_norm_eps"},
     ),
     "NemotronForCausalLM": Family(
@@ -121,12 +116,7 @@ FAMILIES = {
         "nanochat",
         read_nanochat,
         {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
-        {
-            **ARCEE,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "final_logit_softcapping": 15.0,
-        },
+        {**ARCEE, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "final_logit_softcapping": 15.0},
     ),
     "ApertusForCausalLM": Family("apertus", "Apertus 8B, 70B", read_apertus, APERTUS_NAMES, APERTUS),
     "Apertus1p5TextForCausalLM": Family(

@@ -159,5 +159,5 @@ FAMILIES = {
             "share_expert_dim": "share_expert_dim share_expert_dims",
             "num_nextn_predict_layers": "num_nextn_predict_layers num_mtp_layers",
         },
-    ),
+    )
 }

@@ -365,10 +365,7 @@ FAMILIES = {
         "laguna",
         "Laguna",
         read_laguna,
-        {
-            "attention.gate": "self_attn.g_proj",
-            "mixture.correction": "mlp.experts.e_score_correction_bias",
-        },
+        {"attention.gate": "self_attn.g_proj", "mixture.correction": "mlp.experts.e_score_correction_bias"},
         {
             "num_key_value_heads": 8,
             "head_dim": 128,

@@ -136,5 +136,5 @@ FAMILIES = {
             "attention_head_dim": "attention_head_dim head_dim",
         },
         UNUSED.replace("time_step_min ", "") + "use_mem_eff_path use_conv_bias ffn_hidden_size",
-    ),
+    )
 }

@@ -92,11 +92,7 @@ def minicpm3(keys: Keys) -> DecoderConfig:
 
 
 def latent(
-    keys: Keys,
-    name: str,
-    still: RopeSpec | None = None,
-    chosen: Mapping[str, Any] = NOTHING,
-    **fields: Any,
+    keys: Keys, name: str, still: RopeSpec | None = None, chosen: Mapping[str, Any] = NOTHING, **fields: Any
 ) -> DecoderConfig:
     """Read latent attention, with a rope that is `still`, or the file's. `chosen` are fields of its indexers.
 
@@ -297,10 +293,5 @@ def deci(keys: Keys) -> DecoderConfig:
                 "attention.head_count", f"{most} or 0, as must be that of keys", (heads[i], kv[i])
             )
     return decoder(
-        keys,
-        "DeciLMForCausalLM",
-        num_heads=heads,
-        num_kv_heads=kv,
-        head_dim=size,
-        intermediate_size=inner,
+        keys, "DeciLMForCausalLM", num_heads=heads, num_kv_heads=kv, head_dim=size, intermediate_size=inner
     )

@@ -122,12 +122,7 @@ class Layer:
     """
 
     def __init__(
-        self,
-        config: LayerConfig,
-        source: WeightSource,
-        path: str,
-        place: tuple[int, int],
-        shard: Shard,
+        self, config: LayerConfig, source: WeightSource, path: str, place: tuple[int, int], shard: Shard
     ) -> None:
         """`place` is the index and the number of layers."""
         self.config, self._shard, d, index = config, shard, config.hidden_size, place[0]

@@ -31,13 +31,7 @@ class Linear:
 
     @classmethod
     def plain(
-        cls,
-        source: WeightSource,
-        path: str,
-        out: int,
-        width: int,
-        use: Use = "linear",
-        bias: bool = False,
+        cls, source: WeightSource, path: str, out: int, width: int, use: Use = "linear", bias: bool = False
     ) -> Linear:
         """A weight of one piece [out, width], whole on each rank."""
         return cls(source, path, [matrix_of(path, out, width)], bias, use)

@@ -55,12 +55,7 @@ class StreamLayer(Layer):
     """x -> read -> norm -> attention -> join; x -> read -> norm -> mlp -> join."""
 
     def __init__(
-        self,
-        config: LayerConfig,
-        source: WeightSource,
-        path: str,
-        place: tuple[int, int],
-        shard: Shard,
+        self, config: LayerConfig, source: WeightSource, path: str, place: tuple[int, int], shard: Shard
     ) -> None:
         super().__init__(config, source, path, place, shard)
         assert isinstance(config.streams, StreamMixing)

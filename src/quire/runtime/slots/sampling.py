@@ -144,11 +144,7 @@ class SamplingPart:
         return self.draw(draws, rows, range(first, first + len(draws.rows))) if draws.rows else None
 
     def draw(
-        self,
-        draws: Draws,
-        rows: StepRows,
-        numbers: range | list[int],
-        masks_LW: TokenMask | None = None,
+        self, draws: Draws, rows: StepRows, numbers: range | list[int], masks_LW: TokenMask | None = None
     ) -> Collect:
         """Sample `draws`, which are rows `numbers` of the result; accept drafts while they equal the samples.
 
@@ -180,11 +176,7 @@ class SamplingPart:
         return samples
 
     def _draw_drafts(
-        self,
-        draws: Draws,
-        rows: StepRows,
-        numbers: range | list[int],
-        masks_LW: TokenMask | None,
+        self, draws: Draws, rows: StepRows, numbers: range | list[int], masks_LW: TokenMask | None
     ) -> Drawn:
         drawn: Drawn = []
         # The last slot of the piece before, and its last draft.

@@ -92,12 +92,7 @@ def free_with_calls(
     else:
         tags = calls["tags"]
         triggers = ['{"name": "'] if _begin(form) == "" else [form.begin[0]]
-    return {
-        "type": "triggered_tags",
-        "triggers": triggers,
-        "tags": tags,
-        "stop_after_first": not parallel,
-    }
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "stop_after_first": not parallel}
 
 
 def after_reasoning(form: Form, reasoning: ReasoningFormat | None, opened: bool) -> Form:

@@ -2,8 +2,4 @@
 
 from quire.text.formats.shapes import ReasoningFormat
 
-FORMAT = ReasoningFormat(
-    "gemma4",
-    ("<|channel>thought",),
-    ("<channel|>",),
-)
+FORMAT = ReasoningFormat("gemma4", ("<|channel>thought",), ("<channel|>",))

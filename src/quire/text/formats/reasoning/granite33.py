@@ -3,9 +3,5 @@
 from quire.text.formats.shapes import ReasoningFormat
 
 FORMAT = ReasoningFormat(
-    "granite33",
-    ("<think>",),
-    ("</think>",),
-    answer_begin=("<response>",),
-    answer_end=("</response>",),
+    "granite33", ("<think>",), ("</think>",), answer_begin=("<response>",), answer_end=("</response>",)
 )

@@ -3,9 +3,5 @@
 from quire.text.formats.shapes import ReasoningFormat
 
 FORMAT = ReasoningFormat(
-    "hunyuan_a13b",
-    ("<think>",),
-    ("</think>",),
-    answer_begin=("<answer>",),
-    answer_end=("</answer>",),
+    "hunyuan_a13b", ("<think>",), ("</think>",), answer_begin=("<answer>",), answer_end=("</answer>",)
 )

@@ -2,9 +2,4 @@
 
 from quire.text.formats.shapes import KeyedCall, ToolFormat
 
-FORMAT = ToolFormat(
-    "apertus",
-    (KeyedCall(),),
-    begin=("<|tools_prefix|>",),
-    end="<|tools_suffix|>",
-)
+FORMAT = ToolFormat("apertus", (KeyedCall(),), begin=("<|tools_prefix|>",), end="<|tools_suffix|>")

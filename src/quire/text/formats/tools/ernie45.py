@@ -3,10 +3,5 @@
 from quire.text.formats.shapes import JsonCall, ToolFormat
 
 FORMAT = ToolFormat(
-    "ernie45",
-    (JsonCall(),),
-    begin=("<tool_call>",),
-    end="</tool_call>",
-    pad="\n",
-    joint="\n",
+    "ernie45", (JsonCall(),), begin=("<tool_call>",), end="</tool_call>", pad="\n", joint="\n"
 )

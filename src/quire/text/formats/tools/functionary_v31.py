@@ -3,9 +3,5 @@
 from quire.text.formats.shapes import NamedCall, ToolFormat
 
 FORMAT = ToolFormat(
-    "functionary_v31",
-    (NamedCall(between=(">",)),),
-    begin=("<function=",),
-    end="</function>",
-    joint="\n",
+    "functionary_v31", (NamedCall(between=(">",)),), begin=("<function=",), end="</function>", joint="\n"
 )

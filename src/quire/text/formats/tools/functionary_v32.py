@@ -3,8 +3,5 @@
 from quire.text.formats.shapes import NamedCall, Recipients, ToolFormat
 
 FORMAT = ToolFormat(
-    "functionary_v32",
-    (NamedCall(between=("\n",)),),
-    joint=">>>",
-    recipients=Recipients(">>>", "all"),
+    "functionary_v32", (NamedCall(between=("\n",)),), joint=">>>", recipients=Recipients(">>>", "all")
 )

@@ -3,8 +3,5 @@
 from quire.text.formats.shapes import LiteralCall, ToolFormat
 
 FORMAT = ToolFormat(
-    "functiongemma",
-    (LiteralCall("<escape>"),),
-    begin=("<start_function_call>",),
-    end="<end_function_call>",
+    "functiongemma", (LiteralCall("<escape>"),), begin=("<start_function_call>",), end="<end_function_call>"
 )

@@ -2,9 +2,4 @@
 
 from quire.text.formats.shapes import LiteralCall, ToolFormat
 
-FORMAT = ToolFormat(
-    "gemma4",
-    (LiteralCall('<|"|>'),),
-    begin=("<|tool_call>",),
-    end="<tool_call|>",
-)
+FORMAT = ToolFormat("gemma4", (LiteralCall('<|"|>'),), begin=("<|tool_call>",), end="<tool_call|>")

@@ -2,9 +2,4 @@
 
 from quire.text.formats.shapes import JsonCall, ToolFormat
 
-FORMAT = ToolFormat(
-    "granite",
-    (JsonCall(listed=True),),
-    begin=("<|tool_call|>", "<tool_call>"),
-    bare=("[",),
-)
+FORMAT = ToolFormat("granite", (JsonCall(listed=True),), begin=("<|tool_call|>", "<tool_call>"), bare=("[",))

@@ -2,10 +2,4 @@
 
 from quire.text.formats.shapes import JsonCall, ToolFormat
 
-FORMAT = ToolFormat(
-    "granite_20b_fc",
-    (JsonCall(),),
-    begin=("<function_call>",),
-    joint=" ",
-    pad=" ",
-)
+FORMAT = ToolFormat("granite_20b_fc", (JsonCall(),), begin=("<function_call>",), joint=" ", pad=" ")

@@ -2,11 +2,4 @@
 
 from quire.text.formats.shapes import JsonCall, ToolFormat
 
-FORMAT = ToolFormat(
-    "hermes",
-    (JsonCall(),),
-    begin=("<tool_call>",),
-    end="</tool_call>",
-    pad="\n",
-    joint="\n",
-)
+FORMAT = ToolFormat("hermes", (JsonCall(),), begin=("<tool_call>",), end="</tool_call>", pad="\n", joint="\n")

@@ -2,9 +2,4 @@
 
 from quire.text.formats.shapes import JsonCall, ToolFormat
 
-FORMAT = ToolFormat(
-    "jamba",
-    (JsonCall(listed=True),),
-    begin=("<tool_calls>",),
-    end="</tool_calls>",
-)
+FORMAT = ToolFormat("jamba", (JsonCall(listed=True),), begin=("<tool_calls>",), end="</tool_calls>")

@@ -3,8 +3,5 @@
 from quire.text.formats.shapes import JsonCall, PythonCall, ToolFormat
 
 FORMAT = ToolFormat(
-    "lfm2",
-    (PythonCall(), JsonCall(listed=True)),
-    begin=("<|tool_call_start|>",),
-    end="<|tool_call_end|>",
+    "lfm2", (PythonCall(), JsonCall(listed=True)), begin=("<|tool_call_start|>",), end="<|tool_call_end|>"
 )

@@ -2,9 +2,4 @@
 
 from quire.text.formats.shapes import JsonCall, ToolFormat
 
-FORMAT = ToolFormat(
-    "nemotron",
-    (JsonCall(listed=True),),
-    begin=("<TOOLCALL>",),
-    end="</TOOLCALL>",
-)
+FORMAT = ToolFormat("nemotron", (JsonCall(listed=True),), begin=("<TOOLCALL>",), end="</TOOLCALL>")

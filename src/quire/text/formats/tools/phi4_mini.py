@@ -3,8 +3,5 @@
 from quire.text.formats.shapes import JsonCall, ToolFormat
 
 FORMAT = ToolFormat(
-    "phi4_mini",
-    (JsonCall(listed=True),),
-    begin=("functools", "<|tool_call|>"),
-    end="<|/tool_call|>",
+    "phi4_mini", (JsonCall(listed=True),), begin=("functools", "<|tool_call|>"), end="<|/tool_call|>"
 )
