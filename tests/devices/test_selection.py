@@ -145,6 +145,8 @@ def test_plain_torch_computes_on_other_devices(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.backends, "mps", Other(1))
     with pytest.raises(ConfigError, match="there is no --device xpu:2: this machine has xpu:0 to xpu:1"):
         make_backend(device="xpu:2")
+    with pytest.raises(ConfigError, match="float64, which --device mps lacks: leave it out"):
+        make_backend(device="mps", batch_invariant=True)
     for device in ("xpu:1", "mps"):
         backend = make_backend(device=device, batch_invariant=False)
         assert backend.name.startswith(f"torch {device}, ")

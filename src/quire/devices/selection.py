@@ -142,7 +142,9 @@ def open_device(
     if TARGET.fullmatch(device):
         return aot.TargetBackend(targets.target_named(device), GPU, threads)
     if device.startswith(("xpu", "mps")):
-        return plain.TorchBackend(threads, _other(device), choices_of(device, backend), not batch_invariant)
+        return plain.TorchBackend(
+            threads, _other(device, batch_invariant), choices_of(device, backend), not batch_invariant
+        )
     chosen = f"cuda:{_index(device)}"
     artifacts = None if made is None or not (made / FOLDER).exists() else made / FOLDER
     if is_plain(device, backend) and (backend == "torch" or artifacts is None):
@@ -182,7 +184,7 @@ def open_plain(name: str, threads: int | None, batch_invariant: bool) -> Backend
     return plain.TorchBackend(threads, choices=CPU if batch_invariant else PLAIN, at_once=not batch_invariant)
 
 
-def _other(device: str) -> str:
+def _other(device: str, batch_invariant: bool) -> str:
     """Find a GPU that is not NVIDIA's. ConfigError: there is none."""
     kind, _, number = device.partition(":")
     found = torch.backends.mps.is_available() if kind == "mps" else torch.xpu.is_available()
@@ -190,6 +192,8 @@ def _other(device: str) -> str:
         raise ConfigError(
             f"torch {torch.__version__} finds no --device {kind}: install a build for it and its driver{INSTEAD}"
         )
+    if kind == "mps" and batch_invariant:
+        raise ConfigError("--batch-invariant sums in float64, which --device mps lacks: leave it out")
     if kind == "xpu" and int(number or 0) >= (count := torch.xpu.device_count()):
         raise ConfigError(f"there is no --device {device}: {_there(kind, count)}")
     return device
