@@ -206,8 +206,10 @@ def main() -> int:
     """Run the process; return 0 after a Stop, 1 if the engine failed (an EngineFailed frame gives the reason)."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the API process decides when this one ends
-    for name in sys.argv[1:]:
-        importlib.import_module(name)
+    if ahead := sys.argv[1:]:
+        for name in ahead:
+            importlib.import_module(name)
+        garbage.keep()
     stdin = sys.stdin.fileno()
     launch = _read_launch(stdin)
     set_up_logging(launch.log_format, launch.log_level)
