@@ -76,17 +76,10 @@ class Artifacts:
             )
         return found
 
-    def about(self, kind: type[T]) -> T:
-        """What all files depend on. ModelError: it is no such thing."""
-        return self._converted(self._content.about, kind)
-
-    def about_file(self, key: str, kind: type[T]) -> T:
-        """What its backend says of a file. ModelError: it is no such thing."""
-        return self._converted(self.files[key].about, kind)
-
-    def _converted(self, about: dict[str, Any], kind: type[T]) -> T:
+    def about(self, kind: type[T], key: str | None = None) -> T:
+        """What all files depend on, or what is said of one. ModelError: it is no such thing."""
         try:
-            return msgspec.convert(about, kind)
+            return msgspec.convert(self._content.about if key is None else self.files[key].about, kind)
         except msgspec.ValidationError as error:
             raise ModelError(f"{self.folder / MANIFEST}: {error}; {self._again}") from error
 

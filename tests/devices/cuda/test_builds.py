@@ -57,7 +57,7 @@ def test_a_directory_holds_weights_and_compiled_kernels(model: Path, engine: Pat
     }  # fmt: skip
     names = set()
     for key in kept.files:
-        kernel = kept.about_file(key, Kernel)
+        kernel = kept.about(Kernel, key)
         code = kept.read(key)
         assert code.startswith(b"\x7fELF")
         assert kernel.name.encode() in code
@@ -172,7 +172,11 @@ def test_triton_may_lack_where_a_directory_has_the_kernels(
 ) -> None:
     monkeypatch.setattr(selection, "missing", lambda *names: [name for name in names if name == "triton"])
     monkeypatch.setattr(selection, "_index", lambda device: 0)
-    monkeypatch.setattr(selection, "cuda", SimpleNamespace(CudaBackend=lambda *args: args[-1]))
+    monkeypatch.setattr(
+        selection,
+        "cuda",
+        SimpleNamespace(CudaBackend=lambda device, choices, threads, artifacts, *others: artifacts),
+    )
     monkeypatch.setattr(selection, "plain", SimpleNamespace(TorchBackend=lambda *args: "plain torch"))
     found: list[Any] = [make_backend(device="cuda", made=made) for made in (engine, model, None)]
     assert found == [engine / FOLDER, "plain torch", "plain torch"]

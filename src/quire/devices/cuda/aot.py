@@ -62,10 +62,6 @@ class TargetBackend(CudaBackend):
     def _launcher(self, artifacts: Path | None) -> RecordingLauncher:
         return self.recorded
 
-    @property
-    def name(self) -> str:
-        return f"kernels for {self._run.target.name}, compiled ahead"
-
     def free_memory(self) -> int:
         raise ConfigError(
             f"{self._run.target.name} is a target of `quire build`, and no device that runs a model: choose --device"
@@ -78,10 +74,8 @@ class TargetBackend(CudaBackend):
         made.save()
 
     def list_artifacts(self, block_size: int) -> list[dict[str, Any]]:
-        def row(launch: Launch, target: Target) -> Any:
-            return msgspec.to_builtins(jit.measured(jit.compile_launch(launch, target)))
-
-        return [{"launch": key, **about} for key, about in self.compiled(block_size, row)]
+        rows = self.compiled(block_size, lambda *given: jit.measured(jit.compile_launch(*given)))
+        return [{"launch": key, **msgspec.to_builtins(row)} for key, row in rows]
 
     def compiled(
         self, block_size: int, compile: Callable[[Launch, Target], T], known: Container[str] = ()

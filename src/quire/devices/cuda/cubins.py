@@ -12,7 +12,7 @@ import struct
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import torch
@@ -47,39 +47,25 @@ class Kernel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warps: int
 
 
-class Driver(Protocol):
+class Driver:
     """The calls of CUDA's driver that load and launch."""
 
     def version(self) -> int:
         """The release of CUDA that the driver is made for, times 1000."""
-
-    def load(self, code: bytes, name: str, shared_bytes: int) -> Any:
-        """Load a function of a cubin, and let it take shared memory."""
-
-    def launch(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, places: int
-    ) -> None:
-        """Launch it on torch's current stream; `places` is the address of addresses of its arguments."""
-
-
-class CudaDriver:
-    """The driver of this machine."""
-
-    def version(self) -> int:
         return int(_checked(cuda.cuDriverGetVersion()))
 
     def load(self, code: bytes, name: str, shared_bytes: int) -> Any:
+        """Load a function of a cubin, and let it take shared memory."""
         function = _checked(cuda.cuModuleGetFunction(_checked(cuda.cuModuleLoadData(code)), name.encode()))
         if shared_bytes > FREE_SHARED:
             most = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(cuda.cuFuncSetAttribute(function, most, shared_bytes))
         return function
 
-    def launch(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, places: int
-    ) -> None:
+    def launch(self, function: Any, grid: tuple[int, ...], threads: int, shared: int, places: int) -> None:
+        """Launch it on torch's current stream; `places` is the address of addresses of its arguments."""
         stream = torch.cuda.current_stream().cuda_stream
-        _checked(cuda.cuLaunchKernel(function, *grid, threads, 1, 1, shared_bytes, stream, places, 0))
+        _checked(cuda.cuLaunchKernel(function, *grid, threads, 1, 1, shared, stream, places, 0))
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
@@ -95,19 +81,15 @@ class Loaded:
         self._driver, self._kernel = driver, kernel
         self._function = driver.load(code, kernel.name, kernel.shared_bytes)
         forms = ["Q" if kind.startswith("*") else FORMS[kind.partition(":")[0]] for kind in kernel.arguments]
-        self._form = struct.Struct(
-            "<" + "".join(forms) + "QQ"
-        )  # the last two: scratch, of which there is none
+        # The last two are scratch memory, of which there is none.
+        self._form = struct.Struct("<" + "".join(forms) + "QQ")
         self._packed = ctypes.create_string_buffer(self._form.size)
         begin = ctypes.addressof(self._packed)
         self._places = (ctypes.c_void_p * (len(forms) + 2))(*range(begin, begin + self._form.size, 8))
 
     def __call__(self, launch: Launch) -> None:
-        given = [
-            value.data_ptr() if isinstance(value, torch.Tensor) else value
-            for _, value in ordered(launch)
-            if value is not None
-        ]
+        there = (value for _, value in ordered(launch) if value is not None)
+        given = (value.data_ptr() if isinstance(value, torch.Tensor) else value for value in there)
         self._form.pack_into(self._packed, 0, *given, 0, 0)
         kernel = self._kernel
         self._driver.launch(
@@ -150,11 +132,11 @@ class CubinLauncher:
 
     def _found(self, key: str) -> tuple[bytes, Kernel] | None:
         if self.built is not None and key in self.built.files:
-            return self.built.read(key), self.built.about_file(key, Kernel)
+            return self.built.read(key), self.built.about(Kernel, key)
         if self.cached is None or key not in self.cached.files:
             return None
         try:
-            return self.cached.read(key), self.cached.about_file(key, Kernel)
+            return self.cached.read(key), self.cached.about(Kernel, key)
         except ModelError as error:
             log.warning("%s: compiling it again", error)
             return None
@@ -215,8 +197,8 @@ def gpu_launcher(target: Target, folder: Path | None, driver: Driver | None = No
 
     ConfigError: it was built for another target, for a newer driver or from other sources; ModelError: it is damaged.
     """
-    has_triton, driver = not missing("triton"), driver or CudaDriver()
-    if isinstance(driver, CudaDriver) and (missing("cuda") or missing("cuda.bindings")):
+    has_triton, driver = not missing("triton"), driver or Driver()
+    if isinstance(driver, Driver) and (missing("cuda") or missing("cuda.bindings")):
         if has_triton:
             return jit.JitLauncher(target)
         raise ConfigError("compiled kernels are launched by cuda-bindings: pip install 'quire-llm[cuda]'")
@@ -228,7 +210,7 @@ def gpu_launcher(target: Target, folder: Path | None, driver: Driver | None = No
         raise ConfigError(
             f"{folder.parent} was built for {about.target}, and the GPU is {target.name}: {again(target)}"
         )
-    if about.major > driver.version() // 1000:
+    if int(about.toolkit.partition(".")[0]) > driver.version() // 1000:
         has = f"{driver.version() // 1000}.{driver.version() % 1000 // 10}"
         raise ConfigError(
             f"{folder.parent} has kernels for CUDA {about.toolkit}, and the driver is for {has}: update the driver"
@@ -251,27 +233,17 @@ class Built(msgspec.Struct, frozen=True):
     triton: str
     toolkit: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+\.[0-9]+$")]
 
-    @property
-    def major(self) -> int:
-        return int(self.toolkit.partition(".")[0])
-
 
 def open_cache(target: Target) -> Artifacts:
     """Open the kernels that were compiled here before; a cache that is missing or damaged is begun anew."""
-    about = about_of(target)
-    name = hashlib.sha256(msgspec.json.encode(about)).hexdigest()[:24]
-    folder = cache_folder() / name
+    about, given = about_of(target), os.environ.get("XDG_CACHE_HOME", "")
+    every = Path(given if os.path.isabs(given) else os.path.expanduser("~/.cache"), "quire", "kernels")
+    folder = every / hashlib.sha256(msgspec.json.encode(about)).hexdigest()[:24]
     with suppress(OSError):  # another process removes them too
-        others = sorted(cache_folder().glob("*/" + MANIFEST), key=lambda path: path.stat().st_mtime)
+        others = sorted(every.glob("*/" + MANIFEST), key=lambda path: path.stat().st_mtime)
         for old in [path.parent for path in others if path.parent != folder][: -(MOST_CACHES - 1)]:
             shutil.rmtree(old)
     try:
         return Artifacts.opened(folder, "")
     except ModelError:
         return Artifacts(folder, about, "")
-
-
-def cache_folder() -> Path:
-    """Name the folder of caches, $XDG_CACHE_HOME/quire/kernels or what stands for it."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(given if os.path.isabs(given) else os.path.expanduser("~/.cache"), "quire", "kernels")
