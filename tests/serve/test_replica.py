@@ -159,6 +159,14 @@ def test_a_replica_is_ready_for_constraints_before_the_first(server: Server, oth
     wait_until(lambda: all(one.children("grammar_worker") for one in (server, other)), 60)
 
 
+def test_a_replica_that_is_killed_early_leaves_no_process_that_complains() -> None:
+    running = open_server()
+    wait_until(lambda: running.children("grammar_worker"), 60)
+    running.process.kill()
+    running.wait(60)
+    assert "Traceback" not in running.log
+
+
 def test_without_a_router_s_key_there_is_nothing_internal() -> None:
     running = start()
     with running.client as http:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +88,7 @@ def make_compiler(setup: Setup) -> compiler.GrammarCompiler:
 def main() -> int:
     if sys.platform == "linux":
         os.nice(10)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly if the server was killed
     setup = msgspec.msgpack.decode(_read(), type=Setup)
     grammars = make_compiler(setup)
     grammars.prepare()  # now, so that its memory is not charged to the first constraint

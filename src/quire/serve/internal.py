@@ -139,7 +139,8 @@ def add_internal(app: FastAPI, service: Service) -> None:
 
     async def warm() -> None:
         """Start the process that checks constraints: what comes from another replica shall not wait for it."""
-        await service.grammars.check(StructuredOutputsParams(regex="a"), service.front.info)
+        if service.front.tokenizer is not None:
+            await service.grammars.check(StructuredOutputsParams(regex="a"), service.front.info)
 
     held = Events(service)
     service.on_prefix = held.touch
