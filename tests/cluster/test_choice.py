@@ -337,3 +337,14 @@ def test_decoding_counts_where_its_rate_is_known() -> None:
         choice.at(index).decode_rate = 100.0
     choice.at(0).word(Load(running=50), 0.0)
     assert [chosen(choice, Ask(10), 0.0) for _ in range(20)] == [1] * 20
+
+
+def test_a_word_tells_the_rates_of_a_replica() -> None:
+    """One that was met before it had measured any is not taken for slow for ever."""
+    replica = Replica("new")
+    replica.word(Load(queued=8000), 0.0)
+    assert replica.wait(0.0) == 8.0
+    replica.word(Load(queued=8000, prefill_rate=4000.0, decode_rate=50.0), 1.0)
+    assert (replica.wait(1.0), replica.rate, replica.decode_rate) == (2.0, 4000.0, 50.0)
+    replica.word(Load(queued=8000), 2.0)
+    assert replica.wait(2.0) == 2.0

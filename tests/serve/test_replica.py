@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from quire import SamplingParams
-from quire.client.metrics import RequestTimes
+from quire.client.metrics import Metrics, RequestTimes
 from quire.serve.internal import Events, Load
 from quire.types import EngineStats, Request
 from tests.cluster.stand_in import wait_until
@@ -52,6 +52,9 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 def headers(**changed: Any) -> dict[str, str]:
     return {"authorization": f"Bearer {KEY}", "x-quire-route": json.dumps({**ROUTE, **changed})}
+
+
+LOADS = {"step", "queued", "running", "waiting", "free", "silent", "prefill_rate", "decode_rate"}
 
 
 def open_server(**options: Any) -> Server:
@@ -141,7 +144,7 @@ def test_only_a_router_reaches_internal_routes_and_is_believed(server: Server, h
     assert about["models"] == {"scripted": {"adapter": False, "class": about["class"]}}
     assert about["block_bytes"] == 1024
     load = http.get("/internal/load", headers=headers())
-    assert set(load.json()) == {"step", "queued", "running", "waiting", "free", "silent"}
+    assert set(load.json()) == LOADS
     assert json.loads(load.headers["x-quire-load"]) == load.json()
     body = {"prompt": "x", "max_tokens": 2}
     assert http.post("/v1/completions", json=body).status_code == 401
@@ -314,7 +317,7 @@ def test_prefixes_that_come_and_go_are_told_to_routers() -> None:
         first, second = "0" * 15 + "1", "0" * 15 + "2"
         empty = ask(-1)
         assert (empty["reset"], empty["events"]) == (True, [["+"]])
-        assert set(empty["load"]) == {"step", "queued", "running", "waiting", "free", "silent"}
+        assert set(empty["load"]) == LOADS
         assert complete(first) == 200
         told = ask(empty["next"], 10)
         assert (told["reset"], told["events"]) == (False, [["+", first]])
@@ -340,9 +343,8 @@ def test_prefixes_that_come_and_go_are_told_to_routers() -> None:
 
 def test_queued_are_the_tokens_that_no_cache_holds() -> None:
     """As far as the replica's own belief goes, which it has told to routers."""
-    service: Any = SimpleNamespace(
-        metrics=SimpleNamespace(stats=EngineStats(num_blocks=8, num_free_blocks=8), restarts=0)
-    )
+    service: Any = SimpleNamespace(metrics=Metrics("m"))
+    service.metrics.stats = EngineStats(num_blocks=8, num_free_blocks=8)
     live: list[RequestTimes] = []
     service.engine = SimpleNamespace(
         num_resets=0, num_queued=1, silence=0.0, metrics=service.metrics, live_times=lambda: live,
@@ -359,5 +361,9 @@ def test_queued_are_the_tokens_that_no_cache_holds() -> None:
     assert queued(*names[:2], tokens=40) == 40
     assert queued(*names[:2], tokens=40) == 1
     assert queued(*names[:3], tokens=60) == 20
+    assert json.loads(Load(service.engine)())["prefill_rate"] is None
+    service.metrics.histograms["request_prefill_kv_computed_tokens"][1].total = 60
+    service.metrics.histograms["request_prefill_time_seconds"][1].total = 0.5
+    assert json.loads(Load(service.engine)())["prefill_rate"] == 120
     service.engine.num_resets = 1
     assert queued(*names[:3], tokens=60) == 60

@@ -21,7 +21,7 @@ OWN_SENDS = 5.0
 class Load(msgspec.Struct, frozen=True):
     """A replica's word: tokens of prompts not yet computed, requests, tokens of cache that no running request holds.
 
-    `silent` are the seconds since its engine's last sign of life.
+    `silent` are the seconds since its engine's last sign of life; the rates are those that it measured so far.
     """
 
     step: int = 0
@@ -30,6 +30,8 @@ class Load(msgspec.Struct, frozen=True):
     waiting: int = 0
     free: int | None = None
     silent: float = 0.0
+    prefill_rate: float | None = None
+    decode_rate: float | None = None
 
 
 class Booking(msgspec.Struct, eq=False):
@@ -59,6 +61,7 @@ class Replica:
     def word(self, load: Load, now: float, age: float = 0.0) -> None:
         """Take its word, written `age` seconds ago. What was sent since then is added."""
         written = now - age
+        self.rate, self.decode_rate = load.prefill_rate or self.rate, load.decode_rate or self.decode_rate
         self.clear = written + load.queued / self.speed(now)
         self.running = load.running
         self.free = math.inf if load.free is None else load.free

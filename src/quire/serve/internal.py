@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.client.client import AsyncEngine
+from quire.client.metrics import Metrics
 from quire.params import StructuredOutputsParams
 from quire.serve.held import BLOCK_BYTES, Held, read
 from quire.serve.service import Service
@@ -46,7 +47,7 @@ class Load:
             self._told, self._until = _encode(self._now()), now + LOAD_SECONDS
         return self._told
 
-    def _now(self) -> dict[str, float]:
+    def _now(self) -> dict[str, float | None]:
         engine = self._engine
         stats, live = engine.metrics.stats, engine.live_times()
         waiting = [times for times in live if not times.first_token]
@@ -57,6 +58,7 @@ class Load:
             "waiting": engine.num_queued,
             "free": (stats.num_free_blocks + stats.num_cached_blocks) * engine.config.cache.block_size,
             "silent": round(engine.silence, 2),
+            **rates(engine.metrics),
         }
 
 
@@ -105,10 +107,16 @@ class Events:
         return _encode({"next": following, "reset": reset, "load": load, "events": events})
 
 
+def rates(metrics: Metrics) -> dict[str, float | None]:
+    """Tell the tokens a second of prompts, and of one answer, as measured (None: nothing was yet)."""
+    computed, prefill, gaps = (metrics.histograms[name][1] for name in RATED)
+    prompts = round(computed.total / prefill.total, 2) if prefill.total else None
+    return {"prefill_rate": prompts, "decode_rate": round(gaps.count / gaps.total, 2) if gaps.total else None}
+
+
 def about(service: Service) -> dict[str, Any]:
     """Describe the replica: its class, its models, its rates as measured (None: nothing was yet), its sizes."""
     metrics, info = service.metrics, service.front.info
-    computed, prefill, gaps = (metrics.histograms[name][1] for name in RATED)
     adapters = [adapter.name for adapter in service.adapters.loaded.all]
     return {
         "class": service.fingerprint(service.name),
@@ -116,8 +124,7 @@ def about(service: Service) -> dict[str, Any]:
             name: {"adapter": name in adapters, "class": service.fingerprint(name)}
             for name in (*service.names, *adapters)
         },
-        "prefill_rate": computed.total / prefill.total if prefill.total else None,
-        "decode_rate": gaps.count / gaps.total if gaps.total else None,
+        **rates(metrics),
         "cache_tokens": metrics.stats.num_blocks * service.engine.config.cache.block_size,
         "max_model_len": info.max_model_len,
         "block_bytes": BLOCK_BYTES,
