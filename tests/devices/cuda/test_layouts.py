@@ -12,14 +12,16 @@ pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
 from quire.devices.cuda.blocks import PROBES, taken_apart
 from quire.devices.cuda.kernels.packed import PackedWeight
+from quire.devices.ops import GatedLinear, Linear
 from quire.devices.protocol import Limits, ModelInput
 from quire.devices.registry import make_backend
 from quire.errors import ConfigError
 from quire.quantize.methods import Name
 from quire.weights.layouts import Blocks
 from quire.weights.layouts.blocks import KINDS
-from quire.weights.schemes import FLOAT_KINDS, Quantized, scheme
+from quire.weights.schemes import FLOAT_KINDS, Kept, Quantized, scheme
 from quire.weights.tensor import QuantTensor
+from tests.gguf_files import write_gguf
 from tests.models import load_model
 from tests.quantize.test_run import quantize
 from tests.shared import DATA, cases_of, require
@@ -118,3 +120,15 @@ def test_parts_of_several_kinds_become_one_weight(kinds: tuple[str, str]) -> Non
     )
     wanted = np.concatenate([tensor.dequantize() for tensor in tensors])
     np.testing.assert_allclose(matrix.dequantize(), wanted, rtol=2e-6, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1"])
+def test_files_of_gguf_keep_their_codes(kind: str, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "model", "llama", **WIDE)
+    file = write_gguf(source, tmp_path / "model.gguf", "llama", kind)
+    floats = Kept("float")
+    here, there = (logits(file, [3, 9, 4], device, quantized=floats) for device in ("interpreter", "cpu"))
+    assert np.abs(here - there).max() < 1e-2 * np.abs(there).max()
+    weights = load_model(file, make_backend(threads=1, device="interpreter"), quantized=floats).graph.ops
+    forms = {op.weight.form[0] for op in weights if isinstance(op, (Linear, GatedLinear))}
+    assert forms == {PROBES[kind.lower()].form}
