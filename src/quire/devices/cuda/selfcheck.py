@@ -200,6 +200,3 @@ class Checks:
                 new.write_bytes(msgspec.json.encode(self._all))
         except OSError as error:
             log.warning("verdicts of kernels cannot be kept, so each start checks them: %s", error)
-
-
-REPORT = "the output of `quire doctor --json` and this line"
