@@ -148,6 +148,11 @@ class ServerConfig(WebConfig):
             )
         if not all(self.served_model_name):
             raise ConfigError("--served-model-name must not be empty")
+        for limit in () if self.many else fields(self):
+            if limit.name.startswith("models_") and getattr(self, limit.name) != limit.default:
+                raise ConfigError(
+                    f"--{limit.name.replace('_', '-')} needs --models, --models-dir or --models-preset"
+                )
 
     @property
     def many(self) -> bool:

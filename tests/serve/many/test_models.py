@@ -331,6 +331,8 @@ def test_bad_input_is_one_line(text: str, said: str, paths: dict[str, str], tmp_
         ({"models_dir": "models", "data_parallel_size": 2}, "leave out --data-parallel-size"),
         ({"models_preset": "absent.ini"}, "cannot be read"),
         ({"models_dir": "models", "models_memory": 0.01}, "a"),
+        ({"models_max": 2}, "--models-max needs --models"),
+        ({"models_turn": 1.0}, "--models-turn needs --models"),
     ],
 )
 def test_options_that_list_models(options: dict[str, Any], said: str, folder: Path) -> None:
