@@ -112,7 +112,7 @@ test-wheel: $(DIST)/built
 	mkdir $(CLEAN)/checkout
 	cp -r pyproject.toml README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs bench tests $(CLEAN)/checkout
 	PATH=$(CURDIR)/$(CLEAN)/bin $(CLEAN)/bin/python -m pip install --quiet ./compat
-	PATH=$(CURDIR)/$(CLEAN)/bin $(CLEAN)/bin/vllm serve --check
+	PATH=$(CURDIR)/$(CLEAN)/bin $(CLEAN)/bin/vllm serve --check --port 0
 	cd $(CLEAN)/checkout && PATH=$(CURDIR)/$(CLEAN)/bin $(CURDIR)/$(CLEAN)/bin/python -m pytest \
 	  --numprocesses $(JOBS) $(END_TO_END)
 
