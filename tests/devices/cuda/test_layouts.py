@@ -53,7 +53,7 @@ def logits(model: Path, tokens: list[int], device: str = "interpreter", **more: 
     return executable.run(step).numpy()
 
 
-CHECKED = [*FIRST.values(), *(QUANTIZED / name for name in MIXTURES)]
+CHECKED = [*FIRST.values(), *(path for path in EVERY if path.name in MIXTURES)]
 
 
 @pytest.mark.parametrize("folder", cases_of(QUANTIZED, sorted(CHECKED)), ids=lambda path: path.name)
