@@ -142,7 +142,7 @@ _ACCEPTED: tuple[tuple[str, str], ...] = (
 )
 _REFUSED: tuple[tuple[str, str, str], ...] = (
     (
-        "a server has one engine, and `quire serve` finds its other machines by --master-addr",
+        "this line starts one engine; `quire serve` has --data-parallel-size, and --master-addr for other machines",
         "--tp-size, --pp-size",
         "dp_size=1 ep_size=1 nnodes=1 node_rank=0 data_parallel_size=1 expert_parallel_size=1",
     ),

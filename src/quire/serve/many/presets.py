@@ -33,9 +33,15 @@ def read_presets(path: str, most: int, options: Mapping[str, Any]) -> dict[str, 
 
     ConfigError: the file, or one of its words, is not understood.
     """
-    called, ini = f"--models-preset {path!r}", configparser.ConfigParser(
-        None, strict=False, delimiters="=", inline_comment_prefixes=";#", default_section="", interpolation=None
-    )  # fmt: skip
+    called = f"--models-preset {path!r}"
+    ini = configparser.ConfigParser(
+        None,
+        strict=False,
+        delimiters="=",
+        inline_comment_prefixes=";#",
+        default_section="",
+        interpolation=None,
+    )
     ini.optionxform = str  # type: ignore[assignment,method-assign]
     try:  # above the first section stands the version
         ini.read_string("[*]\n" + read_bytes(Path(path).expanduser(), most).decode())
