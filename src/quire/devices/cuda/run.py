@@ -13,6 +13,7 @@ from quire.devices.adapters import Adapter
 from quire.devices.cuda.adapters import SlotAdapters, StepAdapters
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache
+from quire.devices.cuda.encoders.states import state_step
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.graphs import Graphs
@@ -27,7 +28,6 @@ from quire.devices.cuda.record import (
     without_kernel,
 )
 from quire.devices.cuda.selfcheck import BLOCKS, Checks, check, described, fingerprint
-from quire.devices.cuda.states import state_step
 from quire.devices.cuda.step import CudaStep
 from quire.devices.graph import widths
 from quire.devices.inputs import check_input, check_logit_rows, check_states

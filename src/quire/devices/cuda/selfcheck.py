@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from quire.devices import ops
-from quire.devices.cuda import states
 from quire.devices.cuda.cubins import sources
+from quire.devices.cuda.encoders import states
 from quire.devices.cuda.fuse import Room, Round, RoundedGatedLinear, RoundedLinear
 from quire.devices.cuda.pack import CudaMatrix
 from quire.devices.cuda.plain import plain_value, put_codes, read

@@ -1,8 +1,7 @@
-"""Operations with a state from token to token, encoded as launches over the rows of states of a cache."""
+"""Encodes operations with a state from token to token, over the rows of states of a cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +12,11 @@ from quire.devices.cuda.copies import aligned, sent
 from quire.devices.cuda.kernels import experts, recurrent
 from quire.devices.cuda.kernels.recurrent import Scan, StateStep
 from quire.devices.cuda.pack import own_matrix
-from quire.devices.ops import Op, Value
+from quire.devices.ops import Value
 from quire.devices.protocol import ModelInput
 
 if TYPE_CHECKING:
-    from quire.devices.cuda.record import Call, Recorder
+    from quire.devices.cuda.record import Call, Encoders, Recorder
     from quire.devices.cuda.step import CudaStep
 
 
@@ -119,7 +118,7 @@ def gated_recurrence(r: Recorder, op: ops.GatedRecurrence[Value], out: Value) ->
     return call
 
 
-ENCODERS: dict[type[Op[Any]], Callable[[Recorder, Any, Value], Call]] = {
+ENCODERS: Encoders = {
     ops.Convolve: convolve,
     ops.EmbedNgrams: embed_ngrams,
     ops.DeltaRule: delta_rule,

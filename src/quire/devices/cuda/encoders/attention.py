@@ -1,0 +1,100 @@
+"""Encodes attention, and what it stores in a layer of the cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quire.devices import ops, sparse_ops
+from quire.devices.cuda.kernels import attention, rope_store, sparse
+from quire.devices.cuda.work import FAR
+from quire.devices.ops import Value
+
+if TYPE_CHECKING:
+    from quire.devices.cuda.record import Call, Encoders, Recorder
+    from quire.devices.cuda.step import CudaStep
+
+
+def rope_angles(r: Recorder, op: ops.RopeAngles[Value], out: Value) -> Call:
+    inv_freq = r.tensor(op.rope.inv_freq)
+    return lambda step: rope_store.angles(r.run, step.positions, inv_freq, op.rope.scale, step[out])
+
+
+def store_kv(r: Recorder, op: ops.StoreKV[Value], out: Value) -> Call:
+    q_norm, k_norm, v_norm = (r.norm(given) for given in (op.q_norm, op.k_norm, op.v_norm))
+    return lambda step: rope_store.store_kv(
+        r.run, step[op.qkv], step[out], step.cache.layers[op.layer], step.places, op.num_heads,
+        step.optional(op.angles), q_norm, k_norm, v_norm,
+    )  # fmt: skip
+
+
+def store_keys(r: Recorder, op: sparse_ops.StoreKeys[Value], out: Value) -> Call:
+    given, rope = r.norm(op.norm), op.rope
+    inv_freq: Any = None if rope is None else r.tensor(rope.inv_freq)
+
+    def call(step: CudaStep) -> None:
+        x, angles = step[op.x], None
+        if rope is not None:
+            angles = step.empty(len(x), 2 * len(inv_freq), dtype=torch.float32)
+            rope_store.angles(r.run, step.positions, inv_freq, rope.scale, angles)
+        rope_store.store_kv(r.run, x, None, step.cache.layers[op.layer], step.places, 0, angles, k_norm=given)
+        step[out].copy_(x)
+
+    return call
+
+
+def choose(r: Recorder, op: sparse_ops.Choose[Value], out: Value) -> Call:
+    def call(step: CudaStep) -> None:
+        cache = step.cache
+        sparse.choose(
+            r.run, step[op.q], step.optional(op.weights), cache.layers[op.layer], step.positions, step.sequences, op,
+            cache.spec.layer(op.layer).every, cache.block_size, step[out], step.empty,
+        )  # fmt: skip
+
+    return call
+
+
+def prepare_queries(r: Recorder, op: ops.PrepareQueries[Value], out: Value) -> Call:
+    given = r.norm(op.norm)
+    return lambda step: rope_store.prepare_queries(
+        r.run, step[op.q], step[out], op.num_heads, step.optional(op.angles), given
+    )
+
+
+def store_latent(r: Recorder, op: ops.StoreLatent[Value], out: Value) -> Call:
+    given, kv = r.norm(op.norm), op.kv
+    assert kv is not None  # by check_operations
+    return lambda step: rope_store.store_latent(
+        r.run, step[kv], step[op.q_latent], step[op.q_rope], step[out], step.cache.layers[op.layer], step.places,
+        step[op.angles], given,
+    )  # fmt: skip
+
+
+def attend(r: Recorder, op: ops.Attend[Value], out: Value) -> Call:
+    a = op.attention
+    sinks, slopes, bias = (r.tensor(values) for values in (a.sinks, a.slopes, a.bias))
+    seen = a.window or 0, a.chunk or 0, min(a.ahead, FAR)
+
+    def call(step: CudaStep) -> None:
+        layer, own = step.cache.layers[op.layer], step[out]
+        chosen = step.optional(op.chosen)
+        listed = 0 if chosen is None else chosen.shape[1] // op.groups * op.pool
+        shape, work = step.work(op.num_heads, own.shape[1] // op.num_heads, layer, *seen, listed)
+        changes = attention.Changes(sinks, slopes, bias, step.optional(op.scores), chosen, op.pool, op.groups)
+        attention.attend(
+            r.run, step[op.q], layer, own, step.sequences, work, shape, a.scale, a.cap or 0.0, changes
+        )
+
+    return call
+
+
+ENCODERS: Encoders = {
+    ops.RopeAngles: rope_angles,
+    ops.StoreKV: store_kv,
+    sparse_ops.StoreKeys: store_keys,
+    sparse_ops.Choose: choose,
+    ops.PrepareQueries: prepare_queries,
+    ops.StoreLatent: store_latent,
+    ops.Attend: attend,
+}

@@ -1,0 +1,101 @@
+"""Encodes products with weights, held as floats or packed, gated or by heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quire.devices import ops
+from quire.devices.cuda import fuse
+from quire.devices.cuda.kernels import packed, products
+from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
+from quire.devices.ops import Value
+
+if TYPE_CHECKING:
+    from quire.devices.cuda.record import Call, Encoders, Recorder
+    from quire.devices.cuda.step import CudaStep
+
+
+def linear(r: Recorder, op: ops.Linear[Value], out: Value) -> Call:
+    weight, bias = own_matrix(op.weight), r.tensor(op.bias)
+
+    def call(step: CudaStep) -> None:
+        sums = product(r, op, step)
+        ending = bias, op.activation, step.optional(op.residual)
+        if step.adapters is None or not step.adapters.product(op, out, sums, ending):
+            sums(weight, step[out], *ending)
+
+    return call
+
+
+def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
+    weight, bias = own_matrix(op.weight), None
+    if op.bias is not None:
+        bias = r.tensor(alternating(op.bias))
+
+    def call(step: CudaStep) -> None:
+        sums = product(r, op, step)
+        ending = bias, op.activation, None, op.limit, True
+        if step.adapters is None or not step.adapters.product(op, out, sums, ending):
+            sums(weight, step[out], *ending)
+
+    return call
+
+
+def product(
+    r: Recorder, op: ops.Linear[Value] | ops.GatedLinear[Value], step: CudaStep
+) -> Callable[..., None]:
+    """The product of an operation's x with floats or a packed weight, gated or not."""
+    x = step[op.x]
+    rounded = x, None
+    if isinstance(op, (fuse.RoundedLinear, fuse.RoundedGatedLinear)):
+        rounded = step.codes(op.codes)
+
+    def multiply(
+        weight: CudaMatrix, out: Any, bias: Any = None, activation: Any = None, residual: Any = None,
+        limit: float = 0.0, gated: bool = False,
+    ) -> None:  # fmt: skip
+        if weight.packed is not None:
+            codes, scales = rounded if weight.rounds else (x, None)
+            packed.linear(r.run, codes, weight.packed, out, bias, activation, residual, scales, limit, gated)
+            return
+        own = x.to(weight.dtype)  # the same tensor, but for exact weights
+        if gated:
+            products.gated(r.run, own, weight.values, out, activation, bias, limit)
+        else:
+            products.linear(r.run, own, weight.values, out, bias, activation, residual)
+
+    return multiply
+
+
+def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:
+    given, bias = [own_matrix(weight) for weight in op.weights], r.tensor(op.bias)
+    if given[0].packed is None:
+        weights = torch.stack([weight.values for weight in given])
+        return lambda step: products.heads(r.run, step[op.x], weights, step[out], bias, op.activation)
+    heads, held = len(given), packed.joined([weight.packed for weight in given if weight.packed is not None])
+
+    def call(step: CudaStep) -> None:
+        x, scales = step[op.x], None
+        if given[0].rounds:
+            rows = x.view(len(x) * heads, -1)
+            codes, scales = (
+                step.empty(*rows.shape, dtype=torch.int8),
+                step.empty(len(rows), dtype=torch.float32),
+            )
+            packed.round_rows(r.run, rows, codes, scales)
+            x = codes.view(x.shape)
+        packed.linear(r.run, x, held, step[out], bias, op.activation, None, scales, heads=heads)
+
+    return call
+
+
+ENCODERS: Encoders = {
+    ops.Linear: linear,
+    fuse.RoundedLinear: linear,
+    ops.GatedLinear: gated_linear,
+    fuse.RoundedGatedLinear: gated_linear,
+    ops.HeadLinear: head_linear,
+}
