@@ -11,7 +11,7 @@ import torch
 
 from quire.devices import ops, sparse_ops
 from quire.devices.cuda.arena import matrices
-from quire.devices.cuda.encoders import attention, mixtures, products, rows, states
+from quire.devices.cuda.encoders import attention, exchanges, mixtures, products, rows, states
 from quire.devices.cuda.kernels import norm
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import own_matrix
@@ -67,7 +67,7 @@ def encode(graph: Graph, recorder: Recorder, wrong: Container[int] = ()) -> list
 
 def can_be_captured(graph: Graph) -> bool:
     """Tell whether no operation of a graph needs the host, or lists whose length follows the step."""
-    by_host: tuple[type[Any], ...] = (ops.Receive, ops.AllReduce, ops.AllGather, *states.ENCODERS)
+    by_host: tuple[type[Any], ...] = (*exchanges.ENCODERS, *states.ENCODERS)
     return not any(isinstance(op, by_host) or without_kernel(graph, op) for op in graph.ops)
 
 
@@ -115,6 +115,7 @@ def _lacking(op: Any) -> Iterator[str]:
 
 ENCODERS: Encoders = {
     **attention.ENCODERS,
+    **exchanges.ENCODERS,
     **mixtures.ENCODERS,
     **products.ENCODERS,
     **rows.ENCODERS,

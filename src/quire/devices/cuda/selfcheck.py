@@ -13,7 +13,7 @@ import torch
 
 from quire.devices import ops
 from quire.devices.cuda.cubins import sources
-from quire.devices.cuda.encoders import states
+from quire.devices.cuda.encoders import exchanges, states
 from quire.devices.cuda.fuse import Room, Round, RoundedGatedLinear, RoundedLinear
 from quire.devices.cuda.pack import CudaMatrix
 from quire.devices.cuda.plain import plain_value, put_codes, read
@@ -28,7 +28,7 @@ from quire.files import read_bytes, replaced
 log = logging.getLogger("quire.devices")
 
 SKIPPED: tuple[type[Any], ...] = (
-    ops.Receive, ops.AllReduce, ops.AllGather, ops.SelectRows, ops.Tap, Room, Round, *states.ENCODERS
+    *exchanges.ENCODERS, ops.SelectRows, ops.Tap, Room, Round, *states.ENCODERS
 )  # fmt: skip
 FIRST = 6
 """FIRST are the tokens of the sequence whose rows are compared."""

@@ -1,4 +1,4 @@
-"""Encodes what goes row by row: embeddings, sums, functions of elements, norms, and what ranks exchange."""
+"""Encodes what goes row by row: embeddings, sums, functions of elements, and norms."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ from quire.devices.cuda.kernels import elementwise, norm, packed, rows
 from quire.devices.cuda.pack import own_matrix
 from quire.devices.elementwise import ColumnScale
 from quire.devices.ops import Op, Value
-from quire.devices.torch.exchange import joined, summed
 
 if TYPE_CHECKING:
     from quire.devices.cuda.record import Call, Encoders, Recorder
     from quire.devices.cuda.step import CudaStep
-
-
-def receive(r: Recorder, op: ops.Receive[Value], out: Value) -> Call:
-    return lambda step: step[out].copy_(step.received(op.columns))
 
 
 def embed(r: Recorder, op: ops.Embed[Value], out: Value) -> Call:
@@ -116,16 +111,7 @@ def tap(r: Recorder, op: ops.Tap[Value], out: Value) -> Call:
     return lambda step: step.tapped.update({out: step[out]})  # in the place of x, which is kept
 
 
-def all_reduce(r: Recorder, op: ops.AllReduce[Value], out: Value) -> Call:
-    return lambda step: step[out].copy_(summed(step[op.x], op.peers))
-
-
-def all_gather(r: Recorder, op: ops.AllGather[Value], out: Value) -> Call:
-    return lambda step: step[out].copy_(joined(step[op.x], op.widths, op.peers))
-
-
 ENCODERS: Encoders = {
-    ops.Receive: receive,
     ops.Embed: embed,
     ops.EmbedPositions: embed_positions,
     ops.Add: add,
@@ -141,6 +127,4 @@ ENCODERS: Encoders = {
     fuse.Room: nothing,
     ops.SelectRows: select_rows,
     ops.Tap: tap,
-    ops.AllReduce: all_reduce,
-    ops.AllGather: all_gather,
 }

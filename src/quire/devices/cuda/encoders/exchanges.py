@@ -1,0 +1,40 @@
+"""Encodes what waits for other ranks: their parts of sums, their columns, and rows of the stage before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.devices import ops
+from quire.devices.ops import Value
+from quire.devices.torch.exchange import joined, summed
+
+if TYPE_CHECKING:
+    from quire.devices.cuda.record import Call, Encoders, Recorder
+    from quire.devices.cuda.step import CudaStep
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A launch that waits for other ranks; `is_captured` if a graph may hold it."""
+
+    launch: Call
+    is_captured: bool = False
+
+    def __call__(self, step: CudaStep) -> None:
+        self.launch(step)
+
+
+def receive(r: Recorder, op: ops.Receive[Value], out: Value) -> Call:
+    return Collective(lambda step: step[out].copy_(step.received(op.columns)))
+
+
+def all_reduce(r: Recorder, op: ops.AllReduce[Value], out: Value) -> Call:
+    return Collective(lambda step: step[out].copy_(summed(step[op.x], op.peers)))
+
+
+def all_gather(r: Recorder, op: ops.AllGather[Value], out: Value) -> Call:
+    return Collective(lambda step: step[out].copy_(joined(step[op.x], op.widths, op.peers)))
+
+
+ENCODERS: Encoders = {ops.Receive: receive, ops.AllReduce: all_reduce, ops.AllGather: all_gather}
