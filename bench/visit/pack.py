@@ -80,5 +80,5 @@ def table(place: Place, target: str) -> None:
             place.row(
                 f"{case}: {kernel.kernel}", kernel.shared_bytes <= target_named(target).shared_bytes,
                 registers=kernel.registers, spilled=kernel.spilled, shared_kib=kernel.shared_bytes // 1024,
-                instruction=kernel.instruction,
+                instruction=kernel.instruction, programs=kernel.programs, narrow=kernel.narrow,
             )  # fmt: skip

@@ -25,13 +25,14 @@ def test_unknown_architecture(capsys: pytest.CaptureFixture[str]) -> None:
 def test_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     row = {
         "launch": "products.product(*bf16:16, i32) [ROWS=64] warps 4 stages 3", "kernel": "product", "registers": 48,
-        "spilled": 0, "shared_bytes": 102400, "cubin_bytes": 30000, "instruction": "wgmma",
+        "spilled": 0, "shared_bytes": 102400, "cubin_bytes": 30000, "instruction": "wgmma bf16",
+        "programs": 2, "narrow": 0,
     }  # fmt: skip
     monkeypatch.setattr(kernels, "compiled", lambda config, target: [row])
     main(["kernels"])
     title, line = capsys.readouterr().out.splitlines()
-    assert title.split()[-3:] == ["KiB", "instruction", "constants"]
-    assert line.split()[:6] == ["product", "48", "0", "100", "29", "wgmma"]
+    assert title.split()[-4:] == ["programs", "narrow", "instruction", "signature"]
+    assert line.split()[:9] == ["product", "48", "0", "100", "29", "2", "0", "wgmma", "bf16"]
     assert line.endswith("ROWS=64] warps 4 stages 3")
     main(["kernels", "--json"])
     assert json.loads(capsys.readouterr().out) == [row]

@@ -14,7 +14,18 @@ from quire.devices.artifacts import Builder
 from quire.engine.plan import plan_files
 from quire.flags.uses import BUILDING, COMPUTE
 
-LINE = "{:20} {:>9} {:>7} {:>10} {:>9}  {:12} {}"
+LINE = "{:20} {:>9} {:>7} {:>10} {:>9} {:>8} {:>6}  {:16} {}"
+TITLES = (
+    "kernel",
+    "registers",
+    "spilled",
+    "shared KiB",
+    "cubin KiB",
+    "programs",
+    "narrow",
+    "instruction",
+    "signature",
+)
 DECIDED = frozenset({"block_size", "max_num_batched_tokens", "max_num_seqs"})
 
 
@@ -34,15 +45,12 @@ def run(config: EngineConfig, options: KernelOptions) -> None:
     if options.json:
         print(json.dumps(rows, indent=1))
         return
-    print(
-        LINE.format("kernel", "registers", "spilled", "shared KiB", "cubin KiB", "instruction", "constants")
-    )
+    print(LINE.format(*TITLES))
     for row in rows:
         kib = [f"{row[name] / 1024:.0f}" for name in ("shared_bytes", "cubin_bytes")]
-        constants = row["launch"].partition("[")[2]
-        print(
-            LINE.format(row["kernel"], row["registers"], row["spilled"], *kib, row["instruction"], constants)
-        )
+        counts = (row[name] for name in ("programs", "narrow", "instruction"))
+        signature = row["launch"].partition("(")[2]
+        print(LINE.format(row["kernel"], row["registers"], row["spilled"], *kib, *counts, f"({signature}"))
 
 
 def compiled(config: EngineConfig, target: str) -> list[dict[str, Any]]:

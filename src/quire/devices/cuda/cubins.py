@@ -19,7 +19,7 @@ import torch
 
 from quire.devices.artifacts import MANIFEST, Artifacts
 from quire.devices.cuda.launch import Launch, Launcher, described, ordered, signature, specialized
-from quire.devices.cuda.target import KIB, Target
+from quire.devices.cuda.target import KIB, WARP, Target
 from quire.errors import ConfigError, EngineError, ModelError
 from quire.lazy import Lazy, missing
 
@@ -33,7 +33,6 @@ log = logging.getLogger("quire.devices")
 KERNELS = Path(__file__).with_name("kernels")
 MOST_CACHED, MOST_CACHES = 256 << 20, 8  # bytes of a cache, and caches: of targets and versions
 FREE_SHARED = 48 * KIB  # bytes of shared memory that a kernel need not ask for
-WARP = 32
 FORMS = {"i32": "i4x", "i64": "q", "fp32": "f4x"}
 """FORMS are 8 bytes each, of which a kernel reads the first ones; pointers are `Q`."""
 

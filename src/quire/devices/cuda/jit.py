@@ -19,7 +19,7 @@ from triton.compiler import ASTSource, CompiledKernel
 
 from quire.devices.cuda.interpreter import interpret
 from quire.devices.cuda.launch import Launch, ordered, signature
-from quire.devices.cuda.target import INTERPRETER, Target
+from quire.devices.cuda.target import INTERPRETER, KIB, TARGETS, WARP, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def compile_launch(launch: Launch, target: Target) -> CompiledKernel:
         if aligned:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=launch.kernel, signature=types, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", target.capability, 32), options=options(launch))
+    return triton.compile(source, target=GPUTarget("cuda", target.capability, WARP), options=options(launch))
 
 
 def toolkit(target: Target) -> str:
@@ -97,11 +97,18 @@ def toolkit(target: Target) -> str:
     return found[1] if found else "0.0"
 
 
-INSTRUCTIONS = ("tcgen05.mma", "wgmma", "mma.sync")
+UNITS = re.compile(r"(tcgen05\.mma|wgmma|mma\.sync)[^\s;]*?[.:](bf16|f16|tf32|s8|i8|e4m3|e5m2|f8f6f4)\b")
+NARROW = re.compile(r"ld\.global\S*\.[bsu](8|16)\s")
+REGISTERS, LEAST = 1 << 16, 8
+"""REGISTERS of a multiprocessor; a thread has whole parts of LEAST of them."""
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """What a kernel takes. `spilled` counts the bytes of a thread's registers that lie in memory."""
+    """What a kernel takes. `spilled` counts the bytes of a thread's registers that lie in memory.
+
+    `narrow` are the loads of one or two bytes in its loops, `programs` those that one multiprocessor runs at once,
+    `instruction` the matrix unit's and the type of its operands.
+    """
 
     kernel: str
     registers: int
@@ -109,17 +116,37 @@ class Compiled(msgspec.Struct, frozen=True):
     shared_bytes: int
     cubin_bytes: int
     instruction: str
+    narrow: int
+    programs: int
 
 
 def measured(made: CompiledKernel) -> Compiled:
     """Read what a compiled kernel takes off its code."""
-    code, text = made.asm["cubin"], made.asm["ptx"]
+    code, text, about = made.asm["cubin"], made.asm["ptx"], made.metadata
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
         file.flush()
         command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     used = dict(pair.split(":") for pair in usage.split() if pair.count(":") == 1 and pair[-1].isdigit())
-    unit = next((name for name in INSTRUCTIONS if name in text), "")
-    sizes = int(used["REG"]), int(used["STACK"]), int(made.metadata.shared), len(code)
-    return Compiled(made.metadata.name, *sizes, unit)
+    unit, (registers, shared) = UNITS.search(text), (int(used["REG"]), int(about.shared))
+    target = TARGETS[f"sm_{about.target.arch}"]
+    by_registers = REGISTERS // (-(-registers // LEAST) * LEAST * WARP)
+    programs = min(
+        min(by_registers, target.warps) // about.num_warps, (target.shared_bytes + KIB) // (shared + KIB)
+    )
+    sizes = registers, int(used["STACK"]), shared, len(code)
+    instruction = " ".join(unit.groups()) if unit else ""
+    return Compiled(about.name, *sizes, instruction, len(NARROW.findall(in_loops(text))), programs)
+
+
+def in_loops(text: str) -> str:
+    """The lines between a label of PTX and the last branch back to it, of all labels."""
+    lines, labels, inside = text.splitlines(), dict[str, int](), set[int]()
+    for number, line in enumerate(lines):
+        words = line.split()
+        if words and words[0].endswith(":"):
+            labels[words[0][:-1]] = number
+        elif "bra" in line and words[-1][:-1] in labels:
+            inside |= {*range(labels[words[-1][:-1]], number)}
+    return "\n".join(lines[number] for number in sorted(inside))

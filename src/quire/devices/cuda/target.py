@@ -14,13 +14,15 @@ Family = Literal["ampere", "hopper", "interpreter"]
 class Target(msgspec.Struct, frozen=True):
     """One architecture: its shared memory per program in bytes, and the multiprocessors of its usual card.
 
-    `family` names the tiles that suit it (tiles.py). `e4m3` tells whether it converts that type.
+    `family` names the tiles that suit it (tiles.py). `warps` are those of a multiprocessor. `e4m3` tells whether it
+    converts that type.
     """
 
     name: str
     family: Family
     shared_bytes: int
     processors: int
+    warps: int = 64
     e4m3: bool = True
 
     @property
@@ -28,16 +30,16 @@ class Target(msgspec.Struct, frozen=True):
         return int(self.name.removeprefix("sm_"))
 
 
-KIB = 1024
+KIB, WARP = 1024, 32
 TARGETS = {
     target.name: target
     for target in (
         Target("sm_80", "ampere", 163 * KIB, 108, e4m3=False),
-        Target("sm_86", "ampere", 99 * KIB, 84, e4m3=False),
-        Target("sm_89", "ampere", 99 * KIB, 128),
+        Target("sm_86", "ampere", 99 * KIB, 84, 48, e4m3=False),
+        Target("sm_89", "ampere", 99 * KIB, 128, 48),
         Target("sm_90", "hopper", 227 * KIB, 132),
         Target("sm_100", "hopper", 227 * KIB, 148),
-        Target("sm_120", "ampere", 99 * KIB, 170),
+        Target("sm_120", "ampere", 99 * KIB, 170, 48),
     )
 }
 # Programs run one after another on the CPU, and each is slow: the fewer, the better.
