@@ -19,11 +19,12 @@ from quire.devices.cuda.cache import CudaKVCache, own_cache
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.launch import Launcher
-from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs, restore
+from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs
 from quire.devices.cuda.record import check_operations
 from quire.devices.cuda.run import CudaExecutable
 from quire.devices.cuda.sampler import CudaSampler
 from quire.devices.cuda.selfcheck import Checks
+from quire.devices.cuda.stored import export, restore
 from quire.devices.cuda.target import target_of
 from quire.devices.graph import Graph
 from quire.devices.protocol import (
@@ -122,12 +123,11 @@ class CudaBackend:
         return packs(layout, self._run.target.e4m3)
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
-        own = own_matrix(matrix)
-        about = own.describe()
-        return about, own.values.reshape(-1).view(torch.uint8).cpu().numpy()
+        return export(own_matrix(matrix))
 
+    @device_errors(ResourceError)
     def restore(self, about: dict[str, Any], data: Array) -> CudaMatrix:
-        return restore(about, data, self._device)
+        return restore(about, data, self._device, self._run.target.e4m3)
 
     @property
     def places_blocks(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from quire.devices.cuda.blocks import PROBES, common_form, taken_apart
 from quire.devices.cuda.kernels.packed import Form, PackedWeight
 from quire.devices.protocol import Array, FloatArray, Matrix, WeightType
-from quire.errors import ConfigError, EngineError, ModelError
+from quire.errors import ConfigError, EngineError
 from quire.weights.layouts import AnyLayout, Blocks, Int8
 from quire.weights.schemes import Quantized
 from quire.weights.tensor import FloatDtype, QuantTensor
@@ -89,10 +89,14 @@ class CudaMatrix:
         return rows, columns
 
     @property
+    def tensors(self) -> Sequence[Any]:
+        """All that it is made of."""
+        given = [self.values] if self.packed is None else self.packed.tensors
+        return [tensor for tensor in given if tensor is not None]
+
+    @property
     def nbytes(self) -> int:
-        if self.packed is None:
-            return int(self.values.nbytes)
-        return sum(int(tensor.nbytes) for tensor in self.packed.tensors if tensor is not None)
+        return sum(int(tensor.nbytes) for tensor in self.tensors)
 
     @property
     def greedy_nbytes(self) -> int:
@@ -104,25 +108,6 @@ class CudaMatrix:
             values = torch.cat([values[::2], values[1::2]])
         found: FloatArray = values.cpu().numpy()
         return found
-
-    def describe(self) -> dict[str, Any]:
-        """Return what `restore` needs beside the bytes. ConfigError for packed weights."""
-        if self.packed is not None:
-            raise ConfigError(
-                "engines of GPUs hold float weights: give --quantization to the command that serves"
-            )
-        return {"shape": list(self.shape), "dtype": str(self.values.dtype)[6:], "gated": self.gated}
-
-
-def restore(about: dict[str, Any], data: Array, device: Any) -> CudaMatrix:
-    """The matrix of a description and its bytes. ModelError if they disagree."""
-    dtype, shape = DTYPES.get(about["dtype"]), tuple(about["shape"])
-    if dtype is None or data.nbytes != int(np.prod(shape)) * dtype.itemsize:
-        raise ModelError(f"a weight of {data.nbytes} bytes is described as {about}")
-    if device.type == "meta":
-        return CudaMatrix(torch.empty(shape, dtype=dtype, device=device), about["gated"])
-    values = torch.from_numpy(np.array(data)).view(dtype).reshape(shape)
-    return CudaMatrix(values.to(device), about["gated"])
 
 
 def own_matrix(weight: Matrix) -> CudaMatrix:
