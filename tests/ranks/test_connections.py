@@ -18,7 +18,7 @@ from quire.engine.wire import LENGTH
 from quire.errors import ConfigError, EngineError
 from quire.ranks import connections as links
 from quire.ranks.connections import MAGIC, Hello, Links, NoEngineError, connect, own_host
-from quire.ranks.residual import StageInput, send_hidden
+from quire.ranks.residual import HostStage
 
 SECRET = b"known to all"
 
@@ -222,14 +222,15 @@ def test_a_rank_that_is_gone_or_silent_ends_an_exchange() -> None:
 
 def test_hidden_states_pass_whole_or_not_at_all() -> None:
     mine, theirs = pair_of_sockets()
-    stage = StageInput(width=3, max_tokens=4)
-    stage.connect(theirs)
+    before, stage = (HostStage(receives, width=3, max_tokens=4) for receives in (False, True))
+    before.connect({1: mine}, 1)
+    stage.connect({0: theirs}, 1)
     hidden = np.arange(12, dtype=np.float32).reshape(4, 3)
-    send_hidden(mine, hidden)
-    send_hidden(mine, hidden[:1])
+    before.send(hidden)
+    before.send(hidden[:1])
     assert stage.receive(4).tolist() == hidden.tolist()
     assert stage.receive(1).tolist() == hidden[:1].tolist()
-    send_hidden(mine, np.zeros((5, 3), np.float32))  # more than a step has
+    before.send(np.zeros((5, 3), np.float32))  # more than a step has
     with pytest.raises(RuntimeError, match="the previous stage has ended"):
         stage.receive(5)
     mine.close()

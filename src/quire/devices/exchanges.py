@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from quire import _native as native
+from quire.devices.hidden import HiddenRows
 from quire.devices.peers import Peers
 from quire.devices.registry import device_of_rank, on_cpu
 from quire.lazy import Lazy, need
@@ -31,6 +32,16 @@ class Connected(Protocol):
 
     def abort(self, rank: int) -> None:
         """End all waiting with a RuntimeError, because `rank` has gone."""
+
+
+class StageLink(Connected, Protocol):
+    """A connection to a rank of the next stage or the previous one: hidden states pass in the order of steps."""
+
+    def send(self, hidden: HiddenRows) -> None:
+        """Send a step's hidden states to the next stage. OSError, RuntimeError: it has gone."""
+
+    def receive(self, num_tokens: int) -> HiddenRows:
+        """Receive the hidden states [num_tokens, D] of the next step. RuntimeError: the previous stage has gone."""
 
 
 class DevicePeers(Connected, Peers, Protocol):
@@ -79,9 +90,17 @@ def passes_tensors(device: str, backend: str) -> bool:
 
 def make_device_peers(device: str, rank: int, size: int, patience: float) -> DevicePeers:
     """A rank's connection to the others over which tensors of its GPU pass, or of the interpreter's."""
+    return gloo.TorchPeers(rank, size, patience, _gpu(device))
+
+
+def make_device_stage(device: str, receives: bool, patience: float) -> StageLink:
+    """A connection between stages over which tensors of GPUs pass, or of the interpreter's."""
+    return gloo.TorchStage(int(receives), patience, _gpu(device))
+
+
+def _gpu(device: str) -> str | None:
     need(f"--device {device}", "torch")
-    gpu = None if device == "interpreter" else device_of_rank(device, "auto", 0)
-    return gloo.TorchPeers(rank, size, patience, gpu)
+    return None if device == "interpreter" else device_of_rank(device, "auto", 0)
 
 
 def peers_over(exchange: Exchange, rank: int, size: int) -> Peers:

@@ -109,8 +109,8 @@ class ModelInput(msgspec.Struct, frozen=True):
 
     `greedy`: only the largest of each row's logits is needed; a backend that finds it may leave the others undefined.
 
-    `hidden_TD` is the output of the previous stage: float32 and C-contiguous, or the device's own rows. None if the
-    graph has the first layer.
+    `hidden_TD` is the output of the previous stage: float32 and C-contiguous, the device's own rows, or
+    what they come over (exchanges.StageLink). None if the graph has the first layer.
     `adapters_B` is the slot of each sequence's adapter (Executable.adapt), -1 for none. None: no sequence has one.
     `states`: None if the model has none. `unseen_U2` are places among the T tokens, each with a slot: the device
     takes the last token that its sampler drew for the slot. None: all tokens are here. `appended_C3` are the changes of
@@ -151,10 +151,10 @@ class Executable(Protocol):
     def logits(self, start: int, stop: int) -> Logits:
         """Logits of logit rows start..stop-1 of the last run, for L above max_logit_rows."""
 
-    def hidden(self) -> FloatArray:
-        """A host array [L, D]: final hidden states of the last run (after the last norm, before the head).
+    def hidden(self) -> HiddenRows:
+        """Rows [L, D]: final hidden states of the last run (after the last norm, before the head).
 
-        For a graph without a head, [T, D]: the next stage's input. It may be a view, valid until the next `run`.
+        For a graph without a head, [T, D]: the next stage's input. They may be views, valid until the next `run`.
         """
 
     def adapt(self, slot: int, adapter: Adapter | None) -> int:

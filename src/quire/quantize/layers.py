@@ -95,7 +95,7 @@ class LayerRunner:
         for sample in range(count):
             executable.run(self._step(sample, states))
             if out is not None:
-                out[sample] = executable.hidden()
+                out[sample] = np.asarray(executable.hidden())
             if observe is not None:
                 taps = executable.taps()
                 for found in inputs:

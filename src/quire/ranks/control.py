@@ -17,15 +17,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from quire.config import EngineConfig
-from quire.devices.exchanges import passes_tensors
+from quire.devices.exchanges import StageLink, passes_tensors
 from quire.devices.protocol import Limits, Peers
 from quire.errors import EngineError, ModelError
 from quire.ranks.commands import Command, RankLaunch, encode
 from quire.ranks.connections import Hello, Kind, Links
-from quire.ranks.peers import PeerGroup, shared_files
+from quire.ranks.peers import PeerGroup, shared_files, stage_link
 from quire.ranks.processes import COMPILING, FAREWELL, SILENCE, Member, RankHost, RankJoin, RankProcess, watch
 from quire.ranks.ray_cluster import Cluster
-from quire.ranks.residual import StageInput
 
 log = logging.getLogger("quire.engine")
 
@@ -58,14 +57,15 @@ class Ranks:
         self._aborts.append(self._group.abort)
         self.asking = threading.Lock()
         """Held from `ask` to the end of `wait_answers`."""
-        self.input: StageInput | None = None
+        self.input: StageLink | None = None
         if self.earlier:
-            self.input = StageInput(width, limits.max_tokens)
+            self.input = stage_link(config, 0, True, width, limits.max_tokens)
             self._aborts.append(self.input.abort)
+        connected: list[PeerGroup | StageLink] = [self._group, *([] if self.input is None else [self.input])]
         self._gathered, self._problem = threading.Event(), ""
         stopped = threading.Event()
         self._close = weakref.finalize(
-            self, _stop, self._members, self._files, self._links, self._group, stopped
+            self, _stop, self._members, self._files, self._links, connected, stopped
         )
         threading.Thread(target=watch, args=(self._members, stopped), daemon=True).start()
 
@@ -98,7 +98,8 @@ class Ranks:
             raise EngineError(self._problem)
         self._group.connect(self._reach, self._parallel.distributed_timeout_seconds)
         if self.input is not None:
-            self.input.connect(self._reach("stage", self._parallel.tensor_parallel_size))
+            before = self._reach("stage", self._parallel.tensor_parallel_size)
+            self.input.connect({0: before}, self._parallel.distributed_timeout_seconds)
         for member in self._members:
             if not member.wait_ready():
                 raise EngineError(member.obituary())
@@ -211,7 +212,7 @@ def _stop(
     members: Sequence[Member],
     files: dict[int, int],
     links: Links,
-    group: PeerGroup,
+    connected: Sequence[PeerGroup | StageLink],
     stopped: threading.Event,
 ) -> None:
     stopped.set()
@@ -220,6 +221,7 @@ def _stop(
         member.stop()
     for member in members:
         member.close()
-    group.close()
+    for link in connected:
+        link.close()
     for file in set(files.values()):
         os.close(file)

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.devices.adapters import Adapter
 from quire.devices.hidden import HiddenRows
-from quire.devices.protocol import Executable, FloatArray, KVCache, ModelInput
+from quire.devices.protocol import Executable, KVCache, ModelInput
 from quire.devices.sampling import Logits
 from quire.engine.memory_release import MemoryRelease
 from quire.errors import DeviceMemoryError, EngineError, QuireError
@@ -49,7 +49,7 @@ class RankedExecutable:
     def logits(self, start: int, stop: int) -> Logits:
         return self._together(RunHead(start, stop), lambda: self._own.logits(start, stop))
 
-    def hidden(self) -> FloatArray:
+    def hidden(self) -> HiddenRows:
         return self._own.hidden()
 
     def adapt(self, slot: int, adapter: Adapter | None) -> int:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 
 from quire.config import EngineConfig
 from quire.devices import exchanges
-from quire.devices.exchanges import DevicePeers, Exchange
+from quire.devices.exchanges import DevicePeers, Exchange, StageLink
 from quire.devices.protocol import Peers
 from quire.engine.plan import device_of
 from quire.errors import EngineError
 from quire.files import unnamed_file
 from quire.ranks.connections import Address, Hello, Kind, Links, connect
 from quire.ranks.options import ParallelConfig
+from quire.ranks.residual import HostStage
 
 PATIENCE = 10.0
 """A rank that the others of its stage wait for counts as hung after PATIENCE seconds."""
@@ -68,6 +69,15 @@ class PeerGroup:
         """End all waiting, because a rank has gone."""
         if self.peers is not None:
             self.peers.abort(rank)
+
+
+def stage_link(config: EngineConfig, rank: int, receives: bool, width: int, max_tokens: int) -> StageLink:
+    """A rank's connection to the stage before if it `receives`, or else to the stage after."""
+    device = device_of(config, rank)
+    if exchanges.passes_tensors(device.device, device.backend):
+        long = float(config.parallel.distributed_timeout_seconds)
+        return exchanges.make_device_stage(device.device, receives, long)
+    return HostStage(receives, width, max_tokens)
 
 
 class Reach:

@@ -5,33 +5,47 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from collections.abc import Mapping
 
 import numpy as np
 
+from quire.devices.hidden import HiddenRows
 from quire.devices.protocol import FloatArray
 from quire.engine.wire import LENGTH
 
 
-class StageInput:
-    """The previous stage's output. A thread reads ahead, so that the stage need not wait until this one is ready."""
+class HostStage:
+    """`StageLink` through host memory. A thread reads ahead, so that a stage need not wait until the next is ready."""
 
-    def __init__(self, width: int, max_tokens: int) -> None:
-        self._width, self._most = width, 4 * width * max_tokens
+    def __init__(self, receives: bool, width: int, max_tokens: int) -> None:
+        self._receives, self._width, self._most = receives, width, 4 * width * max_tokens
+        self._links: dict[int, socket.socket] = {}
         self._found: queue.SimpleQueue[FloatArray | str] = queue.SimpleQueue()
 
-    def connect(self, connection: socket.socket) -> None:
-        threading.Thread(target=self._read, args=(connection,), name="quire-stage", daemon=True).start()
+    def connect(self, links: Mapping[int, socket.socket], seconds: float) -> None:
+        self._links = dict(links)
+        if self._receives:
+            (link,) = links.values()
+            threading.Thread(target=self._read, args=(link,), name="quire-stage", daemon=True).start()
+
+    def send(self, hidden: HiddenRows) -> None:
+        hidden_TD: FloatArray = np.ascontiguousarray(hidden, np.float32)
+        for link in self._links.values():
+            link.sendall(LENGTH.pack(hidden_TD.nbytes))
+            link.sendall(hidden_TD.data)
 
     def receive(self, num_tokens: int) -> FloatArray:
-        """Receive the hidden states [num_tokens, D] of the next step. RuntimeError: the previous stage has gone."""
         found = self._found.get()
         if isinstance(found, str):
             self._found.put(found)
             raise RuntimeError(found)
         return found.reshape(num_tokens, self._width)
 
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+
     def abort(self, rank: int) -> None:
-        """End all waiting, because a rank has gone."""
         self._found.put(f"rank {rank} has ended")
 
     def _read(self, connection: socket.socket) -> None:
@@ -46,12 +60,6 @@ class StageInput:
                     break
                 self._found.put(hidden)
         self._found.put("the previous stage has ended")
-
-
-def send_hidden(connection: socket.socket, hidden_TD: FloatArray) -> None:
-    """Send hidden states to the next stage. OSError: it has gone."""
-    connection.sendall(LENGTH.pack(hidden_TD.nbytes))
-    connection.sendall(np.ascontiguousarray(hidden_TD).data)
 
 
 def _filled(connection: socket.socket, left: memoryview) -> bool:

@@ -15,11 +15,13 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from quire.devices.adapters import Adapter
+from quire.devices.exchanges import StageLink
 from quire.devices.protocol import Backend, Executable, KVCache, ModelInput
 from quire.engine.identity import agreement
 from quire.engine.memory_release import MemoryRelease
@@ -55,9 +57,8 @@ from quire.ranks.commands import (
 )
 from quire.ranks.connections import Hello, Links, NoEngineError, connect, own_host
 from quire.ranks.numa import bind_rank
-from quire.ranks.peers import PeerGroup, Reach
+from quire.ranks.peers import PeerGroup, Reach, stage_link
 from quire.ranks.processes import BEAT, NO_ENGINE, RankJoin
-from quire.ranks.residual import StageInput, send_hidden
 
 log = logging.getLogger("quire.engine")
 
@@ -96,7 +97,7 @@ class Control:
 class Worker:
     """Computes steps of one stage. `Holder` of its share's memory."""
 
-    def __init__(self, source: StageInput | None, sink: socket.socket | None) -> None:
+    def __init__(self, source: StageLink | None, sink: StageLink | None) -> None:
         self._source, self._sink = source, sink
         self._held: tuple[Executable, KVCache] | None = None
 
@@ -139,7 +140,7 @@ class Worker:
             inputs = msgspec.structs.replace(inputs, hidden_TD=hidden_TD)
         executable.run(inputs)
         if self._sink is not None:
-            send_hidden(self._sink, executable.hidden())
+            self._sink.send(executable.hidden())
 
 
 def serve(join: RankJoin) -> None:
@@ -234,11 +235,16 @@ def _load(
     seconds = parallel.distributed_timeout_seconds
     reach = Reach(rank, links, [join.address, *launch.addresses[1:]], join.secret, seconds)
     group.connect(reach, seconds)
-    sink = None if shard.ends else reach("stage", rank - size)
-    source = None
+    stage = partial(
+        stage_link, join.config, rank, width=info.spec.stream_width, max_tokens=launch.limits.max_tokens
+    )
+    sink = source = None
+    if not shard.ends:
+        sink = stage(receives=False)
+        sink.connect({1: reach("stage", rank - size)}, seconds)
     if shard.stage:
-        source = StageInput(info.spec.stream_width, launch.limits.max_tokens)
-        source.connect(reach("stage", rank + size))
+        source = stage(receives=True)
+        source.connect({0: reach("stage", rank + size)}, seconds)
     worker = Worker(source, sink)
     worker.load(executable, cache)
     parts = model, load_share, make_cache, compile, backend.free_memory

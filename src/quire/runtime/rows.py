@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from quire.devices.protocol import Executable, FloatArray
 from quire.devices.sampling import Logits
 
@@ -45,7 +47,7 @@ class StepRows:
     def hidden(self, start: int, stop: int) -> FloatArray:
         """Return the final hidden states [stop - start, D] of rows start..stop-1."""
         if self._hidden is None:
-            self._hidden = self._executable.hidden()
+            self._hidden = np.asarray(self._executable.hidden())
         return self._hidden[start:stop]
 
     def _some(self, rows: range | list[int], start: int, stop: int) -> Logits:

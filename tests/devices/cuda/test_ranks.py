@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.devices.exchanges import make_device_peers, passes_tensors
+from quire.devices.cuda.hidden import CudaRows
+from quire.devices.exchanges import make_device_peers, make_device_stage, passes_tensors
 from quire.devices.torch.exchange import joined, summed
 from tests.tiny import write_checkpoint
 
@@ -20,7 +21,11 @@ PROMPTS = [list(b"Once upon a"), list(b"A dog")]
 PARAMS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=2)
 
 
-def together(size: int, work: Callable[[Any], Any]) -> list[Any]:
+def peers_of(rank: int, size: int) -> Any:
+    return make_device_peers("interpreter", rank, size, 60)
+
+
+def together(size: int, work: Callable[[Any], Any], make: Callable[[int, int], Any] = peers_of) -> list[Any]:
     """What each rank gets, in threads with connections of their own."""
     links: list[dict[int, socket.socket]] = [{} for _ in range(size)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -30,7 +35,7 @@ def together(size: int, work: Callable[[Any], Any]) -> list[Any]:
                 links[a][b] = listener.accept()[0]
 
     def run(rank: int) -> Any:
-        peers: Any = make_device_peers("interpreter", rank, size, 60)
+        peers = make(rank, size)
         peers.connect(links[rank], 60)
         found = work(peers)
         peers.close()
@@ -82,6 +87,48 @@ def test_a_rank_that_is_gone_ends_the_others() -> None:
         summed(torch.ones(1, 3), make_device_peers("interpreter", 0, 2, 1))
 
 
+@pytest.mark.parametrize("sent", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_stages_pass_tensors_in_the_type_that_the_next_one_keeps(sent: Any, kept: Any) -> None:
+    steps = [torch.randn(count, 33, generator=torch.Generator().manual_seed(count)) for count in (1, 7, 2)]
+
+    def stage(rank: int, size: int) -> Any:
+        return make_device_stage("interpreter", bool(rank), 60)
+
+    def work(link: Any) -> Any:
+        if not link.rank:
+            for rows in steps:
+                link.send(CudaRows(rows.to(sent)))
+            link.send(steps[0].numpy())
+            return None
+        found = [torch.full((len(rows) + 3, 33), -1.0).to(kept) for rows in (*steps, steps[0])]
+        for rows in found:
+            link.receive(len(rows) - 3).fill(rows[:-3])
+        return found
+
+    _, found = together(2, work, stage)
+    for rows, wanted in zip(found, [*(rows.to(sent) for rows in steps), steps[0]], strict=True):
+        assert rows[:-3].equal(wanted.to(kept))
+        assert (rows[-3:] == -1).all()
+
+
+def test_a_stage_that_is_gone_ends_the_next() -> None:
+    link: Any = make_device_stage("interpreter", True, 1)
+    rows = torch.ones(1, 3)
+    with pytest.raises(RuntimeError, match="not connected"):
+        link.fill(rows)
+    with pytest.raises(RuntimeError, match="not connected"):
+        link.send(rows.numpy())
+
+    def work(link: Any) -> None:
+        if link.rank:
+            link.abort(3)
+            with pytest.raises(RuntimeError, match="rank 3 has ended"):
+                link.fill(rows)
+
+    together(2, work, lambda rank, size: make_device_stage("interpreter", bool(rank), 60))
+
+
 def test_ranks_of_gpus_pass_tensors_and_those_of_a_cpu_arrays() -> None:
     for device in ("cuda:1", "interpreter"):
         assert passes_tensors(device, "auto")
@@ -113,6 +160,7 @@ def test_bits_do_not_depend_on_the_number_of_ranks(model: Path) -> None:
         {"tensor_parallel_size": 2, "exact_across_ranks": True},
         {"tensor_parallel_size": 4, "exact_across_ranks": True, "max_num_batched_tokens": 7},
         {"pipeline_parallel_size": 2},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "exact_across_ranks": True},
     ):
         assert answers(model, **layout) == alone, layout
 

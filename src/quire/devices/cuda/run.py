@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from quire.devices.adapters import Adapter
@@ -31,7 +30,8 @@ from quire.devices.cuda.selfcheck import BLOCKS, Checks, check, described, finge
 from quire.devices.cuda.step import CudaStep
 from quire.devices.graph import widths
 from quire.devices.inputs import check_input, check_logit_rows, check_states
-from quire.devices.protocol import FloatArray, Graph, Limits, ModelInput
+from quire.devices.ops import AllGather, AllReduce
+from quire.devices.protocol import Graph, Limits, ModelInput
 from quire.devices.torch.run import TorchLogits
 from quire.errors import EngineError, ResourceError
 
@@ -50,6 +50,7 @@ class CudaExecutable:
     ) -> None:
         check_operations(graph)
         self._last_tokens = last_tokens
+        self._peers = next((op.peers for op in graph.ops if isinstance(op, (AllReduce, AllGather))), None)
         self._graph = own = fused(graph, limits.max_adapters > 0)
         self._graphs = Graphs([size for size in limits.graphs if size <= limits.max_tokens], run, kv.device)
         self._kv, self._limits, self._run = kv, limits, self._graphs.run
@@ -101,7 +102,7 @@ class CudaExecutable:
         if inputs.appended_C3 is not None and self._table is None:
             self._table = torch.zeros(inputs.block_table_SM.shape, dtype=torch.int32, device=self._kv.device)
         self._step = step = self._filled(inputs)
-        step.fill_in(self._last_tokens)
+        step.fill_in(self._last_tokens, self._peers)
         if inputs.adapters_B is not None:
             step.adapters = StepAdapters(self._adapters, inputs, self._run, step)
         if inputs.states is not None:
@@ -149,10 +150,10 @@ class CudaExecutable:
             launched(head, step)
         return TorchLogits(step[graph.logits][: stop - start])
 
-    def hidden(self) -> FloatArray:
+    def hidden(self) -> CudaRows:
         step, hidden = self._step, self._graph.hidden
         assert step is not None
-        return _numpy(step.given(step.rows_of(hidden), hidden))
+        return CudaRows(step.given(step.rows_of(hidden), hidden))
 
     @device_errors(ResourceError)
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
@@ -168,7 +169,3 @@ def launched(calls: Sequence[Call], step: CudaStep) -> None:
     """Launch operations over a step."""
     for call in calls:
         call(step)
-
-
-def _numpy(tensor: Any) -> FloatArray:
-    return np.ascontiguousarray(tensor.float().cpu().numpy())

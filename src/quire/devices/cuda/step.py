@@ -23,10 +23,11 @@ from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.plain import plain_step
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import Work, WorkShape, work_list
-from quire.devices.inputs import received
 from quire.devices.ops import Value
+from quire.devices.peers import Peers
 from quire.devices.protocol import Array, FloatArray, ModelInput
 from quire.devices.torch.cache import TorchStep
+from quire.devices.torch.exchange import TorchPeers, arrived
 
 if TYPE_CHECKING:
     from quire.devices.cuda.adapters import StepAdapters
@@ -114,18 +115,22 @@ class CudaStep:
             found = [_padded(part, *about) for part, *about in zip(found, counts, fills, strict=True)]
         return [found[0].view(np.int32), *found[1:]]
 
-    def fill_in(self, last_tokens: Any) -> None:
-        """Take the tokens that the host has not seen from those drawn last [slots]."""
+    def fill_in(self, last_tokens: Any, peers: Peers | None) -> None:
+        """Take the tokens that the host has not seen from those drawn last [slots]; the first rank draws."""
         for pairs in self._unseen:
             places, slots = pairs.view(-1, 2).T.long()
-            self.tokens[places] = last_tokens[slots]
+            tokens = last_tokens[slots]
+            if isinstance(peers, TorchPeers):
+                peers.share(tokens)
+            self.tokens[places] = tokens
 
-    def received(self, width: int) -> Any:
-        """The hidden states [T, width] that come with the step. EngineError if missing or of another shape."""
-        hidden = self.inputs.hidden_TD
-        if isinstance(hidden, CudaRows) and hidden.tensor.shape == (len(self.tokens), width):
-            return hidden.tensor
-        return torch.from_numpy(received(self.inputs, width))
+    def receive(self, out: Any) -> None:
+        """Take the hidden states [T, D] that come with the step. EngineError if missing or of another shape."""
+        hidden, rows = self.inputs.hidden_TD, out[: len(self.inputs.tokens_T)]
+        if isinstance(hidden, CudaRows) and hidden.tensor.shape == rows.shape:
+            rows.copy_(hidden.tensor)
+        else:
+            arrived(self.inputs, rows)
 
     def narrow(self, hidden: Value, start: int, count: int) -> None:
         """Compute the logits of `count` logit rows next: the hidden states are theirs from now on."""

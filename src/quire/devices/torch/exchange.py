@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed
 
-from quire.devices.inputs import all_gathered, all_reduced
+from quire.devices.inputs import all_gathered, all_reduced, received
 from quire.devices.peers import Peers
+from quire.devices.protocol import ModelInput
 from quire.sockets import receive_exactly
 from quire.weights.tensor import FloatArray
 
@@ -35,6 +36,7 @@ class Group:
         self._patience, self._gpu = timedelta(seconds=patience), gpu
         self._links: dict[int, socket.socket] = {}
         self._group: Any = None
+        self._store: Any = None
         self._gone: int | None = None
 
     def connect(self, links: Mapping[int, socket.socket], seconds: float) -> None:
@@ -52,6 +54,7 @@ class Group:
             except EOFError:
                 raise RuntimeError("rank 0 has ended") from None
             store = dist.TCPStore(host, port, self.size, False, limit)
+        self._store = store
         kind = dist.ProcessGroupGloo if self._gpu is None else dist.ProcessGroupNCCL
         options = kind._Options() if self._gpu is None else kind.Options()
         options._timeout = self._patience
@@ -64,10 +67,14 @@ class Group:
 
     def gather(self, rows: list[Any], own: Any) -> None:
         """Fill `rows` with all ranks' tensors of one shape. RuntimeError: a rank is gone or does not answer."""
+        self._wait(lambda group: group.allgather([rows], [own]))
+
+    def _wait(self, begin: Callable[[Any], Any]) -> None:
+        """Begin an exchange and wait for it, as a GPU's stream does for those of NCCL."""
         if self._group is None:
             raise RuntimeError("the ranks are not connected yet")
         try:
-            self._group.allgather([rows], [own]).wait()
+            begin(self._group).wait()
         except RuntimeError as error:
             if self._gone is not None:
                 raise RuntimeError(f"rank {self._gone} has ended") from error
@@ -104,8 +111,49 @@ class TorchPeers(Group):
             self.gather(list(found.view(torch.uint8)), x.contiguous().view(torch.uint8))
         return found
 
+    def share(self, x: Any) -> None:
+        """Give all ranks the first one's x."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self._wait(lambda group: group.broadcast([x], options))
+
     def all_reduce(self, x: FloatArray) -> None:
         x[:] = summed(torch.from_numpy(x).to(self._gpu or "cpu"), self).cpu().numpy()
+
+
+class TorchStage(Group):
+    """`StageLink` over which tensors pass from where they lie, from rank 0 of two to rank 1."""
+
+    def __init__(self, rank: int, patience: float, gpu: str | None) -> None:
+        super().__init__(rank, 2, patience, gpu)
+        self._type: Any = None  # of what passes: as the receiver keeps it
+
+    def send(self, hidden: Any) -> None:
+        if self._type is None and self._store is not None:
+            self._type = getattr(torch, self._store.get("type").decode())
+        rows = getattr(hidden, "tensor", None)
+        rows = torch.from_numpy(hidden).to(self._gpu or "cpu") if rows is None else rows
+        own = rows.to(self._type or rows.dtype).contiguous().view(torch.uint8)
+        self._wait(lambda group: group.send([own], 1, 0))
+
+    def receive(self, num_tokens: int) -> Any:
+        """Rows that come when an operation asks for them: see `arrived`."""
+        return self
+
+    def fill(self, out: Any) -> None:
+        """Receive into rows [T, D]."""
+        if self._type is None and self._store is not None:
+            self._type = out.dtype
+            self._store.set("type", str(out.dtype).removeprefix("torch."))
+        self._wait(lambda group: group.recv([out.view(torch.uint8)], 0, 0))
+
+
+def arrived(inputs: ModelInput, out: Any) -> Any:
+    """Fill rows [T, D] with what comes with a step from the stage before."""
+    if isinstance(inputs.hidden_TD, TorchStage):
+        inputs.hidden_TD.fill(out)
+        return out
+    return out.copy_(torch.from_numpy(received(inputs, out.shape[1])))
 
 
 def summed(x: Any, peers: Peers | None) -> Any:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from quire.devices import formulas, sparse_formulas
-from quire.devices.ops import AllGather, AllReduce, Attend
+from quire.devices.ops import AllGather, AllReduce, Attend, Receive
 from quire.devices.sparse_formulas import hidden_scores
 from quire.devices.torch.attention import attend
 from quire.devices.torch.cache import TorchStep
-from quire.devices.torch.exchange import joined, summed
+from quire.devices.torch.exchange import arrived, joined, summed
 
 
 def attend_rows(step: TorchStep, op: Attend[Any]) -> Any:
@@ -48,10 +48,15 @@ def attend_rows(step: TorchStep, op: Attend[Any]) -> Any:
     return torch.stack(rows)
 
 
+def receive(step: TorchStep, op: Receive[Any]) -> Any:
+    return arrived(step.inputs, torch.empty(len(step.tokens_T), op.columns, device=step.cache.device))
+
+
 FORMULAS: formulas.Formulas = {
     **formulas.FORMULAS,
     **sparse_formulas.FORMULAS,
     Attend: attend_rows,
+    Receive: receive,
     AllReduce: lambda step, op: step.single(summed(op.x, op.peers)),
     AllGather: lambda step, op: step.single(joined(op.x, op.widths, op.peers)),
 }

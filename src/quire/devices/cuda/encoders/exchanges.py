@@ -26,7 +26,7 @@ class Collective:
 
 
 def receive(r: Recorder, op: ops.Receive[Value], out: Value) -> Call:
-    return Collective(lambda step: step[out].copy_(step.received(op.columns)))
+    return Collective(lambda step: step.receive(step[out]))
 
 
 def all_reduce(r: Recorder, op: ops.AllReduce[Value], out: Value) -> Call:
