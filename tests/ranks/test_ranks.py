@@ -20,7 +20,7 @@ import pytest
 from msgspec.structs import astuple
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.devices.protocol import StateInput
+from quire.devices.protocol import ModelInput, StateInput
 from quire.errors import ConfigError, EngineError, ModelError, QuireError
 from quire.ranks.commands import RunStep, decode_command, encode, packed_step, unpacked_step
 from quire.ranks.executable import EarlierStages, RankedKVCache
@@ -157,9 +157,13 @@ def test_adapters_share_steps_of_two_ranks(model: Path, tmp_path: Path) -> None:
             assert tokens(ranked, PROMPTS, each) == wanted
 
 
+def unpacked(step: RunStep) -> ModelInput:
+    return unpacked_step(step, np.zeros((0, 0), np.int32))
+
+
 def test_steps_reach_other_ranks_whole() -> None:
     for step in steps():
-        other = unpacked_step(packed_step(step, block_size=4))
+        other = unpacked(packed_step(step, block_size=4))
         assert other.tokens_T.tolist() == step.tokens_T.tolist()
         assert other.logit_rows_L.tolist() == step.logit_rows_L.tolist()
         for b, length in enumerate(step.kv_len_B.tolist()):
@@ -168,26 +172,54 @@ def test_steps_reach_other_ranks_whole() -> None:
             assert theirs.tolist() == step.block_table_SM[step.slots_B[b], :blocks].tolist()
         assert other.adapters_B is None
         slots = np.arange(len(step.kv_len_B), dtype=np.int32) - 1
-        adapted = unpacked_step(packed_step(msgspec.structs.replace(step, adapters_B=slots), block_size=4))
+        adapted = unpacked(packed_step(msgspec.structs.replace(step, adapters_B=slots), block_size=4))
         assert adapted.adapters_B is not None
         assert adapted.adapters_B.tolist() == slots.tolist()
         assert other.states is None
         states = StateInput(slots + 1, slots * 0, slots * 0 + 1, np.array([[0, 1, 7], [0, 1, 9]], np.int32))
-        own = unpacked_step(packed_step(msgspec.structs.replace(step, states=states), block_size=4)).states
+        own = unpacked(packed_step(msgspec.structs.replace(step, states=states), block_size=4)).states
         assert own is not None
         for sent, found in zip(astuple(states), astuple(own), strict=True):
             np.testing.assert_array_equal(found, sent)
+
+
+def test_ranks_keep_block_tables_that_steps_append_to() -> None:
+    kept, appended, unseen = (
+        np.zeros((8, 64), np.int32),
+        np.zeros((8, 64), np.int32),
+        np.array([[0, 5]], np.int32),
+    )
+    for number, step in enumerate(steps()):
+        new = np.array(
+            [[slot, column, 7 + number] for slot in step.slots_B for column in (0, number)], np.int32
+        )
+        appended[new[:, 0], new[:, 1]] = new[:, 2]
+        whole = msgspec.structs.replace(
+            step, block_table_SM=appended, appended_C3=new, unseen_U2=unseen if number else None
+        )
+        sent = decode_command(encode(packed_step(whole, block_size=4)))
+        assert isinstance(sent, RunStep)
+        other = unpacked_step(sent, kept)
+        assert other.block_table_SM.tolist() == kept.tolist() == appended.tolist()
+        assert other.slots_B.tolist() == step.slots_B.tolist()
+        assert other.appended_C3 is not None
+        assert other.appended_C3.tolist() == new.tolist()
+        assert (None if other.unseen_U2 is None else other.unseen_U2.tolist()) == (
+            [[0, 5]] if number else None
+        )
+        with pytest.raises(EngineError, match="a step that is damaged"):
+            unpacked_step(sent, kept[:1, :1])
 
 
 def test_damaged_steps_are_refused() -> None:
     step = packed_step(steps()[0], block_size=4)
     tokens, *others = step.arrays
     with pytest.raises(EngineError, match="a step that is damaged"):
-        unpacked_step(RunStep((tokens[:-1], *others)))  # type: ignore[arg-type]
+        unpacked(RunStep((tokens[:-1], *others)))  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="a step that is damaged"):
-        unpacked_step(RunStep(step.arrays, adapters=b"abc"))
+        unpacked(RunStep(step.arrays, adapters=b"abc"))
     with pytest.raises(EngineError, match="a step that is damaged"):
-        unpacked_step(RunStep(step.arrays, states=(tokens[:-4], b"", b"", b"")))
+        unpacked(RunStep(step.arrays, states=(tokens[:-4], b"", b"", b"")))
 
 
 def test_states_are_copied_on_all_ranks() -> None:
@@ -200,14 +232,14 @@ def test_states_are_copied_on_all_ranks() -> None:
         def copy_states(self, copies: Any) -> None:
             copied.append(copies)
 
-    worker = Worker(None, None)
+    worker = Worker(None, None, (0, 0))
     worker.load(Cache(), Cache())  # type: ignore[arg-type]
 
     class Others:
         def send(self, command: Any) -> None:
             worker.obey(decode_command(encode(command)))
 
-    RankedKVCache(Cache(), Others()).copy_states([(1, 2)])  # type: ignore[arg-type]
+    RankedKVCache(Cache(), Others(), None).copy_states([(1, 2)])  # type: ignore[arg-type]
     EarlierStages(SimpleNamespace(send_ahead=Others().send), 1).copy_states([(3, 4)])  # type: ignore[arg-type]
     assert copied == [[(1, 2)], [(1, 2)], [(3, 4)]]
 

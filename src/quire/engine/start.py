@@ -104,13 +104,15 @@ def begin_start(
         if division is not None:
             division.wait_ready()
         blocks = -(-memory.max_model_len // memory.block_size)
-        launches = division is None and plan.backend.choices.launches
+        launches, intact = plan.backend.choices.launches, None if division is None else division.check
         inputs = InputBuilder(limits.max_seqs, blocks, limits.max_adapters > 0, launches)
         sampler = plan.backend.sampler(spec.vocab_size)
         sampling = SamplingPart(sampler)
         slot_parts: list[SlotPart] = [sampling, ScoringPart(sampler)]
         earlier = None if division is None else division.earlier
-        runner = Runner(executable, [kv], inputs, slot_parts, limits.max_logit_rows, earlier, launches)
+        runner = Runner(
+            executable, [kv], inputs, slot_parts, limits.max_logit_rows, earlier, launches, intact
+        )
         release = MemoryRelease if division is None else division.memory_release
         load = partial(_load_checked, plan, shard)
         released = release(runner, model, load, parts.kv_cache, parts.executable, plan.backend.free_memory)

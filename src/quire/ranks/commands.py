@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import astuple
 
-from quire.devices.protocol import Limits, ModelInput, StateInput
+from quire.devices.protocol import IntArray, Limits, ModelInput, StateInput
 from quire.errors import EngineError
 from quire.ranks.connections import Address
 
@@ -18,13 +18,15 @@ MOST_REPORT = 1 << 16
 class RankLaunch(msgspec.Struct, frozen=True, array_like=True):
     """The task of a rank, and where it reaches the others: `addresses` by rank.
 
-    `cache` has the sizes of the KV cache, as Backend.kv_cache takes them.
+    `cache` has the sizes of the KV cache, as Backend.kv_cache takes them, `table` those of a block table that steps
+    append to.
     All ranks of a stage tap the same layers, because what is tapped is computed for all tokens.
     """
 
     limits: Limits
     cache: tuple[int, ...]
     taps: tuple[int, ...]
+    table: tuple[int, int]
     addresses: list[Address]
 
 
@@ -32,12 +34,15 @@ class RunStep(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`Executable.run`: the arrays of a ModelInput, with the block tables of the step's sequences alone.
 
     `arrays` are tokens, positions, cu_q, kv_len, block table and logit rows; `adapters` and `states`, the arrays of a
-    StateInput, are empty if there are none.
+    StateInput, are empty if there are none. With `slots` of sequences, the table is what was appended to it; `unseen`
+    as in ModelInput.
     """
 
     arrays: tuple[bytes, bytes, bytes, bytes, bytes, bytes]
     adapters: bytes = b""
     states: tuple[bytes, ...] = ()
+    slots: bytes = b""
+    unseen: bytes = b""
 
 
 class RunHead(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -130,25 +135,36 @@ def decode_report(frame: bytes) -> Report:
 
 
 def packed_step(inputs: ModelInput, block_size: int) -> RunStep:
-    used = -(-int(inputs.kv_len_B.max()) // block_size) if len(inputs.kv_len_B) else 0
-    table = inputs.block_table_SM[inputs.slots_B, :used]
+    table, slots, unseen = inputs.appended_C3, inputs.slots_B, inputs.unseen_U2
+    if table is None:
+        used = -(-int(inputs.kv_len_B.max()) // block_size) if len(inputs.kv_len_B) else 0
+        table, slots = inputs.block_table_SM[slots, :used], slots[:0]
     arrays = inputs.tokens_T, inputs.positions_T, inputs.cu_q_B1, inputs.kv_len_B, table, inputs.logit_rows_L
     tokens, positions, cu_q, kv_len, blocks, rows = (array.tobytes() for array in arrays)
-    adapters = b"" if inputs.adapters_B is None else inputs.adapters_B.tobytes()
+    adapters, places = (b"" if array is None else array.tobytes() for array in (inputs.adapters_B, unseen))
     states = () if inputs.states is None else tuple(array.tobytes() for array in astuple(inputs.states))
-    return RunStep((tokens, positions, cu_q, kv_len, blocks, rows), adapters, states)
+    return RunStep((tokens, positions, cu_q, kv_len, blocks, rows), adapters, states, slots.tobytes(), places)
 
 
-def unpacked_step(step: RunStep) -> ModelInput:
-    """Unpack a step. EngineError: the arrays do not have the sizes of a step."""
+def unpacked_step(step: RunStep, kept: IntArray) -> ModelInput:
+    """Unpack a step; what it appends to block tables goes to those `kept`. EngineError: its arrays have wrong sizes."""
     try:
         tokens, positions, cu_q, kv_len, table, rows = (np.frombuffer(data, np.int32) for data in step.arrays)
-        count = len(kv_len)
-        slots, table = np.arange(count, dtype=np.int32), table.reshape(count, -1)
+        count, appended = len(kv_len), None
+        slots, unseen = np.arange(count, dtype=np.int32), np.frombuffer(step.unseen, np.int32).reshape(-1, 2)
+        if step.slots:
+            slots, appended = np.frombuffer(step.slots, np.int32), table.reshape(-1, 3)
+            kept[appended[:, 0], appended[:, 1]] = appended[:, 2]
+            table = kept
+        else:
+            table = table.reshape(count, -1)
         adapters = np.frombuffer(step.adapters, np.int32) if step.adapters else None
         arrays = tokens, positions, cu_q, kv_len, slots, table, rows
-        return ModelInput(*arrays, adapters_B=adapters, states=_states(step.states, count))
-    except ValueError as error:
+        return ModelInput(
+            *arrays, adapters_B=adapters, states=_states(step.states, count), appended_C3=appended,
+            unseen_U2=unseen if len(unseen) else None,
+        )  # fmt: skip
+    except (ValueError, IndexError) as error:
         raise EngineError(f"a step that is damaged: {error}") from error
 
 

@@ -19,9 +19,9 @@ from functools import partial
 from quire.config import EngineConfig
 from quire.devices.exchanges import StageLink, passes_tensors
 from quire.devices.protocol import Limits, Peers
-from quire.errors import EngineError, ModelError
+from quire.errors import DeviceLostError, EngineError, ModelError
 from quire.ranks.commands import Command, RankLaunch, encode
-from quire.ranks.connections import Hello, Kind, Links
+from quire.ranks.connections import Address, Hello, Kind, Links
 from quire.ranks.peers import PeerGroup, shared_files, stage_link
 from quire.ranks.processes import COMPILING, FAREWELL, SILENCE, Member, RankHost, RankJoin, RankProcess, watch
 from quire.ranks.ray_cluster import Cluster
@@ -74,7 +74,9 @@ class Ranks:
         """The engine's connection to the ranks of its own stage; None if there are none."""
         return self._group.peers
 
-    def start(self, limits: Limits, cache: tuple[int, ...], taps: tuple[int, ...]) -> None:
+    def start(
+        self, limits: Limits, cache: tuple[int, ...], taps: tuple[int, ...], table: tuple[int, int]
+    ) -> None:
         """Start the ranks of this machine, or of a Ray cluster. All load while the engine does: see `wait_ready`."""
         own = [member for member in self._members if member.rank in self._parallel.own_ranks]
         joins = [
@@ -89,7 +91,9 @@ class Ranks:
             hosts = [RankProcess(join, member.end) for join, member in zip(joins, own, strict=True)]
         for member, host in zip(own, hosts, strict=True):
             member.process = host
-        threading.Thread(target=self._gather, args=(limits, cache, taps), daemon=True).start()
+        threading.Thread(
+            target=self._gather, args=(partial(RankLaunch, limits, cache, taps, table),), daemon=True
+        ).start()
 
     def wait_ready(self) -> None:
         """Wait until all have loaded. EngineError names the rank that could not, with its last log lines."""
@@ -139,6 +143,12 @@ class Ranks:
             time.sleep(LOOK / 10)
         return EngineError(f"parallel ranks: {error or 'one does not answer'}")
 
+    def check(self) -> None:
+        """Raise DeviceLostError if a rank has ended, so that what was computed since may be anything."""
+        for member in self._members:
+            if member.ended.is_set():
+                raise DeviceLostError(member.obituary())
+
     def close(self) -> None:
         """End the ranks and give the shared memory back."""
         self._close()
@@ -158,7 +168,7 @@ class Ranks:
             )
         return Links(parallel.master_addr, parallel.master_port, parallel.secret), parallel.secret
 
-    def _gather(self, limits: Limits, cache: tuple[int, ...], taps: tuple[int, ...]) -> None:
+    def _gather(self, launch: Callable[[list[Address]], RankLaunch]) -> None:
         """Wait until all ranks have found the engine, and tell each what to compute."""
         try:
             for member in self._members:
@@ -166,7 +176,7 @@ class Ranks:
                 member.join(connection, hello)
                 self._check(hello)
             addresses = [self._links.address, *(member.address for member in self._members)]
-            frame = encode(RankLaunch(limits, cache, taps, addresses))
+            frame = encode(launch(addresses))
             for member in self._members:
                 member.send(frame)
         except EngineError as error:

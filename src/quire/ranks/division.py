@@ -26,11 +26,20 @@ class Division:
         agreed = agreement(config, plan.model, plan.backend.fingerprint)
         self._plan, self._size = plan, memory.block_size
         self._ranks = ranks = Ranks(config, spec.stream_width, plan.limits, agreed)
-        ranks.start(plan.limits, memory.cache_sizes, plan.need.taps)
+        self._launches = plan.backend.choices.launches
+        several = config.parallel.pipeline_parallel_size > 1
+        self._stages = EarlierStages(ranks, self._size) if several else None
+        self._ahead = self._stages if self._launches else None
+        table = (
+            (plan.limits.max_seqs, -(-memory.max_model_len // memory.block_size))
+            if self._launches
+            else (0, 0)
+        )
+        ranks.start(plan.limits, memory.cache_sizes, plan.need.taps, table)
         bind_rank(
             device_of(config, 0), 0, config.parallel.ranks_per_node
         )  # after their start: they would inherit it
-        self.wait_ready, self.close = ranks.wait_ready, ranks.close
+        self.wait_ready, self.close, self.check = ranks.wait_ready, ranks.close, ranks.check
 
     @property
     def peers(self) -> Peers | None:
@@ -39,17 +48,16 @@ class Division:
 
     @property
     def earlier(self) -> EarlierStages | None:
-        """Return the stages before the engine's; None if there is one stage."""
-        several = self._plan.config.parallel.pipeline_parallel_size > 1
-        return EarlierStages(self._ranks, self._size) if several else None
+        """Return the stages before the engine's, if they need to begin before it; a device launches all at once."""
+        return None if self._launches else self._stages
 
     def kv_cache(self) -> RankedKVCache:
         """Make a KV cache whose blocks all ranks of the stage copy."""
-        return RankedKVCache(self._plan.kv_cache(), self._ranks)
+        return RankedKVCache(self._plan.kv_cache(), self._ranks, self._ahead)
 
     def executable(self, model: ServedModel, kv: RankedKVCache) -> Executable:
         """Compile an executable that the other ranks of the stage run too."""
-        return RankedExecutable(self._plan.executable(model, kv.own), self._ranks, self._size)
+        return RankedExecutable(self._plan.executable(model, kv.own), self._ranks, self._size, self._ahead)
 
     def memory_release(
         self,

@@ -31,10 +31,10 @@ M = TypeVar("M")
 
 
 class RankedExecutable:
-    """The engine's executable, which has the other ranks of its stage compute the same, after the stages before."""
+    """The engine's executable, which has the other ranks of its stage compute the same, after the stages `ahead`."""
 
-    def __init__(self, own: Executable, ranks: Ranks, block_size: int) -> None:
-        self._own, self._ranks, self._block_size = own, ranks, block_size
+    def __init__(self, own: Executable, ranks: Ranks, block_size: int, ahead: EarlierStages | None) -> None:
+        self._own, self._ranks, self._block_size, self._ahead = own, ranks, block_size, ahead
 
     def run(self, inputs: ModelInput) -> Logits:
         def compute() -> Logits:
@@ -44,6 +44,8 @@ class RankedExecutable:
             hidden_TD = stage.receive(len(inputs.tokens_T))
             return self._own.run(msgspec.structs.replace(inputs, hidden_TD=hidden_TD))
 
+        if self._ahead is not None:
+            self._ahead.begin(msgspec.structs.replace(inputs, logit_rows_L=inputs.logit_rows_L[:0]))
         return self._together(packed_step(inputs, self._block_size), compute)
 
     def logits(self, start: int, stop: int) -> Logits:
@@ -77,10 +79,10 @@ class RankedExecutable:
 
 
 class RankedKVCache:
-    """The engine's KV cache, whose blocks the other ranks of its stage copy too."""
+    """The engine's KV cache, whose blocks the other ranks of its stage copy too, and the stages `ahead`."""
 
-    def __init__(self, own: KVCache, ranks: Ranks) -> None:
-        self.own, self._ranks = own, ranks
+    def __init__(self, own: KVCache, ranks: Ranks, ahead: EarlierStages | None) -> None:
+        self.own, self._ranks, self._ahead = own, ranks, ahead
         self.spec, self.num_blocks, self.block_size = own.spec, own.num_blocks, own.block_size
 
     def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
@@ -88,10 +90,14 @@ class RankedKVCache:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self._ranks.send(CopyBlocks(list(copies)))
+        if self._ahead is not None:
+            self._ahead.copy_blocks(copies)
         self.own.copy_blocks(copies)
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
         self._ranks.send(CopyStates(list(copies)))
+        if self._ahead is not None:
+            self._ahead.copy_states(copies)
         self.own.copy_states(copies)
 
 

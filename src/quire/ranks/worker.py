@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from quire.devices.adapters import Adapter
 from quire.devices.exchanges import StageLink
@@ -97,8 +98,8 @@ class Control:
 class Worker:
     """Computes steps of one stage. `Holder` of its share's memory."""
 
-    def __init__(self, source: StageLink | None, sink: StageLink | None) -> None:
-        self._source, self._sink = source, sink
+    def __init__(self, source: StageLink | None, sink: StageLink | None, table: tuple[int, int]) -> None:
+        self._source, self._sink, self._table_SM = source, sink, np.zeros(table, np.int32)
         self._held: tuple[Executable, KVCache] | None = None
 
     @property
@@ -134,7 +135,7 @@ class Worker:
             self._run(executable, command)
 
     def _run(self, executable: Executable, command: RunStep) -> None:
-        inputs: ModelInput = unpacked_step(command)
+        inputs: ModelInput = unpacked_step(command, self._table_SM)
         if self._source is not None:
             hidden_TD = self._source.receive(len(inputs.tokens_T))
             inputs = msgspec.structs.replace(inputs, hidden_TD=hidden_TD)
@@ -245,7 +246,7 @@ def _load(
     if shard.stage:
         source = stage(receives=True)
         source.connect({0: reach("stage", rank + size)}, seconds)
-    worker = Worker(source, sink)
+    worker = Worker(source, sink, launch.table)
     worker.load(executable, cache)
     parts = model, load_share, make_cache, compile, backend.free_memory
     return worker, MemoryRelease(worker, *parts)

@@ -58,7 +58,7 @@ class Runner:
     raised, and all its sequences must be set anew. The executable holds `max_logit_rows` rows of logits; more are
     computed and read in pieces. With `earlier` it is the last pipeline stage: a step begins in the earlier stages as
     soon as it is submitted. A submitted step is launched and collected by a thread; if the device `launches` alone, at
-    once, and when somebody asks for the result.
+    once, and when somebody asks for the result. Results count if `intact` raises no error after them.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Runner:
         max_logit_rows: int,
         earlier: Earlier | None = None,
         launches: bool = False,
+        intact: Callable[[], None] | None = None,
     ) -> None:
         self.parts = list(parts)
         self._active: list[SlotPart] = []  # those that act in a step
@@ -78,7 +79,7 @@ class Runner:
         self.caches = list(caches)  # the model's, and caches of features that share its block ids
         self._inputs = inputs
         self._max_logit_rows = max_logit_rows
-        self._earlier, self._launches = earlier, launches
+        self._earlier, self._launches, self._intact = earlier, launches, intact
         self._flying: deque[Launched] = deque()  # submitted to a device that launches alone
         # Each slot's last sample, of batches that the thread computed.
         self._sampled: dict[int, tuple[int, ...]] = {}
@@ -271,6 +272,8 @@ class Runner:
         try:
             for collect in launched.parts:
                 collect(output)
+            if self._intact is not None:
+                self._intact()
         except Exception as error:
             raise _failure(error) from error
         if output.errors or self._failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from quire import LLM, SamplingParams
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.exchanges import make_device_peers, make_device_stage, passes_tensors
-from quire.devices.torch.exchange import joined, summed
+from quire.devices.torch.exchange import TorchPeers, joined, summed
+from quire.errors import EngineError
+from tests.ranks.test_ranks import rank_processes
 from tests.tiny import write_checkpoint
 
 PROMPTS = [list(b"Once upon a"), list(b"A dog")]
@@ -142,13 +145,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("ranks"), "qwen3", "bfloat16", **small)
 
 
-def answers(model: Path, **options: Any) -> Any:
+def answers(model: Path, params: SamplingParams = PARAMS, **options: Any) -> Any:
     own = {"device": "interpreter", "max_model_len": 64, "num_gpu_blocks_override": 24, "block_size": 16}
     with LLM(str(model), threads=2, **{**own, **options}) as llm:
-        outputs = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], PARAMS, use_tqdm=False)
+        outputs = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], params, use_tqdm=False)
     samples = [output.outputs[0] for output in outputs]
     return [
-        ([*one.token_ids], [{t: p.logprob for t, p in place.items()} for place in one.logprobs])
+        ([*one.token_ids], [{t: p.logprob for t, p in place.items()} for place in one.logprobs or ()])
         for one in samples
     ]
 
@@ -163,6 +166,51 @@ def test_bits_do_not_depend_on_the_number_of_ranks(model: Path) -> None:
         {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "exact_across_ranks": True},
     ):
         assert answers(model, **layout) == alone, layout
+
+
+def test_tokens_stay_on_the_device_between_overlapping_steps(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+    drawn = SamplingParams(temperature=1, seed=3, max_tokens=5, ignore_eos=True)
+    alone = answers(model, drawn, async_scheduling=False)
+    shared: list[int] = []
+
+    def share(self: Any, x: Any) -> None:
+        shared.append(len(x))
+        own_share(self, x)
+
+    own_share = TorchPeers.share
+    monkeypatch.setattr(TorchPeers, "share", share)
+    for layout in (
+        {"tensor_parallel_size": 2, "exact_across_ranks": True},
+        {
+            "tensor_parallel_size": 2,
+            "exact_across_ranks": True,
+            "enforce_eager": True,
+            "max_num_batched_tokens": 7,
+        },
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "exact_across_ranks": True},
+    ):
+        shared.clear()
+        assert answers(model, drawn, **layout) == alone, layout
+        assert bool(shared) == ("pipeline_parallel_size" not in layout)
+
+
+def test_a_rank_that_ends_ends_requests(model: Path) -> None:
+    pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+    before = rank_processes()
+    own = {"device": "interpreter", "max_model_len": 64, "num_gpu_blocks_override": 24, "block_size": 16}
+    for layout in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+        with LLM(str(model), threads=2, **own, **layout) as llm:
+            (rank,) = rank_processes() - before
+            killer = threading.Timer(1, rank.kill)
+            killer.start()
+            long = SamplingParams(max_tokens=50, ignore_eos=True)
+            with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
+                llm.generate([{"prompt_token_ids": p} for p in PROMPTS * 8], long, use_tqdm=False)
+            killer.join()
+    assert rank_processes() == before
 
 
 def test_ranks_that_add_give_the_tokens_of_one(model: Path) -> None:
