@@ -42,6 +42,11 @@ class HostLogits(msgspec.Struct):
         self.values[list(rows)] = values
         return HostLogits(self.values, best)
 
+    def widened(self, columns: IntArray, ids: IntArray, width: int) -> HostLogits:
+        wide = np.full((len(self.values), width), -np.inf, np.float32)
+        wide[:, ids] = self.values[:, columns]
+        return HostLogits(wide)
+
     def numpy(self) -> FloatArray:
         return self.values
 

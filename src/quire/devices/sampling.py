@@ -95,6 +95,9 @@ class Logits(Protocol):
     def replaced(self, rows: Sequence[int], values: NDArray[np.float32]) -> Logits:
         """These logits with other values [len(rows), V] in `rows`; their buffer may be overwritten."""
 
+    def widened(self, columns: IntArray, ids: IntArray, width: int) -> Logits:
+        """Rows of `width` tokens, of which `ids` have the logits of `columns`, and others -inf."""
+
     def numpy(self) -> NDArray[np.float32]:
         """A host array [L, V], perhaps a view: for tools and tests, since a step samples on the device."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.devices.sampling import NOT_DRAWN
 from quire.spec_decode.blocks import DraftBlocks
 from quire.spec_decode.chain import ChainProposer
-from quire.spec_decode.draft_pass import Feed, Pass, Picker
+from quire.spec_decode.draft_pass import Feed, Pass, Picker, extend
 from quire.spec_decode.head import Head
 from quire.spec_decode.proposer import Draft, SpecSequence, StepView
 
@@ -30,6 +29,7 @@ class BlockProposer(ChainProposer):
         try:
             for start in range(0, len(wanted), most):
                 self._blocks_of(wanted[start : start + most], drafts, step)
+            self._picker.read(drafts)
         finally:
             self._picker.take_back()
         return [drafts[seq.slot] for seq, _ in asks]
@@ -49,9 +49,4 @@ class BlockProposer(ChainProposer):
             for depth in range(count)
         ]
         tokens = self._block.draw(feeds, self._blocks.table_SM, rows, self._picker, owners, depths)
-        failed: set[int] = set()
-        for seq, token in zip(owners, tokens, strict=True):
-            if token == NOT_DRAWN:
-                failed.add(seq.slot)
-            elif seq.slot not in failed:
-                drafts[seq.slot].tokens.append(token)
+        extend(drafts, owners, tokens)

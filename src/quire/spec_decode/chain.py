@@ -16,7 +16,7 @@ import numpy as np
 from quire.devices.hidden import HiddenRows, join
 from quire.spec_decode.blocks import DraftBlocks
 from quire.spec_decode.controller import PROBE_SHARE
-from quire.spec_decode.draft_pass import Feed, Pass, Picker, draft_chain
+from quire.spec_decode.draft_pass import KEPT, Feed, Pass, Picker, draft_chain
 from quire.spec_decode.head import Head
 from quire.spec_decode.proposer import NO_DRAFT, Computed, Draft, Proposer, SpecSequence, StepView
 
@@ -174,8 +174,9 @@ class ChainProposer(Proposer):
             self._done(feed, step)
         return [drafts.get(seq.slot, NO_DRAFT) for seq, _ in asks]
 
-    def _following(self, feed: Feed, token: int, state: HiddenRows | None) -> Feed:
-        return Feed(feed.seq, feed.start + len(feed.tokens), self._ids([token]), state)
+    def _following(self, feed: Feed, token: int) -> Feed:
+        ids = [KEPT] if token == KEPT else self._ids([token])
+        return Feed(feed.seq, feed.start + len(feed.tokens), ids)
 
     def _missing(self, seq: SpecSequence) -> int:
         return len(seq.tokens) - int(self._reads_hidden) - self._progress[seq.slot].done

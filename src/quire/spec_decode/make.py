@@ -210,7 +210,7 @@ def make_proposer(drafter: Drafter, engine: Joined) -> tuple[Proposer, int, KVCa
     head = drafter.head(backend, target, outline=False)
     limit, block_size, max_seqs = drafter.limit(head), memory.block_size, limits.max_seqs
     greedy = drafter.options.draft_sample_method == "greedy"
-    picker = Picker(engine.sampler, target.spec.vocab_size, head.target_ids, greedy)
+    picker = Picker(engine.sampler, target.spec.vocab_size, head, greedy)
 
     def passes(graphs: Iterable[Graph], kv: KVCache) -> list[Pass]:
         return [Pass(backend.compile(graph, kv, limits), limits.max_logit_rows) for graph in graphs]

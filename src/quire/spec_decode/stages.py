@@ -41,9 +41,11 @@ class StageProposer(Proposer):
             if position == len(seq.tokens) - 2:
                 feeds.append(Feed(seq, 0, [seq.tokens[-1]], features))
                 counts.append(count)
+        if not feeds:
+            return [NO_DRAFT for _ in asks]
         drafts = draft_chain(self._stages, feeds, counts, self._table_SM, self._picker, _following)
         return [drafts.get(seq.slot, NO_DRAFT) for seq, _ in asks]
 
 
-def _following(feed: Feed, token: int, state: HiddenRows | None) -> Feed:
-    return Feed(feed.seq, 0, [token], feed.hidden if state is None else state)
+def _following(feed: Feed, token: int) -> Feed:
+    return Feed(feed.seq, 0, [token], feed.hidden)

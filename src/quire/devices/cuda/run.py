@@ -99,8 +99,6 @@ class CudaExecutable:
         check_input(inputs, self._kv, self._limits, self._graph.token_limit)
         check_states(inputs, self._kv.num_states, self._kv.num_open)
         self._on_device()
-        if inputs.appended_C3 is not None and self._table is None:
-            self._table = torch.zeros(inputs.block_table_SM.shape, dtype=torch.int32, device=self._kv.device)
         self._step = step = self._filled(inputs)
         step.fill_in(self._last_tokens, self._peers)
         if inputs.adapters_B is not None:
@@ -116,9 +114,12 @@ class CudaExecutable:
 
     def _filled(self, inputs: ModelInput) -> CudaStep:
         """A step of a graph's size, if its kernels can be captured; else one of its own size."""
-        mirror = None if inputs.appended_C3 is None else self._table
+        size, shape = self._graphs.size_of(len(inputs.tokens_T)), inputs.block_table_SM.shape
+        if self._table is None and (size or inputs.appended_C3 is not None):
+            self._table = torch.zeros(shape, dtype=torch.int32, device=self._kv.device)
+        whole = inputs.appended_C3 is None and (not size or shape != self._table.shape)
+        mirror = None if whole else self._table
         about = self._arena, self._memory, self._closed, self._kv, self._run
-        size = self._graphs.size_of(len(inputs.tokens_T))
         if size and self._is_captured and mirror is not None and inputs.adapters_B is None:
             step = self._padded.get(size) or CudaStep(*about, size)
             self._padded[size] = step

@@ -11,10 +11,12 @@ import torch
 
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.cuda.copies import Fetched, sent
+from quire.devices.cuda.drafts import CudaDraws, device_rows
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.kernels import sample
 from quire.devices.cuda.launch import Launcher
 from quire.devices.host import HostLogits, check_rows
+from quire.devices.protocol import IntArray
 from quire.devices.sampling import (
     BAD_LOGITS,
     NOT_DRAWN,
@@ -28,7 +30,6 @@ from quire.devices.sampling import (
     is_greedy,
     lowest_scaled,
 )
-from quire.devices.torch.run import TorchLogits
 from quire.errors import EngineError
 
 
@@ -66,10 +67,10 @@ class CudaSampler(NativeSampler):
     def __init__(self, vocab_size: int, pool: Any, run: Launcher, last_tokens: Any) -> None:
         super().__init__(vocab_size, pool)
         self.turns: Counter[int] = Counter()  # how often each slot was taken
-        self._run, self._last_tokens = run, last_tokens
+        self._run, self.last_tokens = run, last_tokens
         self._open: deque[Drawn] = deque()  # whose tokens are not in the outputs of their slots
         self._states: dict[int, SlotSampling] = {}
-        self._edited = set[int]()  # slots that may change their logits before a token is drawn
+        self.edited = set[int]()  # slots that may change their logits before a token is drawn
         self._numbers = np.zeros((len(last_tokens), 4), np.int64)  # by slot, as kernels/sample.py takes them
         self._reals = np.zeros((len(last_tokens), 4))
 
@@ -77,9 +78,9 @@ class CudaSampler(NativeSampler):
         self.turns[slot] += 1
         super().set(slot, state)
         params, greedy, self._states[slot] = state.params, is_greedy(state.params), state
-        self._edited.discard(slot)
+        self.edited.discard(slot)
         if edits_logits(params, state.bad_words):
-            self._edited.add(slot)
+            self.edited.add(slot)
         inverse = 1.0 if greedy else 1.0 / params.temperature
         self._numbers[slot] = np.uint64(state.seed).view(np.int64), 0, params.top_k, greedy
         self._reals[slot] = inverse, params.top_p, np.float32(inverse), lowest_scaled(params)
@@ -125,21 +126,21 @@ class CudaSampler(NativeSampler):
         guessed = check_rows(len(logits), self.vocab_size, slots, positions, drafts, masks_LW)
         if unknown := [slot for slot in slots if slot not in self._states]:
             raise EngineError(f"slot {unknown[0]} was never set")
-        if drafts is not None or not self._edited.isdisjoint(slots):
+        if drafts is not None or not self.edited.isdisjoint(slots):
             self.settle()
         found = self._draw(tensor, slots, positions, guessed, masks_LW)
         drawn = Drawn(self, Fetched(found), slots, guessed)
         self._open.append(drawn)
         wanted = [i for i, slot in enumerate(slots) if self._states[slot].params.wants_logprobs]
         if drafts is None:
-            self._last_tokens[sent(np.array(slots), found.device)] = found.clamp(min=0)
+            self.last_tokens[sent(np.array(slots), found.device)] = found.clamp(min=0)
             if not wanted:
                 return drawn
         samples = drawn.result()
         if drafts is not None:
             last = {slot: t for slot, t in zip(slots, samples.tokens, strict=True) if t != NOT_DRAWN}
             places, tokens = sent(np.array([[*last], [*last.values()]], np.int64), found.device)
-            self._last_tokens[places] = tokens.int()
+            self.last_tokens[places] = tokens.int()
         for i in wanted:
             if samples.tokens[i] != NOT_DRAWN:
                 target = np.array(samples.tokens[i : i + 1], np.int32)
@@ -150,39 +151,33 @@ class CudaSampler(NativeSampler):
     def _draw(
         self, logits: Any, slots: list[int], positions: list[int], drafts: list[int], masks: TokenMask | None
     ) -> Any:
-        """Draw a token for each row as if the drafts before it were drawn: int32 [L], see kernels/sample.py."""
+        """Draw a token for each row as if the drafts before it were drawn: int32 [L]."""
         edited, behind, device = None, list[int](), logits.device
         for i, slot in enumerate(slots):
             state = self._states[slot]
             behind = [*behind, drafts[i - 1]] if i and slots[i - 1] == slot else []
             if not self._open and positions[i] != state.position + len(behind):
                 raise EngineError(f"slot {slot} is at position {state.position}, not {positions[i]}")
-            if slot in self._edited:
+            if slot in self.edited:
                 edited = logits.clone() if edited is None else edited
                 edit(edited[i], state, state.output_tokens + behind)
-        numbers = self._numbers[slots]
-        numbers[:, 1] = positions
         given = None if masks is None else sent(masks.view(np.int32), device)
+        return self.drawn(logits if edited is None else edited, slots, positions, given)
+
+    def drawn(self, logits: Any, slots: list[int], positions: list[int], masks: Any = None) -> Any:
+        """Draw a token for each row of logits as they are: int32 [L], see kernels/sample.py."""
+        numbers, device = self._numbers[slots], logits.device
+        numbers[:, 1] = positions
         out = torch.empty(len(slots), dtype=torch.int32, device=device)
-        sample.sample(
-            self._run,
-            logits if edited is None else edited,
-            given,
-            sent(numbers, device),
-            sent(self._reals[slots], device),
-            out,
-        )
+        reals = sent(self._reals[slots], device)
+        sample.sample(self._run, logits, masks, sent(numbers, device), reals, out)
         return out
+
+    def keep_draws(self, width: int, target_ids: IntArray | None, draft_ids: IntArray | None) -> CudaDraws:
+        return CudaDraws(self, width, target_ids, draft_ids)
 
     def _copied(self, logits: Logits) -> HostLogits:
         return HostLogits(device_rows(logits).cpu().numpy())
-
-
-def device_rows(logits: Logits) -> Any:
-    """The rows of logits [L, V]. EngineError for another backend's."""
-    if not isinstance(logits, TorchLogits):
-        raise EngineError(f"a GPU's sampler got logits of {type(logits).__name__}")
-    return logits.tensor
 
 
 def edit(row: Any, state: SlotSampling, output: list[int]) -> None:

@@ -58,8 +58,8 @@ class CudaStep:
     def fill(self, inputs: ModelInput, mirror: Any) -> bool:
         """Take the numbers of a step; False if they do not fit the size, and nothing is changed.
 
-        `mirror` is the device's copy of the block table [S, M], which takes what the step appends. Without it the table
-        is compact: row b holds the blocks that sequence b uses.
+        `mirror` is the device's copy of the block table [S, M], which takes what the step appends, or if nobody says
+        what that is, the blocks that its sequences use. Without a mirror the table is compact: row b is sequence b's.
         """
         self.inputs, counts = inputs, len(inputs.kv_len_B)
         works = {shape: self._listed(shape) for shape in self._lists}
@@ -67,10 +67,11 @@ class CudaStep:
             return False
         lists = [work.flat for work in works.values()]
         parts, rest = self._parts(inputs), list[Any]([inputs.appended_C3])
-        if mirror is None:
+        if inputs.appended_C3 is None or mirror is None:
             most = -(-int(inputs.kv_len_B.max()) // self.cache.block_size)
-            parts[-1] = np.arange(counts, dtype=np.int32)
             rest = [inputs.block_table_SM[inputs.slots_B, :most]]
+        if mirror is None:
+            parts[-1] = np.arange(counts, dtype=np.int32)
         rest += [] if inputs.unseen_U2 is None else [inputs.unseen_U2]
         every = [aligned(part) for part in (*parts, *lists, *rest)]
         sizes, count = [len(part) for part in every], len(parts)
@@ -88,6 +89,8 @@ class CudaStep:
         )
         if mirror is None:
             mirror = table.view(counts, -1)
+        elif inputs.appended_C3 is None:
+            mirror[self._sequences[2][:counts].long(), : rest[0].shape[1]] = table.view(counts, -1)
         elif len(table):
             slots, columns, blocks = table.view(-1, 3).T
             mirror[slots.long(), columns.long()] = blocks

@@ -15,7 +15,7 @@ from quire.devices.formulas import Formulas
 from quire.devices.graph import Evaluator
 from quire.devices.host import HostLogits
 from quire.devices.inputs import check_input, check_logit_rows, check_states
-from quire.devices.protocol import FloatArray, Graph, Limits, ModelInput
+from quire.devices.protocol import FloatArray, Graph, IntArray, Limits, ModelInput
 from quire.devices.sampling import Logits
 from quire.devices.step import StepAdapters
 from quire.devices.torch.cache import TorchKVCache, TorchStep
@@ -43,6 +43,12 @@ class TorchLogits:
         tensor = self.tensor.clone()
         tensor[list(rows)] = torch.from_numpy(np.ascontiguousarray(values)).to(tensor.device)
         return TorchLogits(tensor)
+
+    def widened(self, columns: IntArray, ids: IntArray, width: int) -> TorchLogits:
+        wide = self.tensor.new_full((len(self), width), -torch.inf)
+        own, theirs = (torch.from_numpy(each).to(wide.device) for each in (columns, ids))
+        wide[:, theirs] = self.tensor[:, own]
+        return TorchLogits(wide)
 
     def numpy(self) -> FloatArray:
         return _numpy(self.tensor)
