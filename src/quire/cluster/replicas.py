@@ -40,12 +40,10 @@ class _Model(msgspec.Struct):
 
 
 class About(msgspec.Struct):
-    """What a replica says of itself: its class of equal replicas, its models, its measured rates, its cache."""
+    """What a replica says of itself: its class of equal replicas, and its models."""
 
     kind: str = msgspec.field(name="class", default="")
     models: dict[str, _Model] = {}
-    prefill_rate: float | None = None
-    decode_rate: float | None = None
 
 
 class _Told(msgspec.Struct):
@@ -302,8 +300,6 @@ class Replicas:
         member.about = about
         kinds = [(model, member.kind_of(model)) for model in ("", *about.models)]
         self.choice.label(member.index, [label(model, kind) for model, own in kinds for kind in ("", own)])
-        member.rate = about.prefill_rate or member.rate
-        member.decode_rate = about.decode_rate or member.decode_rate
         member.why = ""
         self._set(member, "draining" if member.drained else "up")
         log.info("%s is up: %s", member, ", ".join(about.models))

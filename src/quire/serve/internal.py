@@ -115,8 +115,8 @@ def rates(metrics: Metrics) -> dict[str, float | None]:
 
 
 def about(service: Service) -> dict[str, Any]:
-    """Describe the replica: its class, its models, its rates as measured (None: nothing was yet), its sizes."""
-    metrics, info = service.metrics, service.front.info
+    """Describe the replica: its class, its models, its sizes."""
+    info = service.front.info
     adapters = [adapter.name for adapter in service.adapters.loaded.all]
     return {
         "class": service.fingerprint(service.name),
@@ -124,8 +124,7 @@ def about(service: Service) -> dict[str, Any]:
             name: {"adapter": name in adapters, "class": service.fingerprint(name)}
             for name in (*service.names, *adapters)
         },
-        **rates(metrics),
-        "cache_tokens": metrics.stats.num_blocks * service.engine.config.cache.block_size,
+        "cache_tokens": service.metrics.stats.num_blocks * service.engine.config.cache.block_size,
         "max_model_len": info.max_model_len,
         "block_bytes": BLOCK_BYTES,
         "version": __version__,
