@@ -229,14 +229,14 @@ def test_output_continues_where_the_prompt_left_off() -> None:
     assert parse(" 4.", "openai", "openai_gptoss", place="answer") == Parsed(" 4.")
 
 
-def test_recognising_a_format_loads_it_alone() -> None:
+def test_recognising_a_format_loads_its_module_alone() -> None:
     start = "quire.text.formats."
     code = f"""import sys
 from quire.text.formats.registry import reasoning_format, tool_format
-tool_format("auto", "<tool_call>"), reasoning_format("auto", "<tool_call>")
+tool_format("auto", "<tool_calls>["), reasoning_format("auto", "<tool_call>")
 print(*sorted(name for name in sys.modules if name.startswith({start!r})))"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [start + name for name in ("registry", "shapes", "tools", "tools.hermes")]
+    assert done.stdout.split() == [start + name for name in ("registry", "shapes", "tools", "tools.objects")]
 
 
 def test_hostile_text_costs_linear_time() -> None:

@@ -14,14 +14,14 @@ from quire.commands.screen import in_words
 from quire.errors import ConfigError, PromptTooLongError, QuireError
 from quire.llm import LLM
 from quire.serve.keys import key_advice
-from quire.text.formats.reasoning.qwen3 import FORMAT as TAGS
-from quire.text.formats.shapes import thinking
+from quire.text.formats.shapes import ReasoningFormat, thinking
 from quire.text.output.events import Parsed
 from quire.text.output.parser import OutputParser
 
 Message = dict[str, Any]
 THINK = "enable_thinking"
 BROKEN = "the connection broke off before the answer was complete"
+TAGS = ReasoningFormat("qwen3", ("<think>",), ("</think>",))
 CONNECT_TIMEOUT = 600.0  # seconds; a long prompt sends nothing for a while
 
 

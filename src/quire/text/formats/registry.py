@@ -1,6 +1,7 @@
-"""Formats by name, and the one that a chat template uses. A new format is a file of data and a line here.
+"""Formats by name, and the one that a chat template uses.
 
-Only the format that is asked for is loaded: the texts that recognise one in a template stand here.
+A new format is a record in the module of its syntax, and a line here. Only the module that is asked for is loaded: the
+texts that recognise a format in a template stand here.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import re
 from typing import Any, NoReturn, TypeVar
 
 from quire.errors import ConfigError
-from quire.text.formats.shapes import ReasoningFormat, ToolFormat
+from quire.text.formats.shapes import JsonCall, ReasoningFormat, ToolFormat
 
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
 
 # Hints: a template that contains all texts of one of the tuples uses the format.
 Hints = tuple[tuple[str, ...], ...]
 
-# Modules in order of recognition: a template uses the first format that it fits.
+# Names in order of recognition: a template uses the first format that it fits.
 _TOOLS: dict[str, Hints] = {
     "openai": (("<|channel|>", "<|message|>"),),
     "deepseek_v32": (("｜DSML｜", "function_calls>"),),
@@ -84,6 +85,14 @@ _REASONING: dict[str, Hints] = {
     "qwen3": (("<think>",), ("</think>",)),
     "deepseek_r1": (),
 }
+# _MODULES are those of tool formats; the others are in `objects`.
+_MODULES = {
+    "named": "openai deepseek_v3 deepseek_v31 kimi_k2 functionary_v31 functionary_v32 mistral_v11 mistral",
+    "parameters": "deepseek_v32 deepseek_v4 kimi_k3 step3 seed_oss qwen3_coder minicpm5 minimax_m3 minimax_m2 dots "
+    "k2_horizon hy_v3 glm45 longcat",
+}
+# HERMES is that of Hermes, Qwen2.5, Qwen3, Granite 4, and of templates that show no tools: a JSON object between tags.
+HERMES = ToolFormat("hermes", (JsonCall(),), begin=("<tool_call>",), end="</tool_call>", pad="\n", joint="\n")
 TOOL_FORMATS, REASONING_FORMATS = tuple(_TOOLS), tuple(_REASONING)
 
 # TOOL_NAMES are names in vLLM and SGLang of formats that have another name here.
@@ -207,7 +216,11 @@ def _given(name: str, more: tuple[Format, ...]) -> Format | None:
 def _loaded(folder: str, name: str, known: dict[str, Hints]) -> Any:
     if name not in known:
         return None
-    return importlib.import_module(f"quire.text.formats.{folder}.{name}").FORMAT
+    if (folder, name) == ("tools", "hermes"):
+        return HERMES
+    if folder == "tools":
+        folder += "." + next((own for own, names in _MODULES.items() if name in names.split()), "objects")
+    return _given(name, importlib.import_module(f"quire.text.formats.{folder}").FORMATS)
 
 
 def _unknown(option: str, name: str, known: tuple[str, ...]) -> NoReturn:

@@ -1,1 +1,1 @@
-"""Formats of tool calls, one file each; the registry lists them."""
+"""Formats of tool calls, by the syntax of a call; the registry lists them."""

@@ -1,1 +1,0 @@
-"""Formats of reasoning, one file each; the registry lists them."""
