@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams
@@ -46,7 +47,13 @@ def packed(model: LoadedModel, backend: NativeBackend) -> tuple[bytes, dict[str,
     """The weights as an engine holds them: their bytes, and their places by path."""
     file = io.BytesIO()
     writer = Writer(file)
-    writer.write(model.decoder.weights, backend)
+    for path, tensor in model.decoder.weights.items():
+        if path == "head" and tensor is model.decoder.weights.get("embedding"):
+            writer.tensors[path] = writer.tensors["embedding"]
+        elif isinstance(tensor, np.ndarray):
+            writer.write({path: tensor})
+        else:
+            writer.add(path, *backend.export(tensor))
     return file.getvalue(), writer.tensors
 
 

@@ -26,10 +26,10 @@ from quire.engine.source import asked_of, for_divided
 from quire.engine.stages import share_of
 from quire.errors import ConfigError
 from quire.model import engine_dir
-from quire.model.engine_dir import MAX_PARTS, Manifest, Writer, check_output, write_share
+from quire.model.engine_dir import MAX_PARTS, Manifest, Writer, WritingPacker, check_output, write_share
 from quire.model.info import UNLIMITED, EngineLimits, ModelInfo
 from quire.model.load import NEUTRAL, OwnFiles, is_built, open_files
-from quire.model.loaded import LoadedModel
+from quire.model.shard import Shard
 from quire.model.side_files import copy_side_files
 from quire.progress import Told, progress
 
@@ -81,14 +81,10 @@ def build_engine(
     _check(limits, source.files.info.spec.max_position)
     plan = plan_files(config, source.files, EVERYTHING) if isinstance(backend, Builder) else None
     with _placed(output) as part:
-        for rank in reversed(
-            range(config.parallel.tensor_parallel_size)
-        ):  # so that one share is in memory at a time
+        for rank in reversed(range(config.parallel.tensor_parallel_size)):
             shard = share_of(config.parallel, rank, source.files.info)
             with progress(f"packing {path}", source.files.info.weight_bytes // shard.size) as told:
-                model = source.files.load(backend, shard, told=told)
-            with progress(f"writing {output}", model.weight_bytes) as told:
-                manifest = _write(part, model, backend, limits, told)
+                manifest = _write(part, source.files, shard, backend, limits, told)
         if source.beside is not None:
             copy_side_files(source.beside, part)
         if plan is not None and isinstance(plan.backend, Builder):
@@ -205,20 +201,24 @@ def _check(limits: EngineLimits, max_position: int) -> None:
 
 
 def _write(
-    directory: Path, model: LoadedModel, backend: Backend, limits: EngineLimits, told: Told
+    directory: Path, files: OwnFiles, shard: Shard, backend: Backend, limits: EngineLimits, told: Told
 ) -> Manifest:
-    def write(writer: Writer) -> None:
-        writer.write(model.decoder.weights, backend, told)
+    """Write a share; each matrix as soon as it is packed."""
 
-    model.wait()
+    def write(writer: Writer) -> None:
+        model = files.load(WritingPacker(backend, writer), shard, told)
+        model.wait()
+        writer.write(model.decoder.weights)
+
+    outline = files.outline(backend.outline(), shard)
     return write_share(
         directory,
         write,
         min(backend.threads, MAX_PARTS),
-        model.info,
-        model.shard,
-        spec=model.spec,
+        outline.info,
+        outline.shard,
+        spec=outline.spec,
         fingerprint=backend.fingerprint,
-        names=model.names if model.family is None else model.family(),
+        names=outline.names if outline.family is None else outline.family(),
         limits=limits,
     )

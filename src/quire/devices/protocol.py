@@ -176,31 +176,12 @@ class MachineLimits(msgspec.Struct, frozen=True):
     threads: int
 
 
-class Backend(Protocol):
-    """One kind of hardware: makes weights, caches, executables and samplers, and describes its abilities."""
-
-    @property
-    def name(self) -> str:
-        """For logs and reports, for example 'native avx512, 2 threads'."""
-
-    @property
-    def caveat(self) -> str:
-        """A warning about models on this backend, completing "MODEL ..."; empty if there is none."""
-
-    @property
-    def threads(self) -> int:
-        """The number of host threads that compute."""
-
-    @property
-    def choices(self) -> Choices:
-        """What the device decides unless options do."""
+class WeightPacker(Protocol):
+    """What makes weights: the part of a backend that loaders know."""
 
     @property
     def fingerprint(self) -> str:
         """Identifies all that exported weights depend on. Weights of another fingerprint must not be restored."""
-
-    def outline(self) -> Backend:
-        """The same backend for planning: its weights have shapes but no values, and its executables cannot run."""
 
     def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> Matrix:
         """Pack weights [O_i, K], stacked on O.
@@ -223,6 +204,29 @@ class Backend(Protocol):
 
     def restore(self, about: dict[str, Any], data: Array) -> Matrix:
         """The matrix that `export` described, in place in `data`, 64-byte aligned. ModelError if they disagree."""
+
+
+class Backend(WeightPacker, Protocol):
+    """One kind of hardware: makes weights, caches, executables and samplers, and describes its abilities."""
+
+    @property
+    def name(self) -> str:
+        """For logs and reports, for example 'native avx512, 2 threads'."""
+
+    @property
+    def caveat(self) -> str:
+        """A warning about models on this backend, completing "MODEL ..."; empty if there is none."""
+
+    @property
+    def threads(self) -> int:
+        """The number of host threads that compute."""
+
+    @property
+    def choices(self) -> Choices:
+        """What the device decides unless options do."""
+
+    def outline(self) -> Backend:
+        """The same backend for planning: its weights have shapes but no values, and its executables cannot run."""
 
     @property
     def places_blocks(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from quire.devices.protocol import Backend
+from quire.devices.protocol import Backend, WeightPacker
 from quire.errors import ModelError, UnknownArchitectureError
 from quire.lazy import Lazy
 from quire.model.families import DECODERS, MODEL_TYPES, read_model, text_config
@@ -84,7 +84,7 @@ class OpenedFiles:
         decoder = outline_weights(spec, names, backend, types, checkpoint, shard)
         return LoadedModel(info, decoder, names=names, shard=shard, family=family)
 
-    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
+    def load(self, backend: WeightPacker, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
         """Map the tensors and pack them one by one: memory peaks at the packed weights and one matrix."""
         info, spec, checkpoint, names, family = self.opened()
         spec.check_share(shard)
@@ -111,7 +111,7 @@ class CheckpointFiles(OpenedFiles):
             self._opened = self.open()
         return self._opened
 
-    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
+    def load(self, backend: WeightPacker, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
         model = super().load(backend, shard, told)
         self._opened = None
         return replace(model, open=lambda: self.open().checkpoint)

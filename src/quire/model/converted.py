@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from quire.devices.protocol import Backend
+from quire.devices.protocol import WeightPacker
 from quire.errors import ModelError
 from quire.model.engine_dir import BuiltFiles, Manifest, Places, Size
 from quire.model.info import AS_IT_IS, Asked
@@ -190,7 +190,7 @@ class ConvertedFiles(BuiltFiles):
         return dtype, own_quantization(asked.dtype, share.names(), share, asked.quantized)
 
     def _source(
-        self, places: Places, manifest: Manifest, backend: Backend, outline: bool, told: Told
+        self, places: Places, manifest: Manifest, backend: WeightPacker, outline: bool, told: Told
     ) -> WeightSource:
         types = WeightTypes.of(self.info.dtype, self.info.quantized)
         share = Pieces(places, manifest, self._directory / manifest.weights_file)

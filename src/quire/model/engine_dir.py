@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +21,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from quire.devices.protocol import Backend, FloatArray, KVScales, Matrix
-from quire.errors import ConfigError, ModelError
+from quire.devices.protocol import Backend, FloatArray, KVScales, Matrix, WeightPacker, WeightType
+from quire.errors import ConfigError, EngineError, ModelError
 from quire.files import map_file, read_bytes, replaced
 from quire.model.families.names import TensorNames
 from quire.model.info import UNLIMITED, Asked, EngineLimits, Limit, ModelInfo
@@ -34,8 +35,9 @@ from quire.model.parts.source import Piece, Use, Weights, WeightSource
 from quire.model.shard import WHOLE, Shard
 from quire.progress import Told, untold
 from quire.weights.activations import KeptActivations
+from quire.weights.layouts import AnyLayout
 from quire.weights.schemes import Quantization, asks_for_other
-from quire.weights.tensor import Array, FloatDtype
+from quire.weights.tensor import Array, FloatDtype, QuantTensor
 
 MANIFEST, WEIGHTS = BUILT, "weights.bin"
 EMBEDDING, HEAD = "embedding", "head"  # paths
@@ -114,35 +116,85 @@ def check_output(output: Path) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class InFile:
+    """A matrix that lies at a place of a file, and no more in memory."""
+
+    place: StoredTensor
+    shape: tuple[int, int]
+    nbytes: int
+    greedy_nbytes: int
+
+    def dequantize(self) -> FloatArray:
+        raise EngineError("a weight that was written has no values here")
+
+
 class Writer:
-    """Writes a model's weights to weights.bin. A head that is the embedding lies where the embedding lies."""
+    """Writes a model's weights to weights.bin."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.tensors: dict[str, StoredTensor] = {}
         self.size = 0
 
-    def write(self, weights: Weights, backend: Backend, told: Told = untold) -> None:
+    def write(self, weights: Weights) -> None:
+        """Name matrices that lie in the file, and write vectors."""
         for path, tensor in weights.items():
-            if path == HEAD and tensor is weights.get(EMBEDDING):
-                self.tensors[path] = self.tensors[EMBEDDING]
+            if isinstance(tensor, InFile):
+                self.tensors[path] = tensor.place
             elif isinstance(tensor, np.ndarray):
                 self.add(path, _vector(tensor.size), np.ascontiguousarray(tensor, np.float32).view(np.uint8))
-            elif isinstance(tensor, Matrix):
-                self.add(path, *backend.export(tensor))
-                told(tensor.nbytes)
             else:
                 raise TypeError(f"a model's weights hold a {type(tensor).__name__}")
 
     def add(self, path: str, about: dict[str, Any], data: Array) -> None:
         """Write a tensor by its bytes."""
+        self.tensors[path] = self.place(about, data)
+
+    def place(self, about: dict[str, Any], data: Array) -> StoredTensor:
+        """Write the bytes of a tensor that has no path yet."""
         self._write(bytes(-self.size % PAGE))
-        self.tensors[path] = StoredTensor(offset=self.size, nbytes=data.nbytes, about=about)
+        place = StoredTensor(offset=self.size, nbytes=data.nbytes, about=about)
         self._write(data.data)
+        return place
 
     def _write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self.size += len(data)
+
+
+@dataclass(frozen=True, slots=True)
+class WritingPacker:
+    """A `WeightPacker` that writes each matrix as soon as it is packed: memory holds one."""
+
+    packer: WeightPacker
+    writer: Writer
+
+    @property
+    def fingerprint(self) -> str:
+        return self.packer.fingerprint
+
+    def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> InFile:
+        return self._written(self.packer.matrix(parts, dtype))
+
+    def head(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> InFile:
+        return self._written(self.packer.head(parts, dtype))
+
+    def gated_matrix(self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType) -> InFile:
+        return self._written(self.packer.gated_matrix(gate, up, dtype))
+
+    def takes(self, layout: AnyLayout) -> bool:
+        return self.packer.takes(layout)
+
+    def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
+        return self.packer.export(matrix)
+
+    def restore(self, about: dict[str, Any], data: Array) -> InFile:
+        return self._written(self.packer.restore(about, data))
+
+    def _written(self, matrix: Matrix) -> InFile:
+        place = self.writer.place(*self.packer.export(matrix))
+        return InFile(place, matrix.shape, matrix.nbytes, matrix.greedy_nbytes)
 
 
 def write_share(
@@ -275,7 +327,7 @@ class Places:
 class _Reader:
     """A `WeightSource` of tensors in place. ModelError: one is missing, or of another shape."""
 
-    def __init__(self, places: Places, backend: Backend) -> None:
+    def __init__(self, places: Places, backend: WeightPacker) -> None:
         self._places, self._backend = places, backend
 
     def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
@@ -323,7 +375,7 @@ class BuiltFiles:
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
         return self._read(backend, shard, outline=True, told=untold)
 
-    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
+    def load(self, backend: WeightPacker, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
         return self._read(backend, shard, outline=False, told=told)
 
     def _types(self, asked: Asked) -> tuple[FloatDtype, Quantization | None]:
@@ -347,7 +399,7 @@ class BuiltFiles:
         return manifest.dtype, manifest.quantized
 
     def _source(
-        self, places: Places, manifest: Manifest, backend: Backend, outline: bool, told: Told
+        self, places: Places, manifest: Manifest, backend: WeightPacker, outline: bool, told: Told
     ) -> WeightSource:
         """The weights of a share. ModelError: they are another machine's."""
         if backend.fingerprint != manifest.fingerprint:
@@ -357,7 +409,7 @@ class BuiltFiles:
             )
         return _Reader(places, backend)
 
-    def _read(self, backend: Backend, shard: Shard, outline: bool, told: Told) -> LoadedModel:
+    def _read(self, backend: WeightPacker, shard: Shard, outline: bool, told: Told) -> LoadedModel:
         directory = self._directory
         manifest = read_manifest(directory, shard=shard)
         shard = shard.divided(manifest.exact, manifest.whole_experts, str(directory))

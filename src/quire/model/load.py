@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.devices.protocol import Backend
+from quire.devices.protocol import Backend, WeightPacker
 from quire.errors import ModelError
 from quire.lazy import Lazy
 from quire.model.checkpoint import CheckpointFiles, open_with_experts
@@ -59,7 +59,7 @@ class OwnFiles(ModelFiles, Protocol):
     """Files of Quire's own families."""
 
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel: ...
-    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel: ...
+    def load(self, backend: WeightPacker, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel: ...
 
 
 def open_files(path: Path, asked: Asked = NOTHING) -> OwnFiles:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from quire.devices.protocol import Backend, FloatArray, Matrix
+from quire.devices.protocol import Backend, FloatArray, Matrix, WeightPacker
 from quire.errors import ModelError
 from quire.files import read_json
 from quire.model.checkpoint import eos_ids, model_info
@@ -133,7 +133,7 @@ class ConfigFiles:
             self.info, Decoder(spec, Outlined(self._tensors, packer), shard), names=names, shard=shard
         )
 
-    def load(self, backend: Backend, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
+    def load(self, backend: WeightPacker, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
         raise ModelError(f"{self._path} alone has no weights: give the model")
 
 

@@ -15,7 +15,7 @@ from typing import Protocol, get_args
 import ml_dtypes
 import numpy as np
 
-from quire.devices.protocol import Backend, Matrix
+from quire.devices.protocol import Matrix, WeightPacker
 from quire.errors import ConfigError, ModelError
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import Decoder, DecoderConfig
@@ -82,7 +82,7 @@ class Packer:
     """Reads parts of tensors and passes them to the backend; with `outline`, only their shapes."""
 
     checkpoint: Checkpoint | None
-    backend: Backend
+    backend: WeightPacker
     types: WeightTypes
     outline: bool = False
 
@@ -199,7 +199,7 @@ def pack_weights(
     config: DecoderConfig,
     names: TensorNames,
     checkpoint: Checkpoint,
-    backend: Backend,
+    backend: WeightPacker,
     types: WeightTypes,
     shard: Shard = WHOLE,
     told: Told = untold,
@@ -212,7 +212,7 @@ def pack_weights(
 def outline_weights(
     config: DecoderConfig,
     names: TensorNames,
-    backend: Backend,
+    backend: WeightPacker,
     types: WeightTypes,
     checkpoint: Checkpoint | None = None,
     shard: Shard = WHOLE,
