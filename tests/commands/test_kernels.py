@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from quire.cli import main
 from quire.commands import kernels
 from quire.config import EngineConfig
+from quire.devices.registry import GPU_NODE
 from tests.tiny import write_checkpoint
 
 
@@ -51,6 +53,36 @@ def test_a_model_s_kernels_are_those_of_a_build(tmp_path: Path, monkeypatch: pyt
     assert {row["target"] for row in rows} == {"sm_120"}
     attention = [str(row["launch"]) for row in rows if row["kernel"] == "attention"]
     assert all("BLOCK=64" in launch and "*i8:16" in launch for launch in attention)
+
+
+def test_kernels_are_checked_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+    if not GPU_NODE.exists():
+        with pytest.raises(SystemExit) as ended:
+            main(["kernels", "--check"])
+        assert ended.value.code == 2
+        assert "there is no GPU" in capsys.readouterr().err
+    model = str(write_checkpoint(tmp_path, "llama", "bfloat16", num_hidden_layers=1))
+    command = [
+        "kernels",
+        "--check",
+        "--model",
+        model,
+        "--device",
+        "interpreter",
+    ]
+    main(command)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("right  bits kept  ") for line in lines)
+    assert any("Attend" in line for line in lines)
+    verdict = import_module("quire.devices.cuda.selfcheck").Verdict(False, True)
+    monkeypatch.setattr("quire.devices.cuda.parts.check_copies", lambda kv: verdict)
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--json"])
+    assert ended.value.code == 1
+    assert json.loads(capsys.readouterr().out)["copies of blocks"] == {"values": False, "bits": True}
 
 
 def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`quire kernels`: compiles what a model launches on a GPU, and lists what each kernel takes. Needs no GPU."""
+"""`quire kernels`: compiles what a model launches on a GPU, and lists what each kernel takes; or checks it here."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from quire.build import EVERYTHING
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices import registry
-from quire.devices.artifacts import Builder
-from quire.engine.plan import plan_files
+from quire.devices.artifacts import Builder, Checker
+from quire.engine.plan import plan_engine, plan_files, tapped
+from quire.errors import ConfigError
 from quire.flags.uses import BUILDING, COMPUTE
 
 LINE = "{:20} {:>9} {:>7} {:>10} {:>9} {:>8} {:>6}  {:16} {}"
@@ -35,12 +36,16 @@ class KernelOptions:
 
     target: str = option("sm_90", "The architecture to compile for, for example sm_80.")
     json: bool = option(False, "Print JSON instead of a table.")
+    check: bool = option(False, "Run each kernel on this machine's GPU instead, and say which are wrong.")
 
     def __post_init__(self) -> None:
         check_options(self)
 
 
 def run(config: EngineConfig, options: KernelOptions) -> None:
+    if options.check:
+        check(config, options.json)
+        return
     rows = compiled(config, options.target)
     if options.json:
         print(json.dumps(rows, indent=1))
@@ -51,6 +56,30 @@ def run(config: EngineConfig, options: KernelOptions) -> None:
         counts = (row[name] for name in ("programs", "narrow", "instruction"))
         signature = row["launch"].partition("(")[2]
         print(LINE.format(row["kernel"], row["registers"], row["spilled"], *kib, *counts, f"({signature}"))
+
+
+def check(config: EngineConfig, as_json: bool) -> None:
+    """Check the kernels of the configured model, and exit with status 1 if one is wrong."""
+    device = config.device.device
+    if registry.on_cpu(device, config.device.backend):
+        raise ConfigError(
+            "--check runs kernels, and there is no GPU: choose --device interpreter to try it here"
+        )
+    plan = plan_engine(config)
+    if not isinstance(plan.backend, Checker):
+        raise ConfigError(f"plain torch computes on --device {device}, so there are no kernels to check")
+    graph = tapped(plan.files.load(plan.backend, plan.shard), plan.need.taps)
+    found = plan.backend.check(graph, plan.kv_cache(), plan.limits)
+    if as_json:
+        print(
+            json.dumps(
+                {name: dict(zip(("values", "bits"), each, strict=True)) for name, each in found.items()}
+            )
+        )
+    for name, (right, kept) in () if as_json else sorted(found.items()):
+        print(f"{'right' if right else 'WRONG':6} {'bits kept' if kept else 'BITS LOST':10} {name}")
+    if not all(right and kept for right, kept in found.values()):
+        raise SystemExit(1)
 
 
 def compiled(config: EngineConfig, target: str) -> list[dict[str, Any]]:
@@ -65,4 +94,6 @@ def compiled(config: EngineConfig, target: str) -> list[dict[str, Any]]:
     return plan.backend.list_artifacts(plan.memory.block_size)
 
 
-COMMAND = Command(run, KernelOptions, arguments=("model",), uses=(BUILDING - COMPUTE - DECIDED) | {"threads"})
+COMMAND = Command(
+    run, KernelOptions, arguments=("model",), uses=(BUILDING - COMPUTE - DECIDED) | {"threads", "device"}
+)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from quire.devices.protocol import Backend
+from quire.devices.protocol import Backend, Graph, KVCache, Limits
 from quire.errors import ModelError
 from quire.files import read_bytes, replaced
 
@@ -30,6 +30,14 @@ class Builder(Backend, Protocol):
 
     def list_artifacts(self, block_size: int) -> list[dict[str, Any]]:
         """Describe what the planned graphs need, as rows of plain values."""
+
+
+@runtime_checkable
+class Checker(Backend, Protocol):
+    """A backend whose kernels can be checked where they run."""
+
+    def check(self, graph: Graph, kv: KVCache, limits: Limits) -> dict[str, tuple[bool, bool]]:
+        """Run each kernel that a model launches: whether its values are right, and whether rows keep their bits."""
 
 
 class Artifact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ Needs torch and triton, so it is imported on demand alone (devices/selection.py)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ import torch
 from quire import _native
 from quire.devices.choices import Choices
 from quire.devices.cpu.machine import measure_limits, usable_threads
+from quire.devices.cpu.sampler import NativeSampler
+from quire.devices.cuda import parts, selfcheck
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
 from quire.devices.cuda.errors import device_errors
@@ -146,7 +149,20 @@ class CudaBackend:
         return CudaExecutable(graph, own_cache(kv), limits, self._run, self._last_tokens, self.checks)
 
     def sampler(self, vocab_size: int) -> CudaSampler:
-        return CudaSampler(vocab_size, _native.ThreadPool(self._threads), self._run, self._last_tokens)
+        about = vocab_size, _native.ThreadPool(self._threads)
+        made = CudaSampler(*about, self._run, self._last_tokens)
+        if self.checks is not None:
+            other = CudaSampler(*about, self._run, self._last_tokens), NativeSampler(*about), self._device
+            device = selfcheck.fingerprint(self._device, self._run.target.name)
+            check_sampler = partial(parts.check_sampler, *other)
+            made.plain = not self.checks.hold(device, f"sampling of {vocab_size} tokens", check_sampler)
+        return made
+
+    def check(self, graph: Graph, kv: KVCache, limits: Limits) -> dict[str, tuple[bool, bool]]:
+        self.checks = asked = selfcheck.Asked()
+        self.compile(graph, kv, limits)
+        self.sampler(graph.vocab_size)
+        return {name: (verdict.accurate, verdict.exact) for name, verdict in asked.found.items()}
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """The arena, and room for mixtures, states of attention and graphs. ConfigError for what no kernel computes."""

@@ -46,12 +46,14 @@ class Side:
 
 
 class PlainCache:
-    """A cache as formulas read and write it. States have kernels."""
+    """A cache as formulas read and write it."""
 
     def __init__(self, cache: CudaKVCache) -> None:
         self.spec, self.block_size, self.device = cache.spec, cache.block_size, cache.device
         self.keys, self.values, self.key_scales, self.value_scales = [], [], [], []
         self.constants: dict[int, Any] = {}
+        self.states = [[state.rows for state in layer] for layer in cache.states]
+        self.open = [[state.waiting for state in layer] for layer in cache.states]
         fixed = cache.spec.dtype.startswith("fp8")
         for index, layer in enumerate(cache.layers):
             values, scales = layer.values, layer.value_scales

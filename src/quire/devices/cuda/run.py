@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quire.devices.adapters import Adapter
+from quire.devices.cuda import parts
 from quire.devices.cuda.adapters import SlotAdapters, StepAdapters
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache
@@ -71,6 +72,10 @@ class CudaExecutable:
         graph, run, kv = self._graph, self._run, self._kv
         self._on_device()
         sizes, device = widths(graph, kv.spec), fingerprint(kv.device, run.target.name)
+        checks.hold(device, "copies of blocks", partial(parts.check_copies, kv), "choose --device cpu")
+        if self._limits.max_adapters:
+            check_adapters = partial(parts.check_adapters, run, self._arena.act, kv.device)
+            checks.hold(device, f"adapters of {self._arena.act}", check_adapters, "leave --enable-lora out")
         names = [
             "" if without_kernel(graph, op) else described(op, index, sizes)
             for index, op in enumerate(graph.ops)
@@ -92,6 +97,7 @@ class CudaExecutable:
     def _own_step(self, inputs: ModelInput) -> CudaStep:
         step = CudaStep(self._arena, self._memory, self._closed, self._kv, self._run)
         step.fill(inputs, None)
+        step.states = None if inputs.states is None else state_step(inputs, self._kv.device)
         return step
 
     @device_errors()

@@ -17,6 +17,8 @@ from quire.devices.cuda.kernels import sample
 from quire.devices.cuda.launch import Launcher
 from quire.devices.host import HostLogits, check_rows
 from quire.devices.protocol import IntArray
+from quire.devices.reference.logits import truncate
+from quire.devices.reference.sampler import draw, is_sound
 from quire.devices.sampling import (
     BAD_LOGITS,
     NOT_DRAWN,
@@ -61,13 +63,13 @@ class Drawn:
 class CudaSampler(NativeSampler):
     """Draws on the device. Only tokens are copied, and rows of which log-probabilities are asked.
 
-    `last_tokens` on the device has the token drawn last for each slot.
+    `last_tokens` on the device has the token drawn last for each slot. If it is `plain`, the host draws: slowly.
     """
 
     def __init__(self, vocab_size: int, pool: Any, run: Launcher, last_tokens: Any) -> None:
         super().__init__(vocab_size, pool)
         self.turns: Counter[int] = Counter()  # how often each slot was taken
-        self._run, self.last_tokens = run, last_tokens
+        self._run, self.last_tokens, self.plain = run, last_tokens, False
         self._open: deque[Drawn] = deque()  # whose tokens are not in the outputs of their slots
         self._states: dict[int, SlotSampling] = {}
         self.edited = set[int]()  # slots that may change their logits before a token is drawn
@@ -167,6 +169,11 @@ class CudaSampler(NativeSampler):
     def drawn(self, logits: Any, slots: list[int], positions: list[int], masks: Any = None) -> Any:
         """Draw a token for each row of logits as they are: int32 [L], see kernels/sample.py."""
         numbers, device = self._numbers[slots], logits.device
+        if self.plain:
+            every = [None] * len(slots) if masks is None else masks.cpu().numpy()
+            rows = zip(logits.cpu().numpy(), every, slots, positions, strict=True)
+            tokens = [drawn_plainly(row, mask, self._states[slot], at) for row, mask, slot, at in rows]
+            return torch.tensor(tokens, dtype=torch.int32, device=device)
         numbers[:, 1] = positions
         out = torch.empty(len(slots), dtype=torch.int32, device=device)
         reals = sent(self._reals[slots], device)
@@ -178,6 +185,19 @@ class CudaSampler(NativeSampler):
 
     def _copied(self, logits: Logits) -> HostLogits:
         return HostLogits(device_rows(logits).cpu().numpy())
+
+
+def drawn_plainly(row: Any, mask: Any, state: SlotSampling, position: int) -> int:
+    """Draw from a row [V] of the host, whose changes were made, as devices/reference does."""
+    if not is_sound(row):
+        return sample.BAD
+    if mask is not None:
+        row = np.where(np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(row)], row, -np.inf)
+    if row.max() == -np.inf:
+        return sample.NOTHING
+    if is_greedy(state.params):
+        return int(row.argmax())
+    return draw(row, truncate(row, state.params), state.params.temperature, state.seed, position)
 
 
 def edit(row: Any, state: SlotSampling, output: list[int]) -> None:

@@ -21,17 +21,18 @@ from quire.devices.cuda.step import CudaStep
 from quire.devices.graph import Graph
 from quire.devices.operands import Attention, Norm
 from quire.devices.ops import Op, Value, operands
-from quire.devices.protocol import Limits, ModelInput
+from quire.devices.protocol import Limits, ModelInput, StateInput
+from quire.devices.sparse_ops import Choose, StoreKeys
 from quire.errors import ConfigError, QuireError
 from quire.files import read_bytes, replaced
 
 log = logging.getLogger("quire.devices")
 
-SKIPPED: tuple[type[Any], ...] = (
-    *exchanges.ENCODERS, ops.SelectRows, ops.Tap, Room, Round, *states.ENCODERS
-)  # fmt: skip
-FIRST = 6
-"""FIRST are the tokens of the sequence whose rows are compared."""
+SKIPPED: tuple[type[Any], ...] = (*exchanges.ENCODERS, ops.SelectRows, ops.Tap, Room, Round)
+RECURRENT: tuple[type[Any], ...] = (*states.ENCODERS,)
+STORES = ops.StoreKV, ops.StoreLatent, StoreKeys
+FIRST, SEEN = 6, 40
+"""FIRST are the tokens of the sequence whose rows are compared, and SEEN those in its cache, if it has no state."""
 OTHERS: tuple[tuple[int, ...], ...] = ((3,), (), (34,), (1, 70))
 """OTHERS are the tokens of the sequences beside it, in each step."""
 BLOCKS = 5  # of a sequence: 70 tokens in blocks of 16
@@ -88,31 +89,47 @@ def check(
             counts = FIRST, *others
             if sum(counts) > most[0] or len(counts) > most[1]:
                 continue
-            step = filled(_inputs(counts, graph.token_limit))
+            step = filled(_inputs(counts, graph.token_limit, isinstance(op, RECURRENT)))
+            if step.states is not None and len(counts) > step.cache.num_states:
+                continue
             step.narrow(graph.hidden, 0, min(sum(counts), most[2]))
             _fill(step, graph, op)
+            if (out := step[Value(index)]).is_floating_point():
+                out.fill_(torch.nan)
             calls[index](step)
-            rows.append(read(step, graph, Value(index)).clone()[: min(FIRST, most[2])])
+            rows.append(_with_kept(read(step, graph, Value(index)), op, step).clone()[: min(FIRST, most[2])])
             if wanted is None:
-                wanted = plain_value(op, step, graph)[: len(rows[0])]
+                wanted = _with_kept(plain_value(op, step, graph), op, step)[: len(rows[0])]
         if wanted is None:
             continue
         exact = all(torch.equal(rows[0], other) for other in rows[1:])
-        found[name] = Verdict(_near(rows[0].float(), wanted.float(), graph, op), exact)
+        found[name] = Verdict(_near(rows[0], wanted, op), exact)
     return found
 
 
-def _inputs(counts: Sequence[int], vocab: int) -> ModelInput:
-    """A step of sequences that begin, each with two blocks of 64 tokens or more."""
-    total, number = sum(counts), len(counts)
-    positions = np.concatenate([np.arange(count) for count in counts]).astype(np.int32)
+def _inputs(counts: Sequence[int], vocab: int, recurrent: bool) -> ModelInput:
+    """A step of sequences that begin, but for the first one's SEEN tokens."""
+    total, number, seen = sum(counts), len(counts), [0 if recurrent else SEEN, *([0] * (len(counts) - 1))]
+    parts = [np.arange(first, first + count) for first, count in zip(seen, counts, strict=True)]
+    positions, lengths = np.concatenate(parts).astype(np.int32), np.array(counts, np.int32)
     bounds = np.cumsum([0, *counts]).astype(np.int32)
     order, blocks = np.arange(number, dtype=np.int32), np.arange(number * BLOCKS, dtype=np.int32)
     tokens = (positions * 7 + np.repeat(order, counts)) % vocab
+    given = StateInput(order, 0 * order, lengths, np.zeros((0, 3), np.int32)) if recurrent else None
     return ModelInput(
-        tokens.astype(np.int32), positions, bounds, np.array(counts, np.int32), order,
-        blocks.reshape(number, BLOCKS), np.arange(total, dtype=np.int32),
+        tokens.astype(np.int32), positions, bounds, lengths + np.array(seen, np.int32), order,
+        blocks.reshape(number, BLOCKS), np.arange(total, dtype=np.int32), states=given,
     )  # fmt: skip
+
+
+def _with_kept(value: Any, op: Op[Value], step: CudaStep) -> Any:
+    """A result, with the keys and values beside it that its operation stored."""
+    cache = step.plain.cache
+    if not isinstance(op, STORES) or cache.spec.layer(op.layer).every > 1:
+        return value.float()
+    sides = cache.keys[op.layer], cache.values[op.layer]
+    kept = (side[step.places[: len(value)]].float().flatten(1) for side in sides)
+    return torch.cat([value.float(), *kept], 1)
 
 
 def _fill(step: CudaStep, graph: Graph, op: Op[Value]) -> None:
@@ -128,11 +145,15 @@ def _fill(step: CudaStep, graph: Graph, op: Op[Value]) -> None:
             chosen = torch.arange(len(ids))[:, None] * 3 + torch.arange(ids.shape[1])
             ids.copy_((chosen % producer.routing.num_experts).to(ids.device))
             weights.copy_(rows[:, : ids.shape[1]].abs())
+        elif isinstance(op, ops.Attend) and value == op.chosen:
+            number = (torch.arange(width) % (width // op.groups)).to(place.device)
+            whole = (number + 1) * op.pool <= step.positions[:, None] + 1
+            place.copy_(torch.where(whole, number, -1))
         elif not isinstance(producer, (Round, Room)) or not getattr(producer, "codes", True):
-            place.copy_(rows)
+            place.copy_(rows.sigmoid() if isinstance(op, RECURRENT) else rows)  # steps of states are positive
     if isinstance(op, (RoundedLinear, RoundedGatedLinear)):
         put_codes(step[op.x].float(), *step.codes(op.codes))  # no kernel that the graph may lack
-    if isinstance(op, ops.Attend):
+    if isinstance(op, (ops.Attend, Choose)):
         layer = step.cache.layers[op.layer]
         for side in (layer.keys, layer.values):
             if side is not None:
@@ -144,9 +165,11 @@ def _fill(step: CudaStep, graph: Graph, op: Op[Value]) -> None:
                 scales[: BLOCKS * 3] = 0.03
 
 
-def _near(found: Any, wanted: Any, graph: Graph, op: Op[Value]) -> bool:
+def _near(found: Any, wanted: Any, op: Op[Value]) -> bool:
     if isinstance(op, ops.Route):  # of equal scores either may be chosen
         return bool(torch.isfinite(found).all())
+    if isinstance(op, Choose):
+        return float((found == wanted).float().mean()) > 0.9
     most = float(wanted.abs().max()) + 1e-6
     return bool(((found - wanted).abs() <= 0.05 * most).all())  # NaN is not
 
@@ -172,8 +195,11 @@ class Checks:
     def of(self, device: str) -> Verdicts:
         return self._all.get(device, {})
 
-    def judge(self, verdicts: Verdicts) -> set[str]:
-        """Return the operations that plain torch computes instead, with a warning. ConfigError: bits are not kept."""
+    def judge(self, verdicts: Verdicts, instead: str = "") -> set[str]:
+        """Return the operations that plain torch computes instead, with a warning.
+
+        ConfigError: bits are not kept, or nothing computes what is wrong, and the user can do something `instead`.
+        """
         wrong = sorted(name for name, verdict in verdicts.items() if not verdict.accurate)
         loose = sorted(name for name, verdict in verdicts.items() if verdict.accurate and not verdict.exact)
         if loose and self.exact:
@@ -183,12 +209,25 @@ class Checks:
             )
         if loose:
             log.warning("answers may depend on requests beside them, by the kernels of %s", "; ".join(loose))
+        if wrong and instead:
+            raise ConfigError(f"on this GPU, {'; '.join(wrong)} are wrong: {instead}; please report {REPORT}")
         if wrong:
             log.warning(
                 "on this GPU, kernels are wrong, so plain torch computes, row by row and slowly: %s; please report %s",
                 "; ".join(wrong), REPORT,
             )  # fmt: skip
         return set(wrong)
+
+    def hold(self, device: str, name: str, check: Callable[[], Verdict], instead: str = "") -> bool:
+        """Tell whether a part computes what it should. What was not checked before is checked now.
+
+        ConfigError: it does not, and what the user can do is `instead`; or bits are not kept.
+        """
+        verdict = self.of(device).get(name)
+        if verdict is None:
+            verdict = check()
+            self.add(device, {name: verdict})
+        return not self.judge({name: verdict}, instead)
 
     def add(self, device: str, verdicts: Verdicts) -> None:
         """Keep verdicts, and forget the devices that were checked first."""
@@ -200,3 +239,19 @@ class Checks:
                 new.write_bytes(msgspec.json.encode(self._all))
         except OSError as error:
             log.warning("verdicts of kernels cannot be kept, so each start checks them: %s", error)
+
+
+class Asked(Checks):
+    """Verdicts of this run alone, which change nothing."""
+
+    def __init__(self) -> None:
+        self.found: Verdicts = {}
+
+    def of(self, device: str) -> Verdicts:
+        return self.found
+
+    def judge(self, verdicts: Verdicts, instead: str = "") -> set[str]:
+        return set()
+
+    def add(self, device: str, verdicts: Verdicts) -> None:
+        self.found |= verdicts
