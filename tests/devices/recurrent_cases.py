@@ -316,7 +316,7 @@ class Machine:
             ),
         )
         self.executable.run(inputs)
-        found = self.executable.hidden().copy()
+        found = np.array(self.executable.hidden())
         return np.split(found, cu[1:-1])
 
     def whole(self, tokens: Array, row: int = 0) -> Array:

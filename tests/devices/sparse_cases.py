@@ -261,7 +261,7 @@ class Machine:
             np.arange(cu[-1], dtype=np.int32),
         )
         self.executable.run(inputs)
-        found = self.executable.hidden().copy()
+        found = np.array(self.executable.hidden())
         taps = self.executable.taps()
         chosen = np.array(taps[0]) if taps else np.zeros((len(found), 0), np.float32)
         return list(zip(np.split(found, cu[1:-1]), np.split(chosen, cu[1:-1]), strict=True))

@@ -114,7 +114,7 @@ class Stages:
     def logits(self, tokens: list[int]) -> Any:
         first, last = self._models
         first.run(tokens)
-        return last.run(tokens, hidden=first.executable.hidden().copy()).numpy().copy()
+        return last.run(tokens, hidden=np.array(first.executable.hidden())).numpy().copy()
 
 
 @pytest.fixture(scope="module")

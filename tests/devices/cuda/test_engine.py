@@ -168,7 +168,7 @@ def logits(model: Path, device: str, kv_dtype: Any = "float32") -> Any:
     )
     yield executable.run(second).numpy().copy()
     yield executable.logits(2, 5).numpy().copy()
-    yield executable.hidden().copy()
+    yield np.array(executable.hidden())
 
 
 FAMILIES = ["mistral", "qwen2", "bloom", "gemma2", "gpt2", "gpt_oss", "deepseek_v3"]

@@ -56,7 +56,7 @@ def ran(backend: Any, graph: Any, spec: KVSpec, adapters: int = 0) -> tuple[Coun
     executable = backend.compile(graph, backend.kv_cache(spec, 4, 16), Limits(8, 2, 2, adapters))
     logits = executable.run(STEP).numpy().tobytes()
     taps = [np.asarray(tap).tobytes() for tap in executable.taps()]
-    return counting.names, [logits, executable.hidden().tobytes(), *taps]
+    return counting.names, [logits, np.asarray(executable.hidden()).tobytes(), *taps]
 
 
 def codes_alone(found: fuse.Found) -> fuse.Edits:

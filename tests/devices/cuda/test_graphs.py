@@ -102,7 +102,7 @@ def outputs(
         if len(rows) > 4:
             logits.append(executable.logits(1, 5).numpy().tobytes())
         taps = [np.asarray(tap).tobytes() for tap in executable.taps()]
-        found.append([logits, executable.hidden().tobytes(), *taps])
+        found.append([logits, np.asarray(executable.hidden()).tobytes(), *taps])
     return found, executable
 
 
