@@ -18,6 +18,7 @@ from quire.devices.cuda.kernels import (
     attention,
     elementwise,
     experts,
+    few,
     norm,
     packed,
     products,
@@ -46,6 +47,14 @@ def empty(*shape: int, dtype: Any = torch.bfloat16) -> Any:
 def _linear(tokens: int, run: Launcher, dtype: Any = torch.bfloat16) -> None:
     x, weight = empty(tokens, 4096, dtype=dtype), empty(4096, 4096, dtype=dtype)
     products.linear(run, x, weight, x, residual=x)
+
+
+def _few(run: Launcher) -> None:
+    x, weight, real = empty(4, 4096), empty(4096, 4096), partial(empty, dtype=torch.float32)
+    few.multiply_slices(run, x, weight, real(4, few.slices(run, weight), 4096))
+    few.multiply_vectors(run, x, weight, real(4, 1, 4096))
+    few.end(run, real(4, 8, 4096), x, real(4096), "silu", x)
+    few.end(run, real(4, 1, 4096), empty(4, 2048), None, "silu", is_gated=True)
 
 
 def _gated(tokens: int, run: Launcher) -> None:
@@ -216,6 +225,7 @@ CASES: dict[str, Callable[[Launcher], None]] = {
         for name, about in PACKED.items()
         for tokens in (1, 4096)
     },
+    "forms for few rows, and ends": _few,
     "linear of float32, 1 token": partial(_linear, 1, dtype=torch.float32),
     "linear of float32, 4096 tokens": partial(_linear, 4096, dtype=torch.float32),
     "experts, 1 token": partial(_experts, 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from itertools import islice, product
@@ -16,7 +17,10 @@ import torch
 from bench.visit.cases import CACHES, FP8, PACKED, Paged, Weight, row_cases
 from bench.visit.place import Place, distance, same
 from quire import SamplingParams
+from quire.devices.cuda import admit
 from quire.devices.cuda.kernels import norm, sample
+from quire.devices.cuda.libraries import installed
+from quire.devices.cuda.pack import CudaMatrix
 from quire.devices.host import HostLogits
 from quire.devices.registry import make_backend
 from quire.devices.sampling import SlotSampling
@@ -34,6 +38,7 @@ SHAPES = {
 HEADS = 32, 8, 128
 TOKENS = 1, 8, 16, 64, 256, 2048, 8192
 STREAMED = 256 << 20  # bytes of weights that a measurement goes through: more than caches hold
+INT4 = "int4 in groups of 64"
 EVERY = 1 << 20  # processors: attention is split as far as it can be
 
 
@@ -73,6 +78,8 @@ def bits(place: Place) -> None:
     checks: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = [("sampler", sampler_bits, ())]
     checks += [(f"attention, {kind} cache", attention_bits, (kind,)) for kind in kinds]
     checks += [(f"{make.func.__name__} {make.args[1:]}", row_bits, (make,)) for make in row_cases(place)]
+    shapes = [(40, 272)] if place.small else [(4096, 4096), (4096, 14336)]
+    checks += [("libraries", library_bits, (kind, *shape)) for shape in shapes for kind in ("bfloat16", INT4)]
     for name, check, args in islice(checks, place.share[0], None, place.share[1]):
         place.attempt(name, check, place, *args)
 
@@ -89,6 +96,22 @@ def row_bits(place: Place, make: Callable[[], Any]) -> None:
     some = slice(0, 5 if place.small else 64)
     error = distance(every[some], case.exact(some))
     place.row(case.name, not differs and error <= case.close, differs_at=differs, error=error)
+
+
+def library_bits(place: Place, kind: str, outputs: int, columns: int) -> None:
+    """What admission says of each library that is installed: none of it is an error."""
+    weight, sizes = Weight(place, kind, outputs, columns), [1, 17, 65] if place.small else admit.SIZES
+    if (held := weight.packed) is not None:  # scales that humming takes
+        held = replace(held, scales=held.scales.bfloat16().float())
+    matrix = CudaMatrix(None if held is not None else weight.codes, packed=held)
+    product_of, about = (
+        admit.Product(place.run, matrix, None, None, 0.0, False),
+        (weight.act, weight.act, False),
+    )
+    names = {library.name: library for library in installed(True, True)}
+    for name, found in admit.judge(product_of, names, about, sizes, True, True).items():
+        row = f"library {name}, {kind}, {outputs} x {columns}"
+        place.row(row, accurate=found.accurate, our_bits=found.exact, serves=str(found.sizes))
 
 
 def attention_bits(place: Place, kind: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from quire.devices.choices import DECIDED, read_limits
+from quire.devices.choices import DECIDED, LibraryChoice, read_limits
 from quire.devices.registry import BackendName, Isa, choices_of, device_of_rank
 from quire.errors import ConfigError, RequestError
 from quire.lazy import Lazy
@@ -260,6 +260,7 @@ class DeviceConfig:
     )
     device: str = option("auto", "cpu, cuda, xpu, mps, interpreter, or auto: a GPU if usable.", common=True)
     batch_invariant: bool = option(True, "Others in a step change no bit; default is off for plain torch.")
+    libraries: LibraryChoice = option("auto", "Others' products on a GPU: auto keeps our bits; none; all.")
     threads: int | None = option(
         None, "Compute threads; default is one per core this process may use.", low=1, high=1024, common=True
     )

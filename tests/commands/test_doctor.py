@@ -79,6 +79,7 @@ def test_verdicts_on_kernels_of_gpus_are_shown(tmp_path: Path) -> None:
     file = tmp_path / "kernels.json"
     assert _kernels(file) == {}
     right, wrong = {"accurate": True, "exact": True}, {"accurate": True, "exact": False}
-    file.write_text(json.dumps({"H100": {"a": right, "b": wrong}, "A100": {"a": right}}))
-    shown = {"H100": "2 checked, b failed", "A100": "1 checked, none failed"}
+    libraries = {"c": {**wrong, "sizes": [1, 8]}, "d": {**right, "sizes": []}}
+    file.write_text(json.dumps({"H100": {"a": right, "b": wrong}, "A100": {"a": right}, "torch": libraries}))
+    shown = {"H100": "2 checked, b failed", "A100": "1 checked, none failed", "torch": "2 tried, serving: c"}
     assert _kernels(file) == shown

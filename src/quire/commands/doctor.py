@@ -158,14 +158,16 @@ def _cache() -> dict[str, Any]:
 
 
 def _kernels(path: Path) -> dict[str, str]:
-    """Sum up what first starts found out about kernels, by GPU."""
-    found = read_json(path, dict, MAX_VERDICTS) if path.exists() else {}
-    failed = {
-        gpu: [name for name, one in all_.items() if not all(one.values())] for gpu, all_ in found.items()
-    }
-    return {
-        gpu: f"{len(found[gpu])} checked, {'; '.join(bad) or 'none'} failed" for gpu, bad in failed.items()
-    }
+    """Sum up what first starts found out about kernels, and about libraries, by GPU."""
+    told = {}
+    for gpu, found in (read_json(path, dict, MAX_VERDICTS) if path.exists() else {}).items():
+        serving = [name for name, one in found.items() if one.get("sizes")]
+        failed = [name for name, one in found.items() if not all(one.values())]
+        if any("sizes" in one for one in found.values()):
+            told[gpu] = f"{len(found)} tried, serving: {'; '.join(serving) or 'none'}"
+        else:
+            told[gpu] = f"{len(found)} checked, {'; '.join(failed) or 'none'} failed"
+    return told
 
 
 def _config_file() -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
 from quire.errors import ConfigError
+
+LibraryChoice = Literal["auto", "none", "all"]
 
 
 class Choices(msgspec.Struct, frozen=True):

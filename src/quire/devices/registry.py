@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from quire.devices.choices import CPU
+from quire.devices.choices import CPU, LibraryChoice
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def make_backend(
     batch_invariant: bool = True,
     made: Path | None = None,
     graphs: tuple[bool, tuple[str, ...], int | None] = (False, (), None),
+    libraries: LibraryChoice = "auto",
 ) -> Backend:
     """The backend of that name; "auto" is the fastest for the device, and for the machine if that is "auto" too.
 
@@ -45,7 +46,7 @@ def make_backend(
     unknown, its library is not installed or the device cannot be had, EngineError if the machine cannot run it.
     """
     if not on_cpu(device, name):
-        return selection.open_device(device, name, threads, batch_invariant, made, graphs)
+        return selection.open_device(device, name, threads, batch_invariant, made, graphs, libraries)
     if name in ("auto", "native"):
         return cpu.NativeBackend(threads, isa)
     return selection.open_plain(name, threads, batch_invariant)

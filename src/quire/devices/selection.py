@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quire.devices.artifacts import FOLDER
-from quire.devices.choices import CPU, Choices
+from quire.devices.choices import CPU, Choices, LibraryChoice
 from quire.devices.registry import on_cpu
 from quire.errors import ConfigError
 from quire.lazy import Lazy, missing, need
@@ -19,6 +19,7 @@ from quire.lazy import Lazy, missing, need
 if TYPE_CHECKING:
     import torch
 
+    import quire.devices.cuda.admit as admit
     import quire.devices.cuda.aot as aot
     import quire.devices.cuda.backend as cuda
     import quire.devices.cuda.selfcheck as selfcheck
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from quire.devices.protocol import Backend
 else:
     aot, targets = Lazy("quire.devices.cuda.aot"), Lazy("quire.devices.cuda.target")
+    admit = Lazy("quire.devices.cuda.admit")
     cuda, selfcheck = Lazy("quire.devices.cuda.backend"), Lazy("quire.devices.cuda.selfcheck")
     torch = Lazy("torch")
     plain = Lazy("quire.devices.torch.backend")
@@ -127,8 +129,9 @@ def captured(own: Choices, eager: bool, given: tuple[str, ...], most: int | None
 
 
 def open_device(
-    device: str, backend: str, threads: int | None, batch_invariant: bool, made: Path | None, graphs: Graphs
-) -> Backend:
+    device: str, backend: str, threads: int | None, batch_invariant: bool, made: Path | None, graphs: Graphs,
+    libraries: LibraryChoice = "auto",
+) -> Backend:  # fmt: skip
     """Open a GPU, its interpreter on the CPU, or a target of builds. ConfigError says why it cannot be had."""
     interpreted = check_name(device) == "interpreter"
     if backend not in ("auto", "torch") or (interpreted and backend == "torch"):
@@ -138,7 +141,8 @@ def open_device(
     if missing("torch") or (interpreted and missing("triton")):
         raise ConfigError(f"--device {device} needs torch and triton: pip install 'quire-llm[cuda]'")
     if interpreted:
-        return cuda.CudaBackend(None, captured(INTERPRETER, *graphs), threads)
+        ours = admit.Admission.of("none", selfcheck.Checks(None, batch_invariant), batch_invariant)
+        return cuda.CudaBackend(None, captured(INTERPRETER, *graphs), threads, admission=ours)
     if TARGET.fullmatch(device):
         return aot.TargetBackend(targets.target_named(device), GPU, threads)
     if device.startswith(("xpu", "mps")):
@@ -158,7 +162,8 @@ def open_device(
             "the device is %s, %s; --device cpu keeps to the CPU", chosen, torch.cuda.get_device_name(chosen)
         )
     checks = selfcheck.Checks(Path.home() / VERDICTS, batch_invariant)
-    return cuda.CudaBackend(chosen, captured(GPU, *graphs), threads, artifacts, checks)
+    admission = admit.Admission.of(libraries, checks, batch_invariant)
+    return cuda.CudaBackend(chosen, captured(GPU, *graphs), threads, artifacts, checks, admission)
 
 
 def target_of(device: str, backend: str, target: str) -> str:

@@ -61,7 +61,7 @@ def make_backend(device: DeviceConfig, model: ModelInfo | None = None) -> Backen
         kind = device.backend, device.threads, device.isa, device.device
         made = None if model is None else model.directory
         graphs = device.enforce_eager, device.cudagraph_capture_sizes, device.max_cudagraph_capture_size
-        return devices.make_backend(*kind, device.batch_invariant, made, graphs)
+        return devices.make_backend(*kind, device.batch_invariant, made, graphs, device.libraries)
     for option, value, own in (("backend", device.backend, ()), ("device", device.device, ("cpu",))):
         if value not in ("auto", *own):
             raise ConfigError(

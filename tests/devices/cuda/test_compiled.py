@@ -39,6 +39,7 @@ HOT = [
     "int4 in groups of 64, 1 tokens",
     "FP8 weights in groups of 128, 1 tokens",
     "experts, 8192 tokens",
+    "forms for few rows, and ends",
     "attention, few queries",
     "attention, many queries",
     "attention over FP8, few queries",

@@ -17,6 +17,7 @@ from quire.devices.choices import Choices
 from quire.devices.cpu.machine import measure_limits, usable_threads
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.cuda import parts, selfcheck
+from quire.devices.cuda.admit import ROOM, Admission
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
 from quire.devices.cuda.errors import device_errors
@@ -62,14 +63,15 @@ Planned = tuple[Graph, KVSpec, Limits]
 class CudaBackend:
     """Kernels of this folder on `device`; None: interpreted on the CPU. `threads` sample tokens on the host.
 
-    `artifacts` are kernels compiled ahead. What executables launch is checked by `checks`, or not at all.
+    `artifacts` are kernels compiled ahead. What executables launch is checked by `checks`, or not at all, and other
+    kernels compute what `admission` lets them.
     """
 
     def __init__(
         self, device: str | None, choices: Choices, threads: int | None = None, artifacts: Path | None = None,
-        checks: Checks | None = None,
+        checks: Checks | None = None, admission: Admission | None = None,
     ) -> None:  # fmt: skip
-        self.choices, self.checks = choices, checks
+        self.choices, self.checks, self.admission = choices, checks, admission
         self._threads = usable_threads() if threads is None else threads
         self._device, self._gpu = torch.device(device or "cpu"), device
         # Of each slot, which the sampler writes and the next step reads.
@@ -146,7 +148,8 @@ class CudaBackend:
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> CudaExecutable:
         if self._gpu is not None and isinstance(self._run, cubins.CubinLauncher):
             aot.prepare(self._run, self.planned, kv.block_size, self.choices)
-        return CudaExecutable(graph, own_cache(kv), limits, self._run, self._last_tokens, self.checks)
+        about = self._run, self._last_tokens, self.checks, self.admission
+        return CudaExecutable(graph, own_cache(kv), limits, *about)
 
     def sampler(self, vocab_size: int) -> CudaSampler:
         about = vocab_size, _native.ThreadPool(self._threads)
@@ -159,7 +162,7 @@ class CudaBackend:
         return made
 
     def check(self, graph: Graph, kv: KVCache, limits: Limits) -> dict[str, tuple[bool, bool]]:
-        self.checks = asked = selfcheck.Asked()
+        self.checks, self.admission = (asked := selfcheck.Asked()), None
         self.compile(graph, kv, limits)
         self.sampler(graph.vocab_size)
         return {name: (verdict.accurate, verdict.exact) for name, verdict in asked.found.items()}
@@ -177,7 +180,8 @@ class CudaBackend:
             return arena.nbytes + arena.beside
         captured = 2 * len(limits.graphs) * GRAPH  # the body of a step, and its head
         scratch = kv_spec.token_bytes(self.choices.block_size) * self.choices.block_size
-        return arena.nbytes + arena.beside + CLOSED_STATES + captured + scratch
+        sums = 0 if self.admission is None else ROOM
+        return arena.nbytes + arena.beside + CLOSED_STATES + captured + scratch + sums
 
     def free_memory(self) -> int:
         return device_memory(self._device)

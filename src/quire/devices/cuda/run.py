@@ -11,6 +11,7 @@ import torch
 from quire.devices.adapters import Adapter
 from quire.devices.cuda import parts
 from quire.devices.cuda.adapters import SlotAdapters, StepAdapters
+from quire.devices.cuda.admit import Admission, admit
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.encoders.states import state_step
@@ -48,6 +49,7 @@ class CudaExecutable:
         run: Launcher,
         last_tokens: Any,
         checks: Checks | None,
+        admission: Admission | None = None,
     ) -> None:
         check_operations(graph)
         self._last_tokens = last_tokens
@@ -60,8 +62,13 @@ class CudaExecutable:
         self._closed = torch.empty(CLOSED_STATES if limits.graphs else 0, dtype=torch.uint8, device=kv.device)
         recorder = Recorder(self._run, kv.device, self._arena.act)
         self._calls, self._is_captured = encode(own, recorder), can_be_captured(own)
-        if checks is not None and kv.num_blocks >= BLOCKS * 3 and (wrong := self._wrong(checks)):
+        wrong = [] if checks is None or kv.num_blocks < BLOCKS * 3 else self._wrong(checks)
+        if wrong:
             self._calls, self._is_captured = encode(own, recorder, wrong), False
+        if admission is not None:
+            self._on_device()
+            about = own, self._calls, recorder, self._arena, kv.spec, limits, wrong
+            self._calls = admit(admission, *about)
         self._adapters = SlotAdapters(graph, recorder, limits.max_adapters)
         self._step: CudaStep | None = None
         self._padded: dict[int, CudaStep] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,15 @@ MOST_BYTES, MOST_DEVICES = 1 << 20, 32
 Launch = Callable[[CudaStep], None]
 
 
-class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether a kernel computes what plain torch does, and whether rows have their bits whatever is beside them."""
+class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Whether a kernel computes what plain torch does, and whether rows have their bits whatever is beside them.
+
+    A library's has the `sizes` that it serves, in rows, and is exact if it has our bits (admit.py).
+    """
 
     accurate: bool
     exact: bool
+    sizes: tuple[int, ...] | None = None
 
 
 Verdicts = dict[str, Verdict]
@@ -177,20 +182,26 @@ def _near(found: Any, wanted: Any, op: Op[Value]) -> bool:
 def fingerprint(device: Any, target: str) -> str:
     """Everything that verdicts depend on."""
     name = "interpreter" if device.type != "cuda" else torch.cuda.get_device_name(device)
-    return f"{name}, {target}, torch {torch.__version__}, CUDA {torch.version.cuda}, {sources()[:16]}"
+    beside = b"".join(Path(__file__).with_name(f"{one}.py").read_bytes() for one in ("tiles", "libraries"))
+    code = f"{sources()[:16]}-{zlib.crc32(beside):08x}"
+    return f"{name}, {target}, torch {torch.__version__}, CUDA {torch.version.cuda}, {code}"
 
 
 class Checks:
-    """Verdicts of earlier starts by fingerprint, in a file of the user's. One that cannot be read is made anew."""
+    """Verdicts of earlier starts by fingerprint, in a file of the user's. One that cannot be read is made anew.
 
-    def __init__(self, path: Path, exact: bool) -> None:
-        self.path, self.exact = path, exact
+    Without a path this start's are kept alone.
+    """
+
+    def __init__(self, path: Path | None, exact: bool) -> None:
+        self.path, self.exact, self._all = path, exact, dict[str, Verdicts]()
+        if path is None:
+            return
         try:
             data = read_bytes(path, MOST_BYTES)
             self._all = msgspec.json.decode(data, type=dict[str, Verdicts])
         except (OSError, msgspec.DecodeError, QuireError) as error:
             log.debug("%s has no verdicts: %s", path, error)
-            self._all = {}
 
     def of(self, device: str) -> Verdicts:
         return self._all.get(device, {})
@@ -233,6 +244,8 @@ class Checks:
         """Keep verdicts, and forget the devices that were checked first."""
         self._all[device] = {**self._all.pop(device, {}), **verdicts}
         self._all = dict([*self._all.items()][-MOST_DEVICES:])
+        if self.path is None:
+            return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replaced(self.path) as new:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from quire.devices import ops
 from quire.devices.cuda import fuse
 from quire.devices.cuda.kernels import packed, products
+from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
 from quire.devices.ops import Value
 
@@ -52,22 +54,23 @@ def product(
     rounded = x, None
     if isinstance(op, (fuse.RoundedLinear, fuse.RoundedGatedLinear)):
         rounded = step.codes(op.codes)
+    return partial(multiply, r.run, x, rounded)
 
-    def multiply(
-        weight: CudaMatrix, out: Any, bias: Any = None, activation: Any = None, residual: Any = None,
-        limit: float = 0.0, gated: bool = False,
-    ) -> None:  # fmt: skip
-        if weight.packed is not None:
-            codes, scales = rounded if weight.rounds else (x, None)
-            packed.linear(r.run, codes, weight.packed, out, bias, activation, residual, scales, limit, gated)
-            return
-        own = x.to(weight.dtype)  # the same tensor, but for exact weights
-        if gated:
-            products.gated(r.run, own, weight.values, out, activation, bias, limit)
-        else:
-            products.linear(r.run, own, weight.values, out, bias, activation, residual)
 
-    return multiply
+def multiply(
+    run: Launcher, x: Any, rounded: tuple[Any, Any], weight: CudaMatrix, out: Any, bias: Any = None,
+    activation: Any = None, residual: Any = None, limit: float = 0.0, gated: bool = False,
+) -> None:  # fmt: skip
+    """A product of x, or of its codes and their scales, in the form of the weight."""
+    if weight.packed is not None:
+        codes, scales = rounded if weight.rounds else (x, None)
+        packed.linear(run, codes, weight.packed, out, bias, activation, residual, scales, limit, gated)
+        return
+    own = x.to(weight.dtype)  # the same tensor, but for exact weights
+    if gated:
+        products.gated(run, own, weight.values, out, activation, bias, limit)
+    else:
+        products.linear(run, own, weight.values, out, bias, activation, residual)
 
 
 def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:

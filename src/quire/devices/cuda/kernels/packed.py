@@ -190,7 +190,7 @@ def linear(
     tile, width = form.tiles(run).of(x.shape[0]), form.columns(run)
     launch(
         run, product, product_grid(x, rows, tile, heads), x, x_scales, *weight.tensors, bias, residual, out, x.shape[0],
-        rows, columns, x.stride(0), weight.codes.stride(0), weight.scales.stride(0), out.stride(0),
-        ACTIVATION=activation or "", GATED=is_gated, LIMIT=limit, **form.constants(run), INTEGER=x_scales is not None,
-        WHOLE=columns % width == 0, ROWS=tile.rows, TOKENS=tile.tokens, shape=tile.shape,
+        rows, columns, x.stride(0), rows * weight.codes.stride(0), weight.codes.stride(0), weight.scales.stride(0),
+        out.stride(0), ACTIVATION=activation or "", GATED=is_gated, LIMIT=limit, **form.constants(run),
+        INTEGER=x_scales is not None, WHOLE=columns % width == 0, ROWS=tile.rows, TOKENS=tile.tokens, shape=tile.shape,
     )  # fmt: skip

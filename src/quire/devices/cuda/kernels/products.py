@@ -114,7 +114,7 @@ def closed(total, bias, residual, out, first, t, tokens, rows, out_stride, ACTIV
 @triton.jit(do_not_specialize=["tokens"])
 def product(
     x, x_scales, weight, scales, zeros, offsets, bias, residual, out,
-    tokens, rows, columns, x_stride, weight_stride, scale_stride, out_stride,
+    tokens, rows, columns, x_stride, head_stride, weight_stride, scale_stride, out_stride,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     FINE: tl.constexpr, E2M1: tl.constexpr, INTEGER: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -125,7 +125,8 @@ def product(
     t = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     first, nearest = head * rows, tl.minimum(t, tokens - 1).to(tl.int64)
     byte = tl.arange(0, COLUMNS * BITS // 8 if BITS > 0 else COLUMNS)
-    of_weight = weight + (first + tl.minimum(n, rows - 1))[:, None] * weight_stride + byte[None, :]
+    of_weight = weight + head * head_stride
+    of_weight += tl.minimum(n, rows - 1).to(tl.int64)[:, None] * weight_stride + byte[None, :]
     of_x = x + head * columns + nearest[None, :] * x_stride + tl.arange(0, COLUMNS)[:, None]
     if scales is not None:
         scales += first * scale_stride
@@ -189,9 +190,9 @@ def _launch(
     tile = tiles.of(x.shape[0])
     launch(
         run, product, product_grid(x, rows, tile, count), x, None, weights, None, None, None, bias, residual, out,
-        x.shape[0], rows, columns, x.stride(0), weights.stride(1), 0, out.stride(0), ACTIVATION=activation or "",
-        GATED=is_gated, LIMIT=limit, **FLOATS, INTEGER=False, WHOLE=columns % tiles.columns == 0, ROWS=tile.rows,
-        TOKENS=tile.tokens, COLUMNS=tiles.columns, shape=tile.shape,
+        x.shape[0], rows, columns, x.stride(0), weights.stride(0), weights.stride(1), 0, out.stride(0),
+        ACTIVATION=activation or "", GATED=is_gated, LIMIT=limit, **FLOATS, INTEGER=False,
+        WHOLE=columns % tiles.columns == 0, ROWS=tile.rows, TOKENS=tile.tokens, COLUMNS=tiles.columns, shape=tile.shape,
     )  # fmt: skip
 
 
