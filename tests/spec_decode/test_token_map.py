@@ -33,16 +33,17 @@ def renumbered(source: Path, path: Path, moved: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_are_mapped(temperature: float, tiny_model: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("temperature", "backend"), [(0.0, "auto"), (1.0, "auto"), (1.0, "torch")])
+def test_drafts_are_mapped(
+    temperature: float, backend: str, tiny_model: Callable[..., str], tmp_path: Path
+) -> None:
     target = tiny_model()
     draft = renumbered(Path(target), tmp_path / "draft", 200)
     params = SamplingParams(temperature=temperature, seed=4, max_tokens=60, ignore_eos=True, top_k=40)
     prompts = ["some text", "and another one"]
     wanted = [output.outputs for output in LLM(target).generate(prompts, params, use_tqdm=False)]
-    llm = LLM(
-        target, speculative_config={"model": str(draft), "num_speculative_tokens": 3, "adaptive": False}
-    )
+    config = {"model": str(draft), "num_speculative_tokens": 3, "adaptive": False}
+    llm = LLM(target, speculative_config=config, backend=backend)
     assert [output.outputs for output in llm.generate(prompts, params, use_tqdm=False)] == wanted
     stats = llm.stats()
     assert stats.spec_accepted_tokens > 0.6 * stats.spec_draft_tokens

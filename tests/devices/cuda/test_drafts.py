@@ -6,10 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from quire import LLM, SamplingParams
 from quire.devices.registry import make_backend
+from quire.devices.sampling import NOT_DRAWN, SlotSampling
+from quire.runtime.runner import Runner
 from quire.spec_decode import draft_pass
 from tests.drafter_files import write_drafter, write_eagle3
 from tests.models import load_model
@@ -20,6 +24,7 @@ pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
 from quire.devices.cuda.copies import Fetched
 from quire.devices.cuda.hidden import CudaRows
+from quire.devices.cuda.sampler import Drawn
 from quire.devices.torch.run import TorchLogits
 
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
@@ -134,3 +139,55 @@ def test_chained_drafts_are_those_that_the_host_drives(
     assert chained.drafts == eager.drafts == by_host.drafts
     assert max(by_host.reads) > 1
     assert min(penalized.reads) > 1
+
+
+def test_the_last_token_of_a_draft_is_known_on_the_device() -> None:
+    backend: Any = make_backend(threads=1, device="interpreter")
+    sampler, rng = backend.sampler(40), np.random.default_rng(0)
+    for slot in range(6):
+        sampler.set(slot, SlotSampling(1, SamplingParams(temperature=0.0), [1, 2]))
+    for turn in range(8):
+        counts = {int(slot): int(rng.integers(1, 5)) for slot in rng.permutation(6)[: turn % 6 + 1]}
+        slots = [slot for slot, count in counts.items() for _ in range(count)]
+        logits = rng.standard_normal((len(slots), 40)).astype(np.float32)
+        guesses = np.where(rng.random(len(slots)) < 0.7, logits.argmax(1), 3)
+        drafts = [
+            int(guess) if slots[i + 1 : i + 2] == [slots[i]] else NOT_DRAWN for i, guess in enumerate(guesses)
+        ]
+        places = [
+            2 + len(sampler._states[slot].output_tokens) + i for slot in counts for i in range(counts[slot])
+        ]
+        pending = sampler.sample(TorchLogits(torch.from_numpy(logits)), slots, places, drafts)
+        assert isinstance(pending, Drawn)
+        kept = {slot: int(backend._last_tokens[slot]) for slot in counts}
+        tokens = pending.result().tokens
+        assert kept == {slot: token for slot, token in zip(slots, tokens, strict=True) if token != NOT_DRAWN}
+
+
+def test_a_step_with_drafts_is_launched_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests without drafts go on while those with drafts wait for their tokens."""
+    model, config = files("eagle3", tmp_path)
+    launching, result, launch = list[bool](), Fetched.result, Runner.submit
+
+    def read(self: Fetched) -> Any:
+        assert not launching, "a launch waits"
+        return result(self)
+
+    def submit(self: Runner, batch: Any) -> Any:
+        launching.append(True)
+        try:
+            return launch(self, batch)
+        finally:
+            launching.clear()
+
+    given = params()
+    given[0].speculative_decoding = False
+    wanted = answers(model, given, device="cpu")
+    monkeypatch.setattr(Fetched, "result", read)
+    monkeypatch.setattr(Runner, "submit", submit)
+    watched = Watched(monkeypatch)
+    own = {"device": "interpreter", "speculative_config": config, "async_scheduling": True}
+    assert answers(model, given, watched, **own) == wanted
+    assert sum(len(draft) for _, drafts in watched.drafts for draft in drafts) > 0

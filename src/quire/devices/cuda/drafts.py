@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from quire.devices.cuda.copies import Fetched, sent
+from quire.devices.cuda.errors import device_errors
 from quire.devices.protocol import IntArray
 from quire.devices.sampling import NOT_DRAWN, Logits
 from quire.devices.torch.run import TorchLogits
@@ -32,6 +33,7 @@ class CudaDraws:
     def draws(self, slots: list[int]) -> bool:
         return self._sampler.edited.isdisjoint(slots)
 
+    @device_errors()
     def draw(self, logits: Logits, slots: list[int], positions: list[int] | None) -> Any:
         rows, last = device_rows(logits), self._sampler.last_tokens
         if positions is not None:

@@ -24,6 +24,8 @@ class CudaRows:
 
     def __getitem__(self, rows: slice | Sequence[int]) -> CudaRows:
         if not isinstance(rows, slice):
+            if [*rows] == [*range(len(self))]:
+                return self
             rows = sent(np.array(rows, np.int64), self.tensor.device)
         return CudaRows(self.tensor[rows])
 

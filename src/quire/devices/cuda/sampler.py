@@ -16,7 +16,7 @@ from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.kernels import sample
 from quire.devices.cuda.launch import Launcher
 from quire.devices.host import HostLogits, check_rows
-from quire.devices.protocol import IntArray
+from quire.devices.protocol import Array, IntArray
 from quire.devices.reference.logits import truncate
 from quire.devices.reference.sampler import draw, is_sound
 from quire.devices.sampling import (
@@ -128,21 +128,19 @@ class CudaSampler(NativeSampler):
         guessed = check_rows(len(logits), self.vocab_size, slots, positions, drafts, masks_LW)
         if unknown := [slot for slot in slots if slot not in self._states]:
             raise EngineError(f"slot {unknown[0]} was never set")
-        if drafts is not None or not self.edited.isdisjoint(slots):
+        if not self.edited.isdisjoint(slots):
             self.settle()
         found = self._draw(tensor, slots, positions, guessed, masks_LW)
         drawn = Drawn(self, Fetched(found), slots, guessed)
         self._open.append(drawn)
-        wanted = [i for i, slot in enumerate(slots) if self._states[slot].params.wants_logprobs]
         if drafts is None:
             self.last_tokens[sent(np.array(slots), found.device)] = found.clamp(min=0)
-            if not wanted:
-                return drawn
+        else:
+            self._keep_last(found, np.array(slots), np.array(guessed))
+        wanted = [i for i, slot in enumerate(slots) if self._states[slot].params.wants_logprobs]
+        if not wanted:
+            return drawn
         samples = drawn.result()
-        if drafts is not None:
-            last = {slot: t for slot, t in zip(slots, samples.tokens, strict=True) if t != NOT_DRAWN}
-            places, tokens = sent(np.array([[*last], [*last.values()]], np.int64), found.device)
-            self.last_tokens[places] = tokens.int()
         for i in wanted:
             if samples.tokens[i] != NOT_DRAWN:
                 target = np.array(samples.tokens[i : i + 1], np.int32)
@@ -165,6 +163,18 @@ class CudaSampler(NativeSampler):
                 edit(edited[i], state, state.output_tokens + behind)
         given = None if masks is None else sent(masks.view(np.int32), device)
         return self.drawn(logits if edited is None else edited, slots, positions, given)
+
+    def _keep_last(self, found: Any, slots: Array, guessed: Array) -> None:
+        """Keep the last token of each slot that follows drafts which were drawn; rows of a slot are side by side."""
+        begins = np.flatnonzero(np.diff(slots, prepend=-1))
+        owners = np.repeat(np.arange(len(begins)), np.diff([*begins, len(slots)]))
+        device = found.device
+        guesses, firsts, owner = sent(np.stack([guessed, begins[owners], owners]), device)
+        first, slot = sent(np.stack([begins, slots[begins]]), device)
+        wrong = (found != guesses).long()
+        before = wrong.cumsum(0) - wrong
+        rows = torch.zeros_like(first).index_add_(0, owner, (before == before[firsts]).long())
+        self.last_tokens[slot] = found[first + rows - 1].clamp(min=0)
 
     def drawn(self, logits: Any, slots: list[int], positions: list[int], masks: Any = None) -> Any:
         """Draw a token for each row of logits as they are: int32 [L], see kernels/sample.py."""
