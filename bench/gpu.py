@@ -71,10 +71,11 @@ STAGES = {
     "environment": Stage("kernels", 30),
     "cubins": Stage("pack", 30),
     "ceilings": Stage("kernels", 30),
-    "bits": Stage("kernels", 150, 8),
+    "bits": Stage("kernels", 120, 8),
+    "routes": Stage("engine", 90),
     "memory": Stage("engine", 60),
-    "kernels": Stage("kernels", 150),
     "engine": Stage("engine", 240),
+    "kernels": Stage("kernels", 150),
     "table": Stage("pack", 200),
 }
 
@@ -87,6 +88,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="measure no times")
     parser.add_argument("--device", choices=("auto", "cuda", "interpreter"), default="auto")
     parser.add_argument("--layers", type=int, default=32, help="of the 8B model; fewer load faster")
+    parser.add_argument("--scale", type=float, default=1.0, help="times the requests of a run")
     parser.add_argument("--pack", action="store_true", help="make what a visit takes along, and stop")
     parser.add_argument("--target", default="sm_90", help="of packed cubins and of the table")
     parser.add_argument("--python", default="3.12", help="the version that packed wheels are for")
@@ -175,7 +177,12 @@ def run_stage(name: str, device: str, limit: float, options: Any, known: dict[st
     receiver, sender = context.Pipe(duplex=False)
     count = min(STAGES[name].processes, os.cpu_count() or 1) if device == "cuda" else 1
     about = device, sender.send, not options.check, limit, known
-    more = {"engine": [options.layers], "cubins": [PACKED], "table": [options.target]}.get(name, [])
+    more = {
+        "engine": [options.layers, options.scale],
+        "cubins": [PACKED],
+        "routes": [PACKED],
+        "table": [options.target],
+    }.get(name, [])
     processes = [
         context.Process(target=work, args=(name, (*about, (index, count)), more)) for index in range(count)
     ]

@@ -14,7 +14,7 @@ from bench.visit import catalog
 from bench.visit.place import Place
 from quire.devices.cuda.kernels import experts, norm, packed, products
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, attend, work_tensors
-from quire.devices.cuda.tiles import attention_tiles
+from quire.devices.cuda.tiles import AttentionTile, attention_tiles
 from quire.devices.cuda.work import WorkShape, work_list
 
 FP8 = catalog.FP8
@@ -189,11 +189,13 @@ class Paged:
         self.q = [place.draw(n, heads * whole, seed=i).to(self.act) for i, n in enumerate(counts)]
         self.parts: list[Part] = [(i, lengths[i] - n, lengths[i]) for i, n in enumerate(counts)]
 
-    def prepare(self, parts: list[Part], many: bool, processors: int) -> tuple[Callable[[], None], Any]:
+    def prepare(
+        self, parts: list[Part], many: bool, processors: int, tile: AttentionTile | None = None
+    ) -> tuple[Callable[[], None], Any]:
         """Return what launches attention of these tokens, and its result, which that fills."""
         place = self.place
         tiles = attention_tiles(place.run.target.family, self.width, self.kept == torch.int8, self.rotary > 0)
-        shape = WorkShape(self.heads, self.groups, tiles.many if many else tiles.few)
+        shape = WorkShape(self.heads, self.groups, tile or (tiles.many if many else tiles.few))
         cu_q = np.cumsum([0, *(stop - first for _, first, stop in parts)]).astype(np.int32)
         kv_len = np.array([stop for *_, stop in parts], np.int32)
         work = work_list(cu_q, kv_len, shape, processors)
@@ -206,8 +208,10 @@ class Paged:
         tensors = work_tensors(work, shape, self.width, place.numbers, place.empty)
         return lambda: attend(place.run, q, self.cache, out, step, tensors, shape, self.scale), out
 
-    def solve(self, parts: list[Part], many: bool = False, processors: int = 1) -> Any:
-        call, out = self.prepare(parts, many, processors)
+    def solve(
+        self, parts: list[Part], many: bool = False, processors: int = 1, tile: AttentionTile | None = None
+    ) -> Any:
+        call, out = self.prepare(parts, many, processors, tile)
         call()
         return out
 

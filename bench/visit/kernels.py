@@ -19,9 +19,13 @@ from bench.visit.place import Place, distance, same
 from quire import SamplingParams
 from quire.devices.cuda import admit
 from quire.devices.cuda.kernels import norm, sample
+from quire.devices.cuda.language import tl, triton
+from quire.devices.cuda.launch import Launch
 from quire.devices.cuda.libraries import installed
 from quire.devices.cuda.pack import CudaMatrix
+from quire.devices.cuda.tiles import AttentionTile, Shape, attention_tiles
 from quire.devices.host import HostLogits
+from quire.devices.reference.sampler import gumbel
 from quire.devices.registry import make_backend
 from quire.devices.sampling import SlotSampling
 from quire.devices.torch.run import TorchLogits
@@ -75,8 +79,12 @@ def ceilings(place: Place) -> None:
 def bits(place: Place) -> None:
     """Rows of each kernel in steps of many sizes, attention in all its forms, the sampler; and values by float64."""
     kinds = [*(("bfloat16", "FP8 e4m3") if place.small else CACHES), "latent"]
-    checks: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = [("sampler", sampler_bits, ())]
+    checks: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = [
+        ("noise", noise_bits, ()),
+        ("sampler", sampler_bits, ()),
+    ]
     checks += [(f"attention, {kind} cache", attention_bits, (kind,)) for kind in kinds]
+    checks += [(f"16 rows, {kind} cache", few_rows_bits, (kind,)) for kind in kinds if kind in CACHES]
     checks += [(f"{make.func.__name__} {make.args[1:]}", row_bits, (make,)) for make in row_cases(place)]
     shapes = [(40, 272)] if place.small else [(4096, 4096), (4096, 14336)]
     checks += [("libraries", library_bits, (kind, *shape)) for shape in shapes for kind in ("bfloat16", INT4)]
@@ -134,6 +142,36 @@ def attention_bits(place: Place, kind: str) -> None:
     ends = np.cumsum([stop - first for _, first, stop in parts]) - 1
     error = distance(wanted[ends], torch.stack([paged.exact(i) for i in range(len(lengths))]))
     place.row(f"attention, {kind} cache", not differs and error <= 1e-2, differs=differs, error=error)
+
+
+def few_rows_bits(place: Place, kind: str) -> None:
+    """Tell whether tiles of 16 rows, which new GPUs multiply by another instruction, have the bits of larger ones."""
+    shape = (4, 2, 32) if place.small else HEADS
+    paged = Paged(place, [290, 40] if place.small else [3000, 700, 65, 1], CACHES[kind], *shape)
+    tiles = attention_tiles(place.run.target.family, shape[2], CACHES[kind] == torch.int8)
+    small = AttentionTile(16, tiles.few.keys, Shape(4, 3))
+    equal = same(paged.solve(paged.parts, tile=small), paged.solve(paged.parts, tile=tiles.many))
+    place.row(f"16 rows of queries, {kind} cache", equal=equal)
+
+
+@triton.jit
+def noise(seeds, positions, out, SIZE: tl.constexpr):
+    row, token = tl.program_id(0), tl.arange(0, SIZE)[None, :]
+    made = sample.gumbel(tl.load(seeds + row), tl.load(positions + row), token)
+    tl.store(out + row * SIZE + token, made)
+
+
+def noise_bits(place: Place) -> None:
+    """The noise of sampling beside its definition, bit for bit."""
+    seeds, positions = [0, 1, 2**63 - 5, -(2**63)], [0, 7, 131_072, 2**31 - 1]
+    out, size = place.empty(4, 1024, dtype=torch.float64), 1024
+    given = place.numbers(seeds, torch.int64), place.numbers(positions), out
+    place.run(
+        Launch(noise, (4, 1, 1), dict(zip(("seeds", "positions", "out"), given, strict=True)), {"SIZE": size})
+    )
+    wanted = [gumbel(seed % 2**64, at, np.arange(size)) for seed, at in zip(seeds, positions, strict=True)]
+    differ = int((out.cpu().numpy().view(np.int64) != np.stack(wanted).view(np.int64)).sum())
+    place.row(f"noise of {out.numel()} tokens", not differ, differ=differ)
 
 
 def sampler_bits(place: Place) -> None:

@@ -16,9 +16,13 @@ import pytest
 pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
 from bench import gpu
-from bench.visit import kernels
+from bench.visit import kernels, pack
 from bench.visit.cases import Case
 from bench.visit.place import open_place
+from bench.visit.shapes import TINY
+from quire.devices.artifacts import Artifacts
+from quire.devices.cuda.cubins import Kernel, about_of
+from quire.devices.cuda.target import TARGETS
 
 
 def test_a_visit_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
@@ -67,6 +71,25 @@ def test_what_is_wrong_is_reported_and_other_checks_go_on() -> None:
     assert "no kernel image" in rows[2]["error"]
 
 
+def test_packed_kernels_are_those_that_an_engine_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cubin(launch: Any, target: Any) -> tuple[bytes, Kernel]:
+        name = launch.kernel.fn.__name__
+        return b"\x7fELF" + name.encode(), Kernel(name, [], 0, launch.shape.warps)
+
+    monkeypatch.setattr(pack, "cubin", cubin)
+    made = Artifacts(tmp_path / "artifacts", about_of(TARGETS["sm_90"]), "")
+    for form in ({}, {"kv_cache_dtype": "fp8"}):
+        pack.compile_form(made, "sm_90", form, TINY)
+    made.save()
+    assert {made.about(Kernel, key).name for key in made.files} >= {"attention", "product", "norm", "sampled"}
+    assert any("fp8e4nv" in key for key in made.files)
+    rows = list[dict[str, Any]]()
+    pack.cubins(open_place("interpreter", rows.append, False, 60.0, {}, (0, 1)), tmp_path)
+    assert [row["ok"] for row in rows] == [True]
+
+
 def hang(*args: Any) -> None:
     time.sleep(600)
 
@@ -74,7 +97,7 @@ def hang(*args: Any) -> None:
 def test_a_stage_that_hangs_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "environment", hang)
     stage: dict[str, Any] = {"rows": []}
-    options = Namespace(check=True, layers=1, target="sm_90")
+    options = Namespace(check=True, layers=1, scale=1.0, target="sm_90")
     assert [*gpu.run_stage("environment", "interpreter", 0.5, options, {}, stage)] == []
     assert stage["state"] == "cut at its limit"
 
