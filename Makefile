@@ -20,7 +20,7 @@ CLEAN := build/clean
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(NATIVE) README.md $(shell find src -type f -not -name '*.pyc' -not -name '*.so')
 
-.PHONY: run install install-test stub wheel wheels site lint test test-suite test-stranger test-variants test-wheel coverage fuzz \
+.PHONY: run install install-test stub wheel wheels site lint test test-suite test-stranger test-triton-3.6 test-variants test-wheel coverage fuzz \
   abuse eval-model clean
 
 run: install
@@ -82,6 +82,11 @@ lint: $(TEST)/installed
 
 test-suite: $(TEST)/installed
 	$(TEST)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal
+
+# The kernels of GPUs compiled by the oldest Triton that is supported, which torch 2.11 brings.
+test-triton-3.6: install-test
+	$(BIN)/pip install --quiet --no-deps --target build/triton-3.6 triton==3.6.0
+	PYTHONPATH=build/triton-3.6 TRITON_CACHE_DIR=build/triton-3.6/cache $(BIN)/python -m pytest tests/devices/cuda/test_compiled.py
 
 # As on a stranger's machine: AVX2 alone, nothing beside the checkout, port 8000 taken, a home that cannot be written; over
 # the tests for which that matters. On a CPU without AVX2 this is skipped.

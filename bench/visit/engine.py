@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import msgspec
 import numpy as np
 import torch
 
@@ -147,15 +147,16 @@ def verdicts(place: Place, name: str) -> None:
     """What the check of a first start has found on this GPU, of all models so far, libraries included."""
     if place.small:
         return
-    device = fingerprint(torch.device("cuda:0"), place.run.target.name)
-    found = Checks(Path.home() / VERDICTS, True).of(device)
+    device, path = fingerprint(torch.device("cuda:0"), place.run.target.name), Path.home() / VERDICTS
+    found = Checks(path, True).of(device)
     bad = [key for key, verdict in found.items() if not (verdict.accurate and verdict.exact)]
-    more = {
-        key: fields[2:]
-        for key, verdict in found.items()
-        if any((fields := [*msgspec.structs.astuple(verdict)])[2:])
+    admitted = {
+        product: verdict["sizes"]
+        for key, verdicts in (json.loads(path.read_text()) if path.exists() else {}).items()
+        for product, verdict in verdicts.items()
+        if key.startswith(f"{device}, ") and verdict.get("sizes")
     }
-    place.row(f"{name}: check of {len(found)} kernels", not bad, bad=bad[:4], admitted=more)
+    place.row(f"{name}: check of {len(found)} kernels", not bad, bad=bad[:4], admitted=admitted)
 
 
 def alone_is_batched(place: Place, llm: Any, name: str, shape: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from quire.devices.cuda.tiles import ATTENTION, BY_TOKEN, LATENT
 from quire.errors import ConfigError
 
 TAKES = Path(__file__).with_name("takes.json")
+OLD = triton.__version__ < "3.7"  # which does not know Blackwell's products of bytes
 COLD = "float32"  # products without tensor cores are for small models and for tests
 
 MATRIX_UNIT = {"attention", "product", "expert_product"}
@@ -77,6 +78,9 @@ def test_a_kernel_compiles_and_fits(case: str, target: str) -> None:
             found.kernel in MATRIX_UNIT and COLD not in case and "latent" not in case
         ):  # latents: 16 rows always
             unit, _, number = found.instruction.partition(" ")
+            if target == "sm_100" and "by int8" in case and OLD:
+                assert (unit, number) == ("mma.sync", "s8"), found
+                continue
             assert unit == UNITS.get(target, "mma.sync"), found
             if "by int8" in case:
                 assert number == BYTES.get(target, "s8"), found

@@ -165,7 +165,8 @@ class CudaBackend:
         self.checks, self.admission = (asked := selfcheck.Asked()), None
         self.compile(graph, kv, limits)
         self.sampler(graph.vocab_size)
-        return {name: (verdict.accurate, verdict.exact) for name, verdict in asked.found.items()}
+        found = asked.of(selfcheck.fingerprint(self._device, self._run.target.name))
+        return {name: (verdict.accurate, verdict.exact) for name, verdict in found.items()}
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """The arena, and room for mixtures, states of attention and graphs. ConfigError for what no kernel computes."""

@@ -258,13 +258,10 @@ class Asked(Checks):
     """Verdicts of this run alone, which change nothing."""
 
     def __init__(self) -> None:
-        self.found: Verdicts = {}
-
-    def of(self, device: str) -> Verdicts:
-        return self.found
+        self._all: dict[str, Verdicts] = {}
 
     def judge(self, verdicts: Verdicts, instead: str = "") -> set[str]:
         return set()
 
     def add(self, device: str, verdicts: Verdicts) -> None:
-        self.found |= verdicts
+        self._all[device] = self.of(device) | verdicts

@@ -111,11 +111,12 @@ def bounds(item, first, tokens, length, WINDOW: tl.constexpr, CHUNK: tl.constexp
 @triton.jit
 def list_of(chosen, item, group, stride, POOL: tl.constexpr, LISTED: tl.constexpr, SETS: tl.constexpr):
     """The list of a token's group, if there are lists."""
+    found = item  # no function returns None to the compiler of Triton 3.6
     if LISTED > 0:
-        chosen += tl.load(item + 1).to(tl.int64) * stride
+        found = chosen + tl.load(item + 1).to(tl.int64) * stride
         if SETS > 1:
-            chosen += group * (LISTED // POOL)
-    return chosen
+            found += group * (LISTED // POOL)
+    return found
 
 
 @triton.jit
