@@ -61,7 +61,7 @@ def read_bailing(config: ConfigReader) -> DecoderConfig:
         layers=sparse_after(config),
         shared=config.count("num_shared_experts") * (shared or inner),
         renormalize=config.boolean("norm_topk_prob"),
-        scale=config.number("routed_scaling_factor"),
+        scale=config.number("routed_scaling_factor", 1.0),
         **(LIKE_V3 if sigmoid else {"num_groups": 1}),
     )
     return read_decoder(
@@ -95,7 +95,7 @@ def read_bailing_hybrid(config: ConfigReader) -> DecoderConfig:
     bound = decay_bound(config, "kda_lower_bound", bound)
     config.skip("kda_lower_bound")
     taps = config.integer("short_conv_kernel_size", low=2, high=64)
-    delta = kda(heads, size, taps, config.number("rms_norm_eps"), bound=bound)
+    delta = kda(heads, size, taps, config.number("rms_norm_eps", 1e-6), bound=bound)
     rope, original = config.section("rope_scaling"), "original_max_position_embeddings"
     if (
         rope is not None
@@ -132,11 +132,9 @@ def hybrid_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
 BAILING = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
     "rope_theta": 600000.0,
     "norm_topk_prob": True,
     "num_shared_experts": 0,
-    "routed_scaling_factor": 1.0,
     "first_k_dense_replace": 0,
     "score_function": "softmax",
     "use_qk_norm": False,

@@ -228,7 +228,6 @@ LATENT = {
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
-    "rms_norm_eps": 1e-6,
 }
 ROUTED = {"n_routed_experts": "n_routed_experts num_local_experts"}
 MTP = {"num_nextn_predict_layers": "num_nextn_predict_layers num_mtp_layers"}

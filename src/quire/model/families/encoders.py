@@ -154,14 +154,13 @@ def read_modernbert(config: ConfigReader) -> DecoderConfig:
     ropes = read_layer_ropes(
         config,
         config.integer("hidden_size") // config.integer("num_attention_heads"),
-        config.integer("max_position_embeddings"),
         kinds,
-        {FULL: "global_rope_theta", SLIDING: "local_rope_theta"},
+        "local_rope_theta",
+        "global_rope_theta",
     )
     return read_decoder(
         config,
-        rope=ropes[0],
-        layer_ropes=ropes,
+        **ropes,
         scores_window=[None if kind == FULL else near + 1 for kind in kinds],
         norm_kind="layer",
         head_tied=False,

@@ -39,8 +39,8 @@ def falcon_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
 def read_falcon(config: ConfigReader) -> DecoderConfig:
     """Almazrouei et al. 2023, arXiv:2311.16867: 7B, 40B and 180B, and the RW models with ALiBi."""
     config.expect("apply_residual_connection_post_layernorm", False)
-    bias, newer = config.boolean("bias"), config.boolean("new_decoder_architecture")
-    alibi = config.boolean("alibi")
+    bias, newer = config.boolean("bias", False), config.boolean("new_decoder_architecture", False)
+    alibi = config.boolean("alibi", False)
     if alibi:
         config.skip("rope_parameters rope_theta rope_scaling")  # written with their defaults all the same
     heads = config.integer("num_attention_heads")
@@ -94,9 +94,6 @@ FAMILIES = {
             "hidden_act": "gelu",
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": True,
-            "bias": False,
-            "alibi": False,
-            "new_decoder_architecture": False,
             "multi_query": True,
             "parallel_attn": True,
         },

@@ -219,7 +219,7 @@ def sparse_after(
 ) -> list[bool]:
     """List the mixture's layers: the first ones, by the key's number, are dense; mlp_layer_types may tell by layer.
 
-    `prevails`: a class that has both goes by mlp_layer_types.
+    Without a `key` the number is `default`. `prevails`: a class that has both goes by mlp_layer_types.
     """
     layers, first = num_layers(config), config.count(key, default)
     said = [SPARSE if i >= first else DENSE for i in range(layers)]

@@ -114,7 +114,7 @@ def delta_kinds(config: ConfigReader) -> list[str]:
 
 def read_qwen(config: ConfigReader, share: float = 0.25, **fields: Any) -> DecoderConfig:
     """Queries and keys are normed, and rotated, by default a `share` of them; heads are gated by element."""
-    kinds, eps = delta_kinds(config), config.number("rms_norm_eps")
+    kinds, eps = delta_kinds(config), config.number("rms_norm_eps", 1e-6)
     for key, value in (
         ("attn_output_gate", True),
         ("use_sliding_window", False),
@@ -198,7 +198,6 @@ NEXT = {
     "num_key_value_heads": 2,
     "head_dim": 256,
     "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
     "full_attention_interval": 4,
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,
@@ -251,7 +250,6 @@ FAMILIES = {
         },
         {
             "max_position_embeddings": 65536,
-            "rms_norm_eps": 1e-6,
             "linear_conv_kernel_dim": 4,
             "linear_allow_neg_eigval": True,
         },

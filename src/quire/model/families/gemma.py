@@ -6,8 +6,6 @@ from typing import Any
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
-    FULL,
-    SLIDING,
     Family,
     alternate,
     biases,
@@ -67,13 +65,7 @@ def read_gemma3(config: ConfigReader) -> DecoderConfig:
     config.skip("hidden_act")
     config.expect("attn_logit_softcapping", None)
     expect_newer_name(config)
-    ropes = read_layer_ropes(
-        config,
-        config.integer("head_dim"),
-        config.integer("max_position_embeddings"),
-        [*kinds, FULL],
-        {FULL: "rope_theta", SLIDING: "rope_local_base_freq"},
-    )
+    ropes = read_layer_ropes(config, config.integer("head_dim"), kinds, "rope_local_base_freq")
     windows, both = windows_of(config, kinds), config.boolean("use_bidirectional_attention", False)
     if both:  # EmbeddingGemma's window counts both sides
         windows = [None if window is None else window // 2 + 1 for window in windows]
@@ -81,8 +73,7 @@ def read_gemma3(config: ConfigReader) -> DecoderConfig:
         config,
         placement="sandwich",
         qk_norm="head",
-        rope=ropes[-1],
-        layer_ropes=ropes[:-1],
+        **ropes,
         scores_window=windows,
         bidirectional=both,
         scores_scale=config.positive("query_pre_attn_scalar") ** -0.5,
@@ -109,7 +100,6 @@ GEMMA = {
     "head_dim": 256,
     "hidden_act": "gelu_pytorch_tanh",
     "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
 GEMMA2 = {

@@ -6,8 +6,6 @@ from statistics import NormalDist
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
-    FULL,
-    SLIDING,
     Family,
     alternate,
     biases,
@@ -33,13 +31,7 @@ def read_gemma3n(config: ConfigReader) -> DecoderConfig:
     first = layers - reused
     back = [0 if i < first else i - last_of_kind(config, kinds[:first], kinds[i]) for i in range(layers)]
     size, inner = config.integer("head_dim"), _inner(config, layers)
-    ropes = read_layer_ropes(
-        config,
-        size,
-        config.integer("max_position_embeddings"),
-        [*kinds, FULL],
-        {FULL: "rope_theta", SLIDING: "rope_local_base_freq"},
-    )
+    ropes = read_layer_ropes(config, size, kinds, "rope_local_base_freq")
     config.expect("rope_scaling", None)  # the class merges it into one of the two ropes
     config.skip("altup_coef_clip")  # bounds coefficients in training
     streams = config.integer("altup_num_inputs", low=2)
@@ -56,8 +48,7 @@ def read_gemma3n(config: ConfigReader) -> DecoderConfig:
         placement="sandwich",
         qk_norm="head",
         scores_scale=1.0,
-        rope=ropes[-1],
-        layer_ropes=ropes[:-1],
+        **ropes,
         scores_window=windows_of(config, kinds),
         embedding_scale=config.integer("hidden_size") ** 0.5,
         head_cap=cap(config, "final_logit_softcapping"),

@@ -90,7 +90,6 @@ def read_hyperclovax(config: ConfigReader) -> DecoderConfig:
 
 DEFAULTS = {
     "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
     "embedding_multiplier": 1.0,
     "logits_scaling": 1.0,
     "residual_multiplier": 1.0,

@@ -80,7 +80,6 @@ FAMILIES = {
         ),
         {
             "num_key_value_heads": None,
-            "rms_norm_eps": 1e-6,
             "hidden_activation": "gelu_pytorch_tanh",
             "block_types": ["recurrent", "recurrent", "attention"],
             "attention_window_size": 2048,

@@ -8,15 +8,12 @@ from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
-    DENSE,
-    SPARSE,
     Family,
     biases,
     head_size,
-    layer_kinds,
-    num_layers,
     read_decoder,
     read_moe,
+    sparse_after,
 )
 from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import read_rope
@@ -61,11 +58,9 @@ def read_hunyuan_moe(config: ConfigReader) -> DecoderConfig:
 def read_hunyuan_v3(config: ConfigReader) -> DecoderConfig:
     """By default the first layer is dense; norms of queries and keys are before the rope here."""
     config.skip("enable_moe_fp32_combine")  # sums are float32 always
-    layers = num_layers(config)
-    kinds = layer_kinds(config, [DENSE, *[SPARSE] * (layers - 1)], (DENSE, SPARSE), "mlp_layer_types")
     moe = read_moe(
         config,
-        layers=[kind == SPARSE for kind in kinds],
+        layers=sparse_after(config, "", 1),
         shared=config.count("num_shared_experts") * config.integer("moe_intermediate_size"),
         correction=True,
         scoring="sigmoid",

@@ -88,7 +88,7 @@ def read_deepseek_v4(config: ConfigReader) -> DecoderConfig:
     }.items():
         config.expect(key, value)
     config.skip("num_nextn_predict_layers expert_dtype intermediate_size")
-    layers, eps = num_layers(config), config.number("rms_norm_eps")
+    layers, eps = num_layers(config), config.number("rms_norm_eps", 1e-6)
     heads, head_dim = config.integer("num_attention_heads"), config.integer("head_dim", high=MAX_HEAD_DIM)
     groups = config.integer("o_groups")
     if heads % groups:
@@ -162,7 +162,7 @@ def read_glm5_next(config: ConfigReader) -> DecoderConfig:
         raise config.wrong("index_topk", chosen, f"a multiple of index_kpool ({pool})")
     heads, dim = index_heads(config, 0)
     keys = KeysConfig(dim, NormConfig("layer", 1e-6, bias=True), pool, gated=True, norm_first=True)
-    hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps")
+    hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", 1e-6)
     own = IndexerConfig(hidden, heads, keys, chosen // pool, q_rank, pool=pool, tail=True)
     latent = {
         "rope_dim": 0,
@@ -204,7 +204,11 @@ def glm5_next_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
 def read_streams(config: ConfigReader, *, ends: bool) -> dict[str, Any]:
     """Read streams that mix. With `ends` weights read them at the end, too; else their mean is the end."""
     count = config.integer("hc_mult", high=MAX_STREAMS)
-    about = count, NormConfig("rms", config.number("rms_norm_eps"), weight=False), config.positive("hc_eps")
+    about = (
+        count,
+        NormConfig("rms", config.number("rms_norm_eps", 1e-6), weight=False),
+        config.positive("hc_eps"),
+    )
     last = HyperConfig(*about, joins=False) if ends else None
     return {
         "streams": HyperConfig(*about, config.integer("hc_sinkhorn_iters", high=1000)),
@@ -277,7 +281,7 @@ def _moe(config: ConfigReader, layers: int) -> dict[str, Any]:
         shared=config.integer("moe_intermediate_size"),
         scoring=SCORING[scoring],
         renormalize=True,
-        scale=config.number("routed_scaling_factor"),
+        scale=config.number("routed_scaling_factor", 1.0),
     )
     vocabulary = config.integer("vocab_size")
     return moe | {
@@ -295,7 +299,6 @@ FAMILIES = {
         read_deepseek_v4,
         V4_NAMES,
         {
-            "rms_norm_eps": 1e-6,
             "swiglu_limit": 10.0,
             "scoring_func": "sqrtsoftplus",
             "routed_scaling_factor": 1.5,
@@ -308,7 +311,7 @@ FAMILIES = {
         "GLM-5.3-Flash (text)",
         read_glm5_next,
         glm5_next_names,
-        {"rms_norm_eps": 1e-5, "swiglu_limit": 10.0, "n_group": 1, "topk_group": 1},
+        {"rms_norm_eps": 1e-5, "swiglu_limit": 10.0, "topk_group": 1},
         ROUTED,
     ),
 }

@@ -45,7 +45,7 @@ def read_jamba(config: ConfigReader) -> DecoderConfig:
         moe = read_moe(config, layers=_every(config, "expert"), inner="intermediate_size")
     else:
         config.skip("expert_layer_period expert_layer_offset num_experts_per_tok")
-    norm = NormConfig("rms", config.number("rms_norm_eps"))
+    norm = NormConfig("rms", config.number("rms_norm_eps", 1e-6))
     return read_decoder(
         config,
         rotated=0,

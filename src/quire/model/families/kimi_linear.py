@@ -86,7 +86,7 @@ def read_kda(
     taps = inner.integer(
         "short_conv_kernel_size", config.optional_integer("linear_conv_kernel_dim") or 4, low=2, high=64
     )
-    rule = kda(own, size, taps, config.number("rms_norm_eps"), rank=size, bound=bound)
+    rule = kda(own, size, taps, config.number("rms_norm_eps", 1e-6), rank=size, bound=bound)
     return read_decoder(
         config,
         num_kv_heads=count,

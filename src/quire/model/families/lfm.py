@@ -103,7 +103,7 @@ def read_lfm2_moe(config: ConfigReader) -> DecoderConfig:
         scoring="sigmoid",
         renormalize=config.boolean("norm_topk_prob"),
         floor=1e-6,
-        scale=config.number("routed_scaling_factor"),
+        scale=config.number("routed_scaling_factor", 1.0),
     )
     return _read(config, layer_kinds(config, [FULL] * layers, (FULL, CONV)), moe=moe)
 
@@ -115,15 +115,12 @@ def read_lfm3(config: ConfigReader) -> DecoderConfig:
     ]
     kinds = layer_kinds(config, default, (FULL, SLIDING, CONV))
     turned = [SLIDING if kind == SLIDING else FULL for kind in kinds]
-    thetas = dict.fromkeys((FULL, SLIDING), "rope_theta")
-    positions = config.integer("max_position_embeddings")
-    ropes = read_layer_ropes(config, head_size(config), positions, [*turned, FULL], thetas)
+    ropes = read_layer_ropes(config, head_size(config), turned)
     gate = config.boolean("use_attention_gate")
     return _read(
         config,
         kinds,
-        rope=ropes[-1],
-        layer_ropes=ropes[:-1],
+        **ropes,
         scores_window=windows_of(config, kinds),
         placement="sandwich" if config.boolean("use_sandwich_norm") else "pre",
         attention_gate="heads" if gate else None,
@@ -158,7 +155,6 @@ FAMILIES = {
             "num_experts_per_tok": 4,
             "use_expert_bias": True,
             "norm_topk_prob": True,
-            "routed_scaling_factor": 1.0,
         },
         unused=UNUSED,
     ),

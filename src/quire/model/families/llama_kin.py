@@ -56,7 +56,7 @@ def read_seed_oss(config: ConfigReader) -> DecoderConfig:
     return read_decoder(
         config,
         attention_qkv_bias=config.boolean("attention_bias"),
-        attention_out_bias=config.boolean("attention_out_bias"),
+        attention_out_bias=config.boolean("attention_out_bias", False),
         mlp_bias=config.boolean("mlp_bias", False),
     )
 
@@ -75,7 +75,6 @@ FAMILIES = {
         defaults={
             "num_key_value_heads": 4,
             "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-6,
             "rope_theta": 2e6,
             "no_rope_layer_interval": 4,
             "tie_word_embeddings": True,
@@ -133,9 +132,7 @@ FAMILIES = {
             "num_key_value_heads": 8,
             "head_dim": 128,
             "max_position_embeddings": 524288,
-            "rms_norm_eps": 1e-6,
             "attention_bias": True,
-            "attention_out_bias": False,
         },
     ),
     "HeliumForCausalLM": Family(

@@ -50,7 +50,7 @@ def read_scan(config: ConfigReader, inner: int | None, normed: bool = True, **fi
         "conv_bias": config.boolean("mamba_conv_bias"),
         "bias": config.boolean("mamba_proj_bias"),
         "steps": _steps(config),
-        "norm": NormConfig("rms", config.number("rms_norm_eps")) if normed else None,
+        "norm": NormConfig("rms", config.number("rms_norm_eps", 1e-6)) if normed else None,
         **fields,
     }
 
@@ -113,7 +113,7 @@ def read_nemotron_h(config: ConfigReader) -> DecoderConfig:
             scoring="sigmoid",
             group_sum=True,
             renormalize=config.boolean("norm_topk_prob"),
-            scale=config.number("routed_scaling_factor"),
+            scale=config.number("routed_scaling_factor", 1.0),
         )
         latent = config.optional_integer("moe_latent_size") or 0
         moe |= {"gated": False, "latent_size": latent}
@@ -241,7 +241,7 @@ def scans_alone(config: ConfigReader, kind: str, mixer: dict[str, Any]) -> Decod
         kinds=kind,
         mixers={kind: mixer},
         norm_kind="rms",
-        norm_eps=config.number("rms_norm_eps"),
+        norm_eps=config.number("rms_norm_eps", 1e-6),
         mlp_intermediate_size=0,
         head_tied=config.boolean("tie_word_embeddings"),
     )
@@ -332,7 +332,6 @@ FAMILIES = {
             "n_routed_experts": 8,
             "n_shared_experts": 1,
             "num_experts_per_tok": 2,
-            "routed_scaling_factor": 1.0,
             "n_group": 1,
             "topk_group": 1,
             "norm_topk_prob": True,

@@ -65,7 +65,6 @@ def read_ministral3(config: ConfigReader) -> DecoderConfig:
 MISTRAL = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-6,
     "sliding_window": 4096,
 }
 FAMILIES = {

@@ -6,10 +6,8 @@ from typing import Any
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
-    DENSE,
     FULL,
     SLIDING,
-    SPARSE,
     Family,
     alternate,
     biases,
@@ -64,7 +62,7 @@ def v3_moe(
         experts=experts,
         shared=config.count(key) * config.integer("moe_intermediate_size"),
         renormalize=config.boolean("norm_topk_prob"),
-        scale=config.number("routed_scaling_factor"),
+        scale=config.number("routed_scaling_factor", 1.0),
         **LIKE_V3,
     )
 
@@ -142,23 +140,13 @@ def read_mellum(config: ConfigReader) -> DecoderConfig:
     config.skip("mtp_layer_types mtp_mlp_layer_types")
     config.expect("num_mtp_layers", None, 0)
     kinds = layer_kinds(config, [FULL] * layers)
-    ropes = read_layer_ropes(
-        config,
-        head_size(config),
-        config.integer("max_position_embeddings"),
-        [*kinds, FULL],
-        dict.fromkeys((FULL, SLIDING), "rope_theta"),
-    )
-    sparse = layer_kinds(config, [SPARSE] * layers, (DENSE, SPARSE), "mlp_layer_types")
-    moe = read_moe(
-        config, layers=[kind == SPARSE for kind in sparse], renormalize=config.boolean("norm_topk_prob")
-    )
+    ropes = read_layer_ropes(config, head_size(config), kinds)
+    moe = read_moe(config, layers=sparse_after(config, ""), renormalize=config.boolean("norm_topk_prob"))
     return read_decoder(
         config,
         **biases(config),
         qk_norm="head",
-        rope=ropes[-1],
-        layer_ropes=ropes[:-1],
+        **ropes,
         scores_window=windows_of(config, kinds),
         moe=moe,
     )
@@ -235,7 +223,7 @@ def read_afmoe(config: ConfigReader) -> DecoderConfig:
         qk_norm="head",
         attention_gate="elements",
         placement="sandwich",
-        embedding_scale=hidden**0.5 if config.boolean("mup_enabled") else 1.0,
+        embedding_scale=hidden**0.5 if config.boolean("mup_enabled", False) else 1.0,
         scores_window=windows_of(config, kinds),
         turned=[kind == SLIDING for kind in kinds],
         moe=moe,
@@ -282,7 +270,6 @@ V3: dict[str, Any] = {
     "n_routed_experts": 128,
     "num_experts_per_tok": 8,
     "n_shared_experts": 1,
-    "routed_scaling_factor": 1.0,
     "n_group": 1,
     "topk_group": 1,
     "norm_topk_prob": True,
@@ -298,7 +285,6 @@ FAMILIES = {
             "num_key_value_heads": 8,
             "head_dim": 128,
             "max_position_embeddings": 196608,
-            "rms_norm_eps": 1e-6,
             "rope_theta": 5e6,
             "num_experts": 256,
             "num_experts_per_tok": 8,
@@ -329,13 +315,11 @@ FAMILIES = {
         {
             "num_key_value_heads": 32,
             "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
             "moe_intermediate_size": 1408,
             "n_group": 1,
             "topk_group": 1,
             "first_k_dense_replace": 0,
             "norm_topk_prob": False,
-            "routed_scaling_factor": 1.0,
             "sliding_window": 4096,
             "max_window_layers": 62,
         },
@@ -371,7 +355,6 @@ FAMILIES = {
             "num_key_value_heads": 4,
             "head_dim": 128,
             "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
             "sliding_window": 1024,
             "moe_intermediate_size": 896,
             "num_experts": 64,
@@ -401,7 +384,6 @@ FAMILIES = {
             "num_key_value_heads": 4,
             "head_dim": 128,
             "max_position_embeddings": 262144,
-            "rms_norm_eps": 1e-6,
             "sliding_window": 513,
             "moe_intermediate_size": 512,
             "shared_expert_intermediate_size": 512,
@@ -420,7 +402,6 @@ FAMILIES = {
             "num_key_value_heads": 4,
             "head_dim": 128,
             "max_position_embeddings": 262144,
-            "rms_norm_eps": 1e-6,
             "sliding_window": 513,
             "decoder_sparse_step": 1,
             "moe_intermediate_size": 512,
@@ -454,7 +435,6 @@ FAMILIES = {
             "route_scale": 1.0,
             "global_attn_every_n_layers": 4,
             "sliding_window": 1024,
-            "mup_enabled": False,
         },
     ),
     "PhimoeForCausalLM": Family(
@@ -486,7 +466,6 @@ FAMILIES = {
         },
         {
             "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
             "num_experts": 8,
             "num_experts_per_tok": 2,
             "moe_num_shared_experts": 2,

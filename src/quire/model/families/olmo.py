@@ -56,14 +56,12 @@ def read_olmo2(config: ConfigReader, **fields: Any) -> DecoderConfig:
 def read_olmo3(config: ConfigReader) -> DecoderConfig:
     """OLMo 2 with three sliding layers to one that is not; only that one's rope is scaled."""
     kinds = layer_kinds(config, alternate(num_layers(config), 4))
-    max_position = config.integer("max_position_embeddings")
     expect_newer_name(config)
     if config.get("rope_scaling") is not None or config.get("rope_parameters") is None:
         # transformers gives the sliding layers this one, whatever is said
         config.expect("rope_theta", 5e5, None)
-    thetas = dict.fromkeys((FULL, SLIDING), "rope_theta")
-    ropes = read_layer_ropes(config, head_size(config), max_position, [*kinds, FULL], thetas)
-    return read_olmo2(config, rope=ropes[-1], layer_ropes=ropes[:-1], scores_window=windows_of(config, kinds))
+    ropes = read_layer_ropes(config, head_size(config), kinds)
+    return read_olmo2(config, **ropes, scores_window=windows_of(config, kinds))
 
 
 def read_exaone4(config: ConfigReader) -> DecoderConfig:
@@ -108,7 +106,6 @@ FAMILIES = {
         POST_NORM_NAMES,
         {
             "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-6,
             "rope_theta": 5e5,
             "num_experts": 7,
             "num_experts_per_tok": 5,

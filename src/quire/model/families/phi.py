@@ -54,7 +54,7 @@ def read_starcoder2(config: ConfigReader) -> DecoderConfig:
         config.expect(key, value)
     # left from an older format; hidden_act prevails and softmax is always exact
     config.skip("activation_function attention_softmax_in_fp32 scale_attention_softmax_in_fp32")
-    config.expect("layer_norm_epsilon", config.number("rms_norm_eps"))
+    config.expect("layer_norm_epsilon", config.number("rms_norm_eps", 1e-6))
     bias = config.boolean("use_bias")
     return read_decoder(
         config,

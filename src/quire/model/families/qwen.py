@@ -87,7 +87,6 @@ def layer_windows(config: ConfigReader) -> list[int | None]:
 QWEN = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
@@ -126,7 +125,6 @@ FAMILIES = {
             **MOE,
             "num_key_value_heads": 4,
             "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-6,
             "sliding_window": 4096,
             "moe_intermediate_size": 768,
             "num_experts_per_tok": 8,

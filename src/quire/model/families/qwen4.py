@@ -49,7 +49,7 @@ def read_qwen4(config: ConfigReader) -> DecoderConfig:
     if isinstance(kinds, list):
         config = config.derived({"layer_types": [FULL if kind == INDEXED else kind for kind in kinds]})
     streams, rank = config.integer("hc_count", low=2, high=MAX_STREAMS), config.integer("hc_lowrank")
-    norm = NormConfig("rms", config.number("rms_norm_eps"))
+    norm = NormConfig("rms", config.number("rms_norm_eps", 1e-6))
     return read_qwen3_5_moe(
         config,
         share=1.0,

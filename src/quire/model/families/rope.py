@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
@@ -40,16 +40,17 @@ def read_rope(config: ConfigReader, rotary_dim: int, max_position: int) -> RopeS
 def read_layer_ropes(
     config: ConfigReader,
     rotary_dim: int | Mapping[str, int],
-    max_position: int,
     kinds: Sequence[str],
-    thetas: Mapping[str, str],
-) -> list[RopeSpec]:
-    """The rope of each layer by its kind in `kinds`.
+    sliding: str = "rope_theta",
+    full: str = "rope_theta",
+) -> dict[str, Any]:
+    """The rope of full attention, and that of each layer by its kind in `kinds`, as fields of read_decoder.
 
     rope_parameters has an object for each kind, or rope_scaling is one object, which is then for full attention alone.
-    `thetas` names the config's key of each kind's base, for objects that have none.
+    `sliding` and `full` name the config's keys of a kind's base, for objects that have none.
     """
-    found = _rope_object(config)
+    thetas = {"full_attention": full, "sliding_attention": sliding}
+    found, max_position = _rope_object(config), config.integer("max_position_embeddings")
     by_kind: dict[str, ConfigReader | None] = dict.fromkeys(thetas)
     if found is not None and any(found.given(kind) for kind in thetas):
         by_kind = {kind: found.section(kind) for kind in thetas}
@@ -65,7 +66,7 @@ def read_layer_ropes(
         ropes[kind] = parse_rope(config, inner, size, max_position, theta)
         if not ropes[kind].truncate:  # transformers overlooks it in a rope of some layers
             raise inner.wrong("truncate", False, "true in the rope of one kind of layers")
-    return [ropes[kind] for kind in kinds]
+    return {"rope": ropes["full_attention"], "layer_ropes": [ropes[kind] for kind in kinds]}
 
 
 def _check_older(config: ConfigReader, found: ConfigReader | None, kinds: Iterable[str]) -> None:

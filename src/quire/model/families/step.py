@@ -38,10 +38,8 @@ def read_step(config: ConfigReader) -> DecoderConfig:
     config.expect("use_head_wise_attn_gate", True)
     config.skip("mtp_layer_types mtp_mlp_layer_types")
     scale = config.optional_number("query_pre_attn_scalar")
-    positions = config.integer("max_position_embeddings")
     dims = kind_dims(config, size, {FULL: 1.0, SLIDING: 1.0})
-    thetas = dict.fromkeys((FULL, SLIDING), "rope_theta")
-    ropes = read_layer_ropes(config, dims, positions, [*kinds, FULL], thetas)
+    ropes = read_layer_ropes(config, dims, kinds)
     moe = read_moe(
         config,
         layers=_sparse(config, layers),
@@ -60,8 +58,7 @@ def read_step(config: ConfigReader) -> DecoderConfig:
         qk_norm="head",
         attention_gate="heads",
         scores_scale=(scale or size) ** -0.5,
-        rope=ropes[-1],
-        layer_ropes=ropes[:-1],
+        **ropes,
         scores_window=windows_of(config, kinds),
         moe={**moe, "limit": limits, "shared_limit": shared_limits},
         mlp_limit=shared_limits,

@@ -18,6 +18,7 @@ from quire.model.families.family import (
     num_layers,
     read_decoder,
     read_moe,
+    sparse_after,
     windows_of,
 )
 from quire.model.families.gemma import SANDWICH_NAMES, cap
@@ -35,19 +36,17 @@ def read_gemma4(config: ConfigReader) -> DecoderConfig:
     layers = num_layers(config)
     kinds = layer_kinds(config, alternate(layers, 6))
     kinds[-1] = FULL
-    shared = config.boolean("attention_k_eq_v")
+    shared = config.boolean("attention_k_eq_v", False)
     sizes = _gemma4_sizes(config, kinds, shared)
     near, far = sizes[SLIDING][1], sizes[FULL][1]
     inner = config.integer("intermediate_size")
     reused = config.integer("num_kv_shared_layers", low=0, high=layers)
-    wide = 2 if config.boolean("use_double_wide_mlp") else 1
+    wide = 2 if config.boolean("use_double_wide_mlp", False) else 1
     first = layers - reused
     back = [0 if i < first else i - last_of_kind(config, kinds[:first], kinds[i]) for i in range(layers)]
-    positions = config.integer("max_position_embeddings")
-    thetas = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
-    ropes = read_layer_ropes(config, {FULL: far, SLIDING: near}, positions, [*kinds, FULL], thetas)
+    ropes = read_layer_ropes(config, {FULL: far, SLIDING: near}, kinds, "rope_local_base_freq")
     moe = None
-    if config.boolean("enable_moe_block"):
+    if config.boolean("enable_moe_block", False):
         moe = read_moe(config, renormalize=True, beside=True)
     else:
         config.skip("num_experts top_k_experts moe_intermediate_size")
@@ -67,8 +66,7 @@ def read_gemma4(config: ConfigReader) -> DecoderConfig:
         placement="sandwich",
         qk_norm="head",
         scores_scale=1.0,
-        rope=ropes[-1],
-        layer_ropes=ropes[:-1],
+        **ropes,
         scores_window=windows_of(config, kinds),
         embedding_scale=config.integer("hidden_size") ** 0.5,
         head_cap=cap(config, "final_logit_softcapping"),
@@ -131,10 +129,8 @@ def read_mimo(config: ConfigReader) -> DecoderConfig:
     )
     _expect_mimo(config)
     size, kv = head_size(config), config.integer("num_key_value_heads")
-    positions = config.integer("max_position_embeddings")
-    thetas = {FULL: "rope_theta", SLIDING: "swa_rope_theta"}
     dims = kind_dims(config, size, dict.fromkeys(KINDS, config.number("partial_rotary_factor")))
-    ropes = read_layer_ropes(config, dims, positions, [*kinds, FULL], thetas)
+    ropes = read_layer_ropes(config, dims, kinds, "swa_rope_theta")
     windows = windows_of(config, kinds)
     previous = config.optional_integer("sliding_window_size")
     if previous is not None:  # this key does not count the query itself
@@ -157,8 +153,7 @@ def read_mimo(config: ConfigReader) -> DecoderConfig:
         attention_value_dim=config.integer("v_head_dim", high=size),
         attention_value_scale=1.0 if scale is None else scale,
         scores_sinks=[kind == SLIDING for kind in kinds],
-        rope=ropes[-1],
-        layer_ropes=ropes[:-1],
+        **ropes,
         scores_window=windows,
         moe=moe,
     )
@@ -195,7 +190,6 @@ def read_laguna(config: ConfigReader) -> DecoderConfig:
     """Poolside 2026: layers have unlike numbers of heads; attention's output is gated by softplus."""
     layers, size = num_layers(config), head_size(config)
     kinds = layer_kinds(config, [FULL] * layers)
-    sparse = layer_kinds(config, [DENSE] + [SPARSE] * (layers - 1), (DENSE, SPARSE), "mlp_layer_types")
     config.expect("moe_apply_router_weight_on_input", False)
     config.expect("rope_scaling", None)  # the class does not read it
     counts = config.get("num_attention_heads_per_layer")
@@ -211,12 +205,11 @@ def read_laguna(config: ConfigReader) -> DecoderConfig:
     gating = config.get("gating")
     if gating not in (True, "per-head", "per-element"):
         raise config.wrong("gating", gating, 'true, "per-head" or "per-element"')
-    positions = config.integer("max_position_embeddings")
     dims = kind_dims(config, size, {FULL: 0.5, SLIDING: 1.0})
-    ropes = read_layer_ropes(config, dims, positions, [*kinds, FULL], dict.fromkeys(KINDS, "rope_theta"))
+    ropes = read_layer_ropes(config, dims, kinds)
     moe = read_moe(
         config,
-        layers=[kind == SPARSE for kind in sparse],
+        layers=sparse_after(config, "", 1),
         shared=config.count("shared_expert_intermediate_size"),
         correction=True,
         scoring="sigmoid",
@@ -231,8 +224,7 @@ def read_laguna(config: ConfigReader) -> DecoderConfig:
         qk_norm="head",
         attention_gate="elements" if gating == "per-element" else "heads",
         attention_gate_activation="softplus",
-        rope=ropes[-1],
-        layer_ropes=ropes[:-1],
+        **ropes,
         scores_window=windows_of(config, kinds),
         moe=moe,
     )
@@ -317,15 +309,11 @@ FAMILIES = {
             "global_head_dim": 512,
             "hidden_act": "gelu_pytorch_tanh",
             "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
             "tie_word_embeddings": True,
             "sliding_window": 512,
             "hidden_size_per_layer_input": 256,
             "vocab_size_per_layer_input": 262144,
             "num_kv_shared_layers": 0,
-            "attention_k_eq_v": False,
-            "enable_moe_block": False,
-            "use_double_wide_mlp": False,
             "rope_parameters": {
                 SLIDING: {"rope_type": "default", "rope_theta": 1e4},
                 FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -370,7 +358,6 @@ FAMILIES = {
             "num_key_value_heads": 8,
             "head_dim": 128,
             "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
             "sliding_window": 512,
             "moe_intermediate_size": 512,
             "shared_expert_intermediate_size": 512,

@@ -56,7 +56,7 @@ def read_zamba2(config: ConfigReader) -> DecoderConfig:
             hidden, heads, heads, size, scores, longest, rope, input_size=2 * hidden
         ),
         "scan": StateSpaceConfig(hidden, **scan),
-        "norm": NormConfig("rms", config.number("rms_norm_eps")),
+        "norm": NormConfig("rms", config.number("rms_norm_eps", 1e-6)),
         "first": [uses[use % blocks] if uses else 0 for use in order],
         "use": order,
         "rank": config.integer("adapter_rank"),
