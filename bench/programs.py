@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from quire.program.choices import decide, kept
+from quire.program.selection import decide, kept
 
 DIMENSIONS = ("clarity", "courage", "humour", "length", "order", "sound", "style", "truth")
 GRADES = [" good", " fair", " poor", " very bad"]

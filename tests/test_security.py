@@ -12,10 +12,10 @@ from quire import params, steps
 from quire.client import grammar_check, program_checks, request_checks
 from quire.fields import MAX_BEAMS, MAX_N
 from quire.lora import arena
-from quire.program import program_requests, sessions, tasks
+from quire.program import program_requests, tasks
 from quire.sched import plan
 from quire.serve import adapters, call, threads
-from quire.serve.openai import prompts
+from quire.serve.openai import texts
 from quire.spec_decode import lookup, suffix
 from quire.steps import AnyStep, Fork, Gen, Repeat, Select
 
@@ -58,7 +58,7 @@ def most(step: type, name: str) -> int:
 @pytest.mark.parametrize(
     ("table", "name", "bounds"),
     [
-        (FIELDS, "n", [MAX_N, prompts.MAX_PROMPTS]),
+        (FIELDS, "n", [MAX_N, texts.MAX_PROMPTS]),
         (FIELDS, "stop", [params.MAX_STOP_STRINGS, params.MAX_WORD_CHARACTERS]),
         (FIELDS, "bad_words", [params.MAX_BAD_WORDS, params.MAX_WORD_CHARACTERS]),
         (FIELDS, "stop_token_ids", [params.MAX_STOP_TOKENS]),
@@ -80,7 +80,7 @@ def most(step: type, name: str) -> int:
         (PASSES, "steps and texts of all programs", [tasks.TURN_SECONDS * 1000]),
         (PASSES, "predictions searched", [lookup.MOST_SEARCHED]),
         (PASSES, "prompts that enter suffix trees", [suffix.MOST_GROWN]),
-        (POOLS, "sessions of programs", [sessions.MAX_SESSIONS, sessions.MAX_CHARACTERS]),
+        (POOLS, "sessions of programs", [program_requests.MAX_SESSIONS, program_requests.MAX_CHARACTERS]),
         (POOLS, "grammars that wait to be compiled", [grammar_check.MAX_WAITING]),
         (POOLS, "names of adapters loaded at run time", [adapters.MOST_NAMES]),
     ],

@@ -9,14 +9,13 @@ from typing import Any
 
 import msgspec
 
-from quire.client.program_events import ProgramReader
-from quire.client.programs import ProgramCall
+from quire.client.programs import ProgramCall, ProgramReader
 from quire.errors import ProgramError
 from quire.params import SamplingParams
-from quire.program.choices import Decision, decide
 from quire.program.frames import Frames
 from quire.program.interpreter import Counts, Interpreter, Result
 from quire.program.lane import Lane, StepError
+from quire.program.selection import Decision, decide
 from quire.program.tasks import Tasks
 from quire.steps import Event, Gen, Program, Select
 from quire.types import Delta, FinishReason, Request, Usage

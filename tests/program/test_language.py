@@ -10,7 +10,7 @@ import pytest
 
 import quire.program as sgl
 from quire.errors import RequestError
-from quire.program.choices import decide, kept
+from quire.program.selection import decide, kept
 from tests.program.fake_backend import Backend
 from tests.shared import DATA, cases_of, needs
 

@@ -10,9 +10,8 @@ import pytest
 from quire.quantize.awq import awq_factors, rounded_to_ranges, smooth_factors
 from quire.quantize.gptq import gptq, gptq_tables
 from quire.quantize.grid import Grid
-from quire.quantize.methods import BITS, Method, Name
+from quire.quantize.methods import BITS, Method, Name, fit_tables
 from quire.quantize.stats import InputStats
-from quire.quantize.tables import fit_tables
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.layouts import Int8

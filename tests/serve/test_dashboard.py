@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from quire.client.metrics import Metrics, RequestTimes
 from quire.params import SamplingParams
-from quire.serve.dashboard.history import SPANS, History, Reading, quantile
 from quire.serve.dashboard.router import dashboard_router, load_assets, open_paths
-from quire.serve.dashboard.stats import PageSource, request_row
+from quire.serve.dashboard.stats import SPANS, History, PageSource, Reading, quantile, request_row
 from quire.types import EngineStats, Request
 from tests.serve.dashboard_page import World, app_of
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.serve import json_size
+from quire.serve import bodies
 from quire.serve.errors import HttpError
 from quire.serve.fields.accept import MAX_UNKNOWN
-from quire.serve.openai.prompts import MAX_PROMPTS
+from quire.serve.openai.texts import MAX_PROMPTS
 from tests.serve.running import Server
 
 TEXT = st.text(alphabet='a,:{["\\\né', max_size=8)
@@ -38,30 +38,30 @@ def counted(value: Any) -> tuple[int, int]:
 def test_values_are_counted_outside_of_strings(value: Any, size: int) -> None:
     text = json.dumps(value, ensure_ascii=False).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_size, "_SLICE", size)
-        assert json_size._count(text, outside_strings=True) == counted(value)
-        many = json_size._count(text)
+        patch.setattr(bodies, "_SLICE", size)
+        assert bodies._count(text, outside_strings=True) == counted(value)
+        many = bodies._count(text)
     assert many[0] >= counted(value)[0]
     assert many[1] >= counted(value)[1]
 
 
 def test_a_long_text_with_many_commas_is_one_value() -> None:
-    json_size.check_values(json.dumps({"prompt": ",:{[" * json_size.MAX_VALUES}).encode())
+    bodies.check_values(json.dumps({"prompt": ",:{[" * bodies.MAX_VALUES}).encode())
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"[" + b"1," * (json_size.MAX_VALUES + 1) + b"1]",
-        b"[" + b"{}," * json_size.MAX_CONTAINERS + b"{}]",
-        b"[" * (json_size.MAX_CONTAINERS + 1),
-        b"{" + b'"a":1,' * json_size.MAX_CONTAINERS + b'"a":1}',
+        b"[" + b"1," * (bodies.MAX_VALUES + 1) + b"1]",
+        b"[" + b"{}," * bodies.MAX_CONTAINERS + b"{}]",
+        b"[" * (bodies.MAX_CONTAINERS + 1),
+        b"{" + b'"a":1,' * bodies.MAX_CONTAINERS + b'"a":1}',
     ],
     ids=["values", "objects", "depth", "members"],
 )
 def test_too_many_values_are_refused(body: bytes) -> None:
     with pytest.raises(HttpError, match="more than"):
-        json_size.check_values(body)
+        bodies.check_values(body)
 
 
 MANY: dict[str, dict[str, Any]] = {

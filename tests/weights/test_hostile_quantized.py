@@ -13,7 +13,7 @@ import pytest
 from quire.errors import ModelError
 from quire.quantize import formats
 from quire.quantize.grid import Grid
-from quire.quantize.tables import fit_tables
+from quire.quantize.methods import fit_tables
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.checkpoint.safetensors import write_safetensors
 from quire.weights.readers import load_reader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from quire.client import scoring, vectors
+from quire.client import vectors
 from quire.client.adapters import with_adapter
 from quire.client.requests import Front
 from quire.client.vectors import (
@@ -144,8 +144,8 @@ class PoolingMethods(RunningEngine):
         firsts, seconds = as_texts("data_1", data_1), as_texts("data_2", data_2)
         wanted = pooling_params.use_activation if isinstance(pooling_params, PoolingParams) else None
         activate = self._front.activates if wanted is None else wanted
-        rules = scoring.ScoringRules(limit=limit, activate=activate)
-        plan = scoring.plan_scores(self._front, self._new_id, firsts, seconds, rules)
+        rules = vectors.ScoringRules(limit=limit, activate=activate)
+        plan = vectors.plan_scores(self._front, self._new_id, firsts, seconds, rules)
         adapters, info = self._adapters_of(lora_request, len(plan.requests)), self._front.info
         requests = [
             with_adapter(one, adapter, info) for one, adapter in zip(plan.requests, adapters, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from quire.client import program_events, programs
+from quire.client import programs
 from quire.errors import RequestError
 from quire.llm.running import RunningEngine
 from quire.program.frames import Frames
@@ -31,7 +31,7 @@ class ProgramMethods(RunningEngine):
         return self._program_events(request)
 
     def _program_events(self, request: Request) -> Iterator[dict[str, Any]]:
-        reader = program_events.ProgramReader(request, request.id)
+        reader = programs.ProgramReader(request, request.id)
         with self._submit([request]) as call:
             for deltas in call:
                 for delta in deltas:

@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 
 from quire.params import SamplingParams
-from quire.program.choices import Decision, Entry, decide, kept
 from quire.program.core import Run
-from quire.program.encoding import Encoder
 from quire.program.interpreter import Counts, Result
 from quire.program.lane import StepError
+from quire.program.selection import Decision, Entry, decide, kept
 from quire.program.tasks import Signal, Tasks
-from quire.program.texts import Texts
+from quire.program.texts import Encoder, Texts
 from quire.steps import Gen, Select
 from quire.text.detok import Detokenizer, token_text
 from quire.text.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quire.program.choices import Decision
 from quire.program.lane import Lane, StepError
+from quire.program.selection import Decision
 from quire.program.tasks import Signal, Tasks
 from quire.steps import (
     AnyStep,

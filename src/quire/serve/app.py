@@ -29,7 +29,7 @@ from quire.serve.anthropic.protocol import CountRequest, MessageObject, Messages
 from quire.serve.endpoints import Dialect, Endpoint, Generating, Plain
 from quire.serve.errors import ErrorInfo, HttpError, as_http
 from quire.serve.extensions import add_middleware
-from quire.serve.native import classify, pooling, programs, rerank, score, tokenize
+from quire.serve.native import pooling, programs, score, tokenize
 from quire.serve.native.control import operators_paths
 from quire.serve.native.operations import add_operations
 from quire.serve.native.programs import ProgramRequest
@@ -115,9 +115,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Plain(
         "/classify",
-        classify.classify,
+        pooling.classify,
         ClassifyRequest,
-        classify.ClassifyAnswer,
+        pooling.ClassifyAnswer,
         "Class probabilities of texts",
     ),
     *(
@@ -125,7 +125,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         for path in ("/score", "/v1/score")
     ),
     *(
-        Plain(path, rerank.rerank, RerankRequest, rerank.RerankAnswer, "Documents ranked for a query")
+        Plain(path, score.rerank, RerankRequest, score.RerankAnswer, "Documents ranked for a query")
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Plain("/tokenize", tokenize.tokenize, TokenizeRequest, tokenize.Tokenized, "Text to token ids"),

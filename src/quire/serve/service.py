@@ -22,12 +22,11 @@ from quire.client.requests import Front
 from quire.errors import RequestError
 from quire.lazy import Lazy
 from quire.serve.adapters import Adapters
-from quire.serve.bodies import read_body
+from quire.serve.bodies import check_values, read_body
 from quire.serve.call import Call, Prompt
 from quire.serve.errors import ErrorInfo, HttpError, not_found, unavailable, unsupported
 from quire.serve.fields.accept import accept
 from quire.serve.fields.shapes import Body, Fields
-from quire.serve.json_size import check_values
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.structured import at_field
 from quire.serve.options import ServerConfig

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
@@ -19,9 +20,20 @@ from tokenizers import AddedToken
 from quire.errors import ModelError, RequestError
 from quire.files import read_bytes
 from quire.lazy import Lazy
-from quire.text.panics import panics_as
 from quire.text.pieces import MAX_FILE, Pieces, VisiblePieces
 from quire.text.side_files import TokenizerOptions, optional, read_options
+
+
+@contextmanager
+def panics_as(make: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise `make(message)` for a panic inside. Its class is found by name: no module exports it."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise make(str(error)) from error
+
 
 if TYPE_CHECKING:
     from quire.text import vocab

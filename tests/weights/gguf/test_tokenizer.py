@@ -12,8 +12,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from quire.errors import ModelError
 from quire.weights.gguf.container import GGUFFile
-from quire.weights.gguf.splits import SPLITTINGS
-from quire.weights.gguf.tokenizer import read_ends, read_tokenizer
+from quire.weights.gguf.tokenizer import SPLITTINGS, read_ends, read_tokenizer
 from tests.gguf_files import finish
 from tests.shared import DATA, require
 

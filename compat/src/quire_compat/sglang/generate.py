@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid
-from quire.serve.openai.prompts import MAX_PROMPTS
+from quire.serve.openai.texts import MAX_PROMPTS
 from quire.serve.service import Service
 from quire.serve.stream import DONE, event
 from quire_compat.sglang.calls import GenerateBody, Part, first_of, parts_of, result

@@ -46,7 +46,7 @@ class PageData(Protocol):
         ...
 
     def history(self) -> Mapping[str, Any]:
-        """The rings of `quire.serve.dashboard.history` by their length in seconds."""
+        """The rings of `quire.serve.dashboard.stats` by their length in seconds."""
         ...
 
     def about(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""/pooling: the model's vector of each text, or of each token: an embedding, or the outputs of a classifier."""
+"""/pooling and /classify: the vectors of texts or of their tokens, and the probabilities of labels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quire.client.vectors import probabilities
 from quire.serve.errors import invalid
-from quire.serve.native.protocol import POOLING, PoolingRequest
+from quire.serve.native.protocol import CLASSIFY, POOLING, PoolingRequest
 from quire.serve.openai.texts import ListAnswer, Vectors, coded, one_each, vectors_for, vectors_of
 from quire.serve.service import Service
 from quire.types import Pooling
@@ -61,3 +62,34 @@ def _answer(service: Service, body: PoolingRequest, found: Vectors) -> bytes | R
         return found.as_bytes(body, vectors, tokens)
     pairs = enumerate(zip(vectors, tokens, strict=True))
     return found.answer([Pooled(i, coded(vector, body, count)) for i, (vector, count) in pairs])
+
+
+class Classified(msgspec.Struct):
+    """The likeliest label of a text, and the probabilities of all."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyAnswer(ListAnswer[Classified]):
+    """Answer of /classify."""
+
+
+async def classify(service: Service, http: HttpRequest) -> bytes:
+    """Read, check, queue and wait."""
+    body = await service.read(http, CLASSIFY)
+    model, info = service.check_model(body.model), service.front.info
+    if info.scores is None:
+        raise invalid(f"{model} is not a classifier: it has no labels", "model", "unsupported_parameter")
+    found = await vectors_for(service, http, body, "classify-", None, "model")
+
+    def answer() -> bytes:
+        data = []
+        for i, vector in enumerate(found.vectors):
+            probs = probabilities(vector, info.scores) if found.requests[i].activate else vector
+            data.append(Classified(i, info.labels[probs.index(max(probs))], probs, len(probs)))
+        return found.answer(data)
+
+    return await service.make(len(found.vectors), answer)
