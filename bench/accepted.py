@@ -35,7 +35,7 @@ from quire.spec_decode.lookup import NgramProposer
 from quire.spec_decode.proposer import Proposer, SpecSequence, StepView
 from quire.spec_decode.suffix import SuffixProposer
 from quire.types import Request
-from quire.weights.tokenizer import open_tokenizer
+from quire.weights.hub import open_tokenizer
 
 TRAINING = Path(__file__).parent.parent / "training"
 CHATS = ("Tell me a story about a dog.", "Hi! How are you?", "What do you like to do for fun?", "Who are you?",

@@ -10,8 +10,7 @@ from typing import Any
 
 from bench.article.lengths import conversations
 from bench.article.study import ENGINES, OPTIMIZE, Claim, Result, Setting, Study, seconds, seconds_apart
-from quire.bench.price import cost_per_million
-from quire.bench.report import share_of
+from quire.bench.report import cost_per_million, share_of
 from quire.engine.directory import model_directory
 from quire.engine.plan import make_backend
 from quire.lazy import need

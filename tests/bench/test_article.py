@@ -15,8 +15,7 @@ from bench.article import kv_formula, kv_waste, plain_loop, quantized_size
 from bench.article.command import STUDIES, ArticleOptions, load, run
 from bench.article.lengths import conversations
 from bench.article.study import Measured, Result, Setting
-from quire.bench.price import cost_per_million
-from quire.bench.report import share_of
+from quire.bench.report import cost_per_million, share_of
 from quire.config import EngineConfig
 from quire.devices.cpu.backend import NativeBackend
 from quire.errors import ConfigError

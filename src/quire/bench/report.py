@@ -10,7 +10,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from quire.bench.price import cost_per_million, cost_per_month
+HOURS_PER_MONTH = 730
+
+
+def cost_per_million(price_per_hour: float, tokens_per_second: float) -> float:
+    """Compute the cost of a million tokens at this rate."""
+    return price_per_hour / 3600 / tokens_per_second * 1e6
+
+
+def cost_per_month(price_per_hour: float) -> float:
+    return price_per_hour * HOURS_PER_MONTH
 
 
 @dataclass(frozen=True, slots=True)

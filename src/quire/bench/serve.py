@@ -29,7 +29,7 @@ from quire.bench.metrics import (
     spec_result,
 )
 from quire.bench.plot import need_matplotlib, plot_run, plot_sweep
-from quire.bench.price import cost_per_million
+from quire.bench.report import cost_per_million
 from quire.bench.tables import latency_table, load_table
 from quire.cli import Command
 from quire.config import check_options, option
@@ -39,8 +39,7 @@ from quire.progress import progress, untold
 from quire.serve.keys import client_key, key_advice
 from quire.serve.system_limits import raise_descriptor_limit
 from quire.text.tokenizer import Tokenizer
-from quire.weights.hub import find_model
-from quire.weights.tokenizer import open_tokenizer
+from quire.weights.hub import find_model, open_tokenizer
 
 DETAILED = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "latencies", "queue_times",
             "generated_texts", "errors")  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.cli import Command
 from quire.commands.chat.answer import RemoteAnswerer
-from quire.commands.chat.view import AnswerView
+from quire.commands.chat.terminal import AnswerView
 from quire.commands.generate import SamplingOptions
 from quire.config import option
 from quire.serve.keys import client_key

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from quire.bench.price import cost_per_million, cost_per_month
+from quire.bench.report import cost_per_million, cost_per_month
 from quire.cli import Command
 from quire.config import EngineConfig, check_options, option
 from quire.devices.choices import read_limits
@@ -26,7 +26,7 @@ from quire.devices.protocol import MachineLimits
 from quire.engine import garbage
 from quire.engine.plan import EnginePlan, plan_engine, plan_files
 from quire.engine.preview import unfetched
-from quire.engine.rates import step_rates
+from quire.engine.report import step_rates
 from quire.engine.source import quantized_weights
 from quire.errors import ConfigError, ResourceError
 from quire.flags.uses import PLANNING

@@ -12,8 +12,7 @@ from msgspec import structs
 from quire.config import EngineConfig, ModelConfig, SpeculativeOptions
 from quire.files import read_json
 from quire.lazy import Lazy
-from quire.weights.hub import ASSETS, existing, find_model, local
-from quire.weights.tokenizer import open_tokenizer
+from quire.weights.hub import ASSETS, existing, find_model, local, open_tokenizer
 
 if TYPE_CHECKING:
     from quire.engine import drafter_config, preview

@@ -19,8 +19,7 @@ from quire.engine.directory import has_tokenizer, load_tokenizer
 from quire.engine.feature import Features, Joined
 from quire.engine.memory_release import MemoryRelease
 from quire.engine.plan import EnginePlan, plan_engine
-from quire.engine.rates import step_rates
-from quire.engine.report import StartReport, card_of
+from quire.engine.report import StartReport, card_of, step_rates
 from quire.engine.verbs import Identify, Result, Sleep, StartProfile, StopProfile, Verb, WakeUp
 from quire.lazy import Lazy
 from quire.model.loaded import ServedModel

@@ -10,7 +10,7 @@ import msgspec
 from quire.model.load import BUILT, BUILT_RANKS
 from quire.text.saving import save
 from quire.weights.gguf import is_gguf
-from quire.weights.tokenizer import open_tokenizer
+from quire.weights.hub import open_tokenizer
 
 # KEPT files are needed by a tokenizer, a chat template and a reader of the directory; the weights' index is not.
 KEPT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")

@@ -21,9 +21,8 @@ from quire.logits_processor import AdapterLogitsProcessor, BatchUpdate, Processo
 from quire.params import SamplingParams
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
-from quire.runtime.slots.protocol import Collect
+from quire.runtime.slots.protocol import Collect, slot_sampling
 from quire.runtime.slots.scoring import with_asked
-from quire.runtime.slots.state import slot_sampling
 from quire.types import NewSeq, StepOutput, TokenLogprobs
 
 log = logging.getLogger("quire.engine")

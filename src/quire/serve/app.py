@@ -42,10 +42,10 @@ from quire.serve.native.protocol import (
     ScoreRequest,
     TokenizeRequest,
 )
-from quire.serve.openai import chat, completions, embeddings, models, responses
+from quire.serve.openai import chat, completions, models, responses, texts
 from quire.serve.openai.adapters import add_adapters
 from quire.serve.openai.chat_protocol import ChatCompletion, ChatRequest
-from quire.serve.openai.completions_protocol import Completion, CompletionRequest
+from quire.serve.openai.protocol import Completion, CompletionRequest
 from quire.serve.openai.responses_protocol import InputTokens, ResponseObject, ResponsesRequest
 from quire.serve.openapi import EVENT, add_get, document, json_response, reference, responses_of
 from quire.serve.service import Service
@@ -99,9 +99,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Plain(
         "/v1/embeddings",
-        embeddings.embed,
+        texts.embed,
         EmbeddingRequest,
-        embeddings.Embeddings,
+        texts.Embeddings,
         "Vectors of texts",
         binary=True,
     ),

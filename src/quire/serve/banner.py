@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
 from quire.engine.directory import SHIPPED_MODEL
 from quire.lazy import Lazy
 from quire.serve.options import ServerConfig
+from quire.serve.service import Service
 from quire.serve.web_options import WebConfig
 from quire.sockets import is_local
 from quire.types import EngineStats, ModelCard
+
+TEXT = "Once upon a time"
+
+
+def example_call(service: Service) -> tuple[str, str]:
+    """Choose an endpoint that the served model answers, and write a body for it."""
+    info = service.front.info
+    fields: dict[str, Any] = {"input": TEXT}
+    if info.generates and service.front.template is not None:
+        path, fields = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}
+    elif info.generates:
+        path, fields = "/v1/completions", {"prompt": TEXT}
+    elif info.scores and len(info.labels) < 2:
+        path, fields = "/v1/rerank", {"query": TEXT, "documents": ["there was a dog", "the train is late"]}
+    elif info.scores:
+        path = "/classify"
+    else:
+        path = "/pooling" if info.pooling == "all" else "/v1/embeddings"
+    return path, json.dumps({"model": service.name, **fields})
+
 
 if TYPE_CHECKING:
     from quire.engine import suggested

@@ -14,7 +14,7 @@ from quire.serve.fields.shapes import Fields, Refused, Shape
 from quire.serve.native.programs import PROGRAMS
 from quire.serve.native.protocol import CLASSIFY, DETOKENIZE, EMBEDDINGS, POOLING, RERANK, SCORE, TOKENIZE
 from quire.serve.openai.chat_protocol import CHAT, CHAT_TOKENS
-from quire.serve.openai.completions_protocol import COMPLETIONS
+from quire.serve.openai.protocol import COMPLETIONS
 from quire.serve.openai.responses_protocol import RESPONSE_TOKENS, RESPONSES
 
 TABLES: tuple[Fields[Any], ...] = (

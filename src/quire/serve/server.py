@@ -21,8 +21,8 @@ from quire.errors import ConfigError
 from quire.lazy import Lazy
 from quire.serve import banner, served
 from quire.serve.adapters import check_adapters
+from quire.serve.banner import example_call
 from quire.serve.errors import StoppedError
-from quire.serve.example import example_call
 from quire.serve.extensions import configure_logging
 from quire.serve.options import ServerConfig, for_serving
 from quire.serve.served import Clock

@@ -35,9 +35,8 @@ from quire.spec_decode.stages import StageProposer
 from quire.spec_decode.suffix import SuffixProposer
 from quire.spec_decode.target import drafting_target, own_head_bytes
 from quire.spec_decode.token_map import TokenMap, map_tokens
-from quire.weights.hub import find_model
+from quire.weights.hub import find_model, open_tokenizer
 from quire.weights.schemes import scheme
-from quire.weights.tokenizer import open_tokenizer
 
 LOOKUP_TOKENS = 5
 DRAFT_MODEL_TOKENS = 4

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.layouts.rounding import LEAST
+from quire.weights.layouts.base import LEAST
 from quire.weights.tensor import FloatArray
 
 # KeptActivations multiply weights that stay as a checkpoint quantized them: "checkpoint" rounds as its config says.

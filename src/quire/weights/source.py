@@ -13,8 +13,8 @@ from quire.files import read_json
 from quire.lazy import Lazy
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.gguf import is_gguf
+from quire.weights.hub import open_tokenizer as open_tokenizer
 from quire.weights.readers import find_quantization
-from quire.weights.tokenizer import open_tokenizer as open_tokenizer
 
 if TYPE_CHECKING:
     from quire.weights.checkpoint import tasks

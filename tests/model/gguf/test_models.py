@@ -25,7 +25,7 @@ from quire.model.info import EngineLimits, Reading
 from quire.model.load import open_checkpoint_files
 from quire.model.parts.rope import RopeSpec
 from quire.weights.gguf.kinds import KINDS
-from quire.weights.tokenizer import open_tokenizer
+from quire.weights.hub import open_tokenizer
 from tests.adapter_files import write_adapter
 from tests.gguf_files import add_config, add_tokenizer, finish, write_gguf
 from tests.models import inspect_model

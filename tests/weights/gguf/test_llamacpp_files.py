@@ -12,9 +12,9 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.devices.cpu.backend import NativeBackend
 from quire.model.gguf import read_gguf
+from quire.weights.hub import open_tokenizer
 from quire.weights.layouts import Blocks
 from quire.weights.schemes import Quantized
-from quire.weights.tokenizer import open_tokenizer
 from tests.devices.native_cases import EXACT
 from tests.model.tiny_models import Session
 from tests.models import load_model

@@ -11,7 +11,7 @@ from quire.engine.verbs import ResetPrefixCache
 from quire.serve.endpoints import Dialect, Generating, Plain
 from quire.serve.native.control import add_post, for_operators
 from quire.serve.openai.chat_protocol import ChatCompletion, ChatRequest
-from quire.serve.openai.completions_protocol import Completion, CompletionRequest
+from quire.serve.openai.protocol import Completion, CompletionRequest
 from quire.serve.openapi import add_get, json_response
 from quire.serve.service import Service
 from quire_compat.sglang.calls import GenerateBody

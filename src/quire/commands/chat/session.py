@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.commands.chat.answer import THINK, Answerer, AnswerPart, Message
-from quire.commands.chat.view import AnswerView
+from quire.commands.chat.terminal import AnswerView
 from quire.commands.screen import in_words
 from quire.errors import PromptTooLongError, QuireError
 from quire.fields import fields_of

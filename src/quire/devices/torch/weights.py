@@ -13,7 +13,7 @@ from quire.devices.protocol import Array, FloatArray, Matrix, WeightType
 from quire.devices.reference.weights import ReferenceMatrix
 from quire.errors import EngineError
 from quire.weights.activations import Rounding
-from quire.weights.layouts.rounding import LEAST
+from quire.weights.layouts.base import LEAST
 from quire.weights.schemes import Quantized, input_rounding
 from quire.weights.tensor import QuantTensor
 

@@ -11,8 +11,8 @@ from quire.devices.ops import HeadLinear, Value
 from quire.devices.protocol import Matrix
 from quire.devices.stream_ops import Combine
 from quire.errors import ModelError
-from quire.model.parts.distances import relative_places
 from quire.model.parts.part import DistanceScores
+from quire.model.parts.scores import relative_places
 from quire.model.parts.source import WeightSource, matrix_of
 
 

@@ -16,11 +16,11 @@ import numpy as np
 from quire.lazy import Lazy
 from quire.model.families.names import TensorNames
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.parts.distances import sinusoids
 from quire.model.parts.embedding import EmbeddingConfig
 from quire.model.parts.layer import LayerConfig
 from quire.model.parts.part import Mixer, kind_of
 from quire.model.parts.rope import RopeSpec
+from quire.model.parts.scores import sinusoids
 from quire.model.parts.source import Piece
 from quire.model.tensors.stored import Shape, fused, linear, norm
 from quire.weights.parts import Part, part, row_range
@@ -33,19 +33,19 @@ else:
     streams = Lazy("quire.model.tensors.streams")
 
 M = TypeVar("M", bound=Mixer)
-# FINDERS are the modules that find the pieces of a kind of attention, or below a path of a layer.
+# FINDERS find the pieces of a kind of attention, or below a path of a layer: modules, or functions of one.
 FINDERS = {
     "attention": "attention",
     "latent": "latent",
     "shared_block": "attention",
     "low": "shared_block",
     "join": "shared_block",
-    "convolution": "convolution",
+    "convolution": "recurrent.find_convolution",
     "delta": "delta",
-    "state_space": "state_space",
-    "selective": "selective",
-    "lightning": "lightning",
-    "gated_recurrence": "gated_recurrence",
+    "state_space": "recurrent.find_state_space",
+    "selective": "recurrent.find_selective",
+    "lightning": "recurrent.find_lightning",
+    "gated_recurrence": "recurrent.find_gated_recurrence",
     "mixture": "mixture",
     "compressed": "compressed",
     "indexer": "indexer",
@@ -74,7 +74,8 @@ OTHER_NORMS = ("attention.q_norm", "attention.k_norm", "input.norm", "delta.norm
 
 @cache
 def _finder(group: str) -> Any:
-    return importlib.import_module(f"{__name__}.{FINDERS[group]}")
+    module, _, name = FINDERS[group].partition(".")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name or "find")
 
 
 def filled(piece: Piece) -> Part:
@@ -170,7 +171,7 @@ class LayerTensors:
         """Find a piece by its path below the layer."""
         names, (module, _, kind) = self.names, path.rpartition(".")
         if path.startswith("mixture.experts."):  # there are tens of thousands
-            expert: Part = _finder("mixture").find(self, module[8:], kind, shape)
+            expert: Part = _finder("mixture")(self, module[8:], kind, shape)
             return expert
         stored = self.prefix + names[path if path in VECTORS else module]
         if path in VECTORS:
@@ -192,7 +193,7 @@ class LayerTensors:
             group, _, name = name.partition(".")
         elif group == "attention" and self.config.mixer is not None:  # of either kind
             group = kind_of(self.config.mixer)
-        found: Part = _finder(group).find(self, module if group in ADDED else name, kind, shape)
+        found: Part = _finder(group)(self, module if group in ADDED else name, kind, shape)
         return found
 
     def mixer(self, kind: type[M]) -> M:

@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.lazy import Lazy
 from quire.model.parts.attention import AttentionConfig
-from quire.model.parts.distances import position_buckets
+from quire.model.parts.scores import position_buckets
 from quire.model.tensors.stored import Shape, fused, linear, norm
 from quire.weights.parts import Part, Take, chain, halves, padded_rows, part, row_range, rows_of_groups
 

@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from quire.devices.sampling import SlotSampling
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
 from quire.types import NewSeq, StepOutput
+
+
+def slot_sampling(new: NewSeq) -> SlotSampling:
+    """Make the sampling state of a sequence, with the output that it has from before a preemption, if any."""
+    request, params = new.request, new.request.sampling
+    return SlotSampling(
+        seed=request.sample_seed(new.index),
+        params=params,
+        stop_ids=request.eos_token_ids + tuple(params.stop_token_ids or ()),
+        bad_words=request.bad_words_token_ids,
+        prompt_tokens=request.tokens,
+        output_tokens=new.tokens[len(request.tokens) :],
+    )
+
 
 Collect = Callable[[StepOutput], None]
 """Collect adds what a part launched in a step to the step's output."""

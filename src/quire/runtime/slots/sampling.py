@@ -20,8 +20,7 @@ from quire.devices.sampling import (
 )
 from quire.runtime.inputs import StepLayout
 from quire.runtime.rows import StepRows
-from quire.runtime.slots.protocol import Collect
-from quire.runtime.slots.state import slot_sampling
+from quire.runtime.slots.protocol import Collect, slot_sampling
 from quire.types import NewSeq, StepOutput
 
 Drawn = list[tuple[list[int], Pending[Samples]]]

@@ -8,7 +8,7 @@ from quire import __version__
 from quire.engine.directory import SHIPPED_MODEL
 from quire.lazy import Lazy
 from quire.params import SamplingParams
-from quire.serve.example import example_call
+from quire.serve.banner import example_call
 from quire.serve.service import Service
 
 if TYPE_CHECKING:

@@ -14,18 +14,18 @@ from quire.client.requests import Front
 from quire.params import SamplingParams
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid, unsupported
-from quire.serve.openai.completions_protocol import (
-    COMPLETIONS,
-    Completion,
-    CompletionChoice,
-    CompletionRequest,
-)
 from quire.serve.openai.logprobs import (
     CompletionLogprobs,
     TokenNames,
     completion_logprobs,
     prompt_logprobs,
     shown_prompt,
+)
+from quire.serve.openai.protocol import (
+    COMPLETIONS,
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
 )
 from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.structured import constrained_by
