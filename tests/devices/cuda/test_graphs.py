@@ -17,24 +17,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire import SamplingParams
-from quire.devices import selection
+from quire.devices import ops, selection
 from quire.devices.choices import Choices
-from quire.devices.cuda import graphs, run
+from quire.devices.cuda import graphs, record, run
+from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.backend import GRAPH
+from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.graphs import Graphs
 from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.target import INTERPRETER, TARGETS
 from quire.devices.cuda.tiles import AttentionTile, Shape
 from quire.devices.cuda.work import WorkShape, work_list
-from quire.devices.protocol import Limits, ModelInput
+from quire.devices.protocol import Limits, ModelInput, StateInput
 from quire.devices.registry import make_backend
 from quire.engine.plan import tapped
 from quire.errors import ConfigError, EngineError
 from tests.devices.cuda.test_engine import COMMON, SMALL, answers
+from tests.devices.cuda.test_recurrent import FAMILIES as RECURRENT
 from tests.models import inspect_model, load_model
 from tests.tiny import write_checkpoint
 
-BLOCK, COLUMNS = 16, 20
+BLOCK, COLUMNS, OPEN = 16, 20, 2
 
 
 class Sequences:
@@ -42,10 +45,25 @@ class Sequences:
 
     def __init__(self, vocab: int) -> None:
         self.rng, self.vocab = np.random.default_rng(0), vocab
-        self.lengths, self.table = [0] * 4, np.zeros((4, COLUMNS), np.int32)
+        self.lengths, self.opened = [0] * 4, [0] * 4
+        self.table = np.zeros((4, COLUMNS), np.int32)
         self.blocks = iter(self.rng.permutation(64))
 
-    def step(self, counts: dict[int, int], rows: list[int]) -> ModelInput:
+    def states(self, counts: dict[int, int]) -> StateInput:
+        """States that leave up to OPEN of their tokens for later, and are marked half-way."""
+        rows, marks = np.array([*counts], np.int32), []
+        opened = np.array([self.opened[slot] for slot in counts], np.int32)
+        kept = np.array(
+            [count - min(count - 1, slot % (OPEN + 1)) for slot, count in counts.items()], np.int32
+        )
+        for b, (slot, count) in enumerate(counts.items()):
+            self.opened[slot] = count - kept[b]
+            if count > 2:
+                marks.append((b, kept[b] // 2, 4 + slot))
+        return StateInput(rows, opened, kept, np.array(marks, np.int32).reshape(-1, 3))
+
+    def step(self, counts: dict[int, int], rows: list[int], stateful: bool = False) -> ModelInput:
+        states = self.states(counts) if stateful else None
         appended, positions = [], []
         for slot, count in counts.items():
             before, after = self.lengths[slot], self.lengths[slot] + count
@@ -59,7 +77,7 @@ class Sequences:
         return ModelInput(
             self.rng.integers(0, self.vocab, len(positions)).astype(np.int32), np.array(positions, np.int32),
             np.cumsum([0, *counts.values()]).astype(np.int32), ends, slots, self.table.copy(), np.array(rows, np.int32),
-            appended_C3=np.array(appended, np.int32).reshape(-1, 3),
+            appended_C3=np.array(appended, np.int32).reshape(-1, 3), states=states,
         )  # fmt: skip
 
 
@@ -82,11 +100,13 @@ def outputs(
     backend: Any = make_backend(threads=1, device="interpreter")
     backend._run = InterpretedLauncher(target)
     info, loaded = inspect_model(model), load_model(model, backend)
-    cache = backend.kv_cache(info.kv_spec("fp8_e5m2"), 64, BLOCK)
-    for layer in cache.layers:
-        for side in (layer.keys, layer.values):
-            if side is not None:
-                side.zero_()
+    spec = info.kv_spec("fp8_e5m2")
+    stateful = bool(spec.bytes_per_state(0))
+    cache = backend.kv_cache(spec, 64, BLOCK, *((8, OPEN) if stateful else ()))
+    kept = [side for layer in cache.layers for side in (layer.keys, layer.values) if side is not None]
+    kept += [side for layer in cache.states for state in layer for side in (state.rows, state.waiting)]
+    for side in kept:
+        side.zero_()
     executable = backend.compile(tapped(loaded, (0,)), cache, Limits(320, 4, 4, graphs=sizes))
     sequences, found = Sequences(info.spec.vocab_size), []
     backend._last_tokens[3] = 65
@@ -94,7 +114,7 @@ def outputs(
         executable._memory.fill_(255)
         for padded in executable._padded.values():
             padded._numbers.fill_(1 << 30)
-        inputs = sequences.step(counts, rows)
+        inputs = sequences.step(counts, rows, stateful)
         if 3 in counts and counts[3] == 1:
             place = inputs.cu_q_B1[list(counts).index(3)]
             inputs = msgspec.structs.replace(inputs, unseen_U2=np.array([[place, 3]], np.int32))
@@ -103,17 +123,47 @@ def outputs(
             logits.append(executable.logits(1, 5).numpy().tobytes())
         taps = [np.asarray(tap).tobytes() for tap in executable.taps()]
         found.append([logits, np.asarray(executable.hidden()).tobytes(), *taps])
-    return found, executable
+    return [*found, *(side.view(torch.uint8).numpy().tobytes() for side in kept)], executable
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral", "deepseek_v3"])
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "deepseek_v32": {"num_hidden_layers": 2},
+    **{family: {} for family in RECURRENT},
+    "qwen4": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "ple_layer_ids": [1],
+    },
+}
+"""HYBRIDS have states or choices of keys, which take long: their steps are fewer."""
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral", "deepseek_v3", *HYBRIDS])
 def test_replayed_steps_have_the_bits_of_others(tmp_path: Path, family: str) -> None:
-    model = write_checkpoint(tmp_path, family, "bfloat16", num_hidden_layers=2)
-    found, executable = outputs(model, (2, 4, 8, 16))
+    steps = STEPS[1:6] if family in HYBRIDS else STEPS
+    model = write_checkpoint(tmp_path, family, "bfloat16", **HYBRIDS.get(family, {"num_hidden_layers": 2}))
+    found, executable = outputs(model, (2, 4, 8, 16), steps=steps)
     assert sorted(executable._padded) == [4, 8]
-    assert {*executable._graphs._replays} == {("body", 4), ("body", 8), ("head", 2), ("head", 4)}
-    wanted, _ = outputs(model, ())
+    graphs = {("body", 4, 0), ("body", 8, 0), ("head", 4, 0)}
+    assert graphs <= {*executable._graphs._replays}
+    wanted, _ = outputs(model, (), steps=steps)
     assert found == wanted
+
+
+def test_operations_of_the_host_lie_between_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_checkpoint(tmp_path, "mixtral", "bfloat16", num_hidden_layers=1)
+    known, slow = record.without_kernel, (ops.Attend, ops.Route, ops.SelectRows)
+
+    def without_kernel(graph: Any, op: Any) -> str:
+        return "Some" if isinstance(op, slow) else known(graph, op)
+
+    monkeypatch.setattr(record, "without_kernel", without_kernel)
+    wanted, _ = outputs(model, (), steps=STEPS[1:5])
+    found, executable = outputs(model, (2, 4, 8, 16), steps=STEPS[1:5])
+    assert found == wanted
+    assert {graph[1:] for graph in executable._graphs._replays if graph[0] == "body"} == {
+        (size, piece) for size in (4, 8) for piece in (0, 2, 4, 6)
+    }
 
 
 def test_split_attention_is_replayed_and_what_does_not_fit_is_not(
@@ -194,6 +244,18 @@ def test_memory_for_graphs_is_planned_for_gpus_that_are_elsewhere(tmp_path: Path
         found[sizes] = backend.workspace_bytes(graph, spec, Limits(48, 4, 4, graphs=sizes))
     assert found[()] > run.CLOSED_STATES
     assert found[4, 8] - found[()] == 4 * GRAPH
+
+
+def test_memory_for_graphs_follows_what_they_hold(tmp_path: Path) -> None:
+    model, limits = write_checkpoint(tmp_path, "mixtral", "bfloat16"), Limits(48, 4, 4, 2, graphs=(4, 8))
+    backend = make_backend(threads=1, device="sm_90")
+    graph, spec = load_model(model, backend).graph, inspect_model(model).kv_spec("bfloat16")
+    found = [
+        backend.workspace_bytes(graph, spec, msgspec.structs.replace(limits, graphs=sizes))
+        for sizes in ((), (4, 8))
+    ]
+    beside = Arena(fused(graph, True), spec, limits).beside
+    assert found[1] - found[0] == 8 * GRAPH + beside * 8 // 48
 
 
 def test_a_captured_step_may_not_read_the_device() -> None:

@@ -149,7 +149,10 @@ class StepAdapters:
     def narrow(self, start: int, stop: int) -> None:
         """Pieces of logit rows are these from now on."""
         self._slots[PIECE] = self._slots[ROWS][start:stop]
-        self._sorted.pop(PIECE, None)
+
+    def forget(self) -> None:
+        """Sort rows anew when they are next needed."""
+        self._sorted.clear()
 
     def _rows(self, kind: int) -> adapted.SortedRows:
         if kind not in self._sorted:

@@ -24,7 +24,7 @@ from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs
-from quire.devices.cuda.record import check_operations
+from quire.devices.cuda.record import check_operations, needs_host
 from quire.devices.cuda.run import CudaExecutable
 from quire.devices.cuda.sampler import CudaSampler
 from quire.devices.cuda.selfcheck import Checks
@@ -55,7 +55,7 @@ else:
 
 LAYOUT = 1  # of packed weights; older engine directories are refused
 MOST_SLOTS = 1 << 16
-GRAPH = 4 << 20  # bytes that a GPU takes for a graph, about
+GRAPH, CUT = 4 << 20, 64 << 10  # bytes that a GPU takes for a graph and for each cut in it, about
 
 Planned = tuple[Graph, KVSpec, Limits]
 
@@ -179,7 +179,10 @@ class CudaBackend:
         arena = Arena(fused(graph, limits.max_adapters > 0), kv_spec, limits)
         if self._run.target.family == "interpreter":
             return arena.nbytes + arena.beside
-        captured = 2 * len(limits.graphs) * GRAPH  # the body of a step, and its head
+        # The body of a step and its head, with adapters and without, and what they need beside the arena.
+        parts = 2 * GRAPH + CUT * sum(needs_host(graph, op) for op in graph.ops)
+        captured = len(limits.graphs) * parts * (2 if limits.max_adapters else 1)
+        captured += arena.beside * min(max(limits.graphs, default=0), limits.max_tokens) // limits.max_tokens
         scratch = kv_spec.token_bytes(self.choices.block_size) * self.choices.block_size
         sums = 0 if self.admission is None else ROOM
         return arena.nbytes + arena.beside + CLOSED_STATES + captured + scratch + sums

@@ -22,6 +22,11 @@ def aligned(part: Array) -> Array:
     return np.concatenate([part.reshape(-1), np.zeros(-part.size % 4, np.int32)])
 
 
+def padded(part: Array, count: int, fill: int) -> Array:
+    """Numbers, and others of one value up to a count. ValueError: there are more."""
+    return np.concatenate([part, np.full(count - len(part), fill, part.dtype)])
+
+
 class Fetched:
     """A tensor's values as they are now, on the host once the device has computed them."""
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -14,14 +17,32 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from quire.devices.cuda.launch import Launch, Launcher
 from quire.errors import EngineError
 
+if TYPE_CHECKING:
+    from quire.devices.cuda.record import Call
+    from quire.devices.cuda.step import CudaStep
+
 log = logging.getLogger("quire.devices")
 Work = Callable[[], None]
 
 
-class Graphs:
-    """Captures work at its first use, which runs it too, and replays it after that.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Operations side by side that a graph holds, or that the host takes part in."""
 
-    Steps are padded to the least of `sizes` tokens that holds them. Launches of captured work go to `run`.
+    calls: Sequence[Call]
+    by_host: bool
+
+
+def pieces(calls: Sequence[Call], by_host: Sequence[bool]) -> list[Piece]:
+    """Cut operations wherever the host takes part."""
+    groups = groupby(zip(calls, by_host, strict=True), itemgetter(1))
+    return [Piece([call for call, _ in group], host) for host, group in groups]
+
+
+class Graphs:
+    """Captures pieces of a step at their first use, which runs them too, and replays them after that.
+
+    Steps are padded to the least of `sizes` tokens that holds them. Launches of captured pieces go to `run`.
     """
 
     def __init__(self, sizes: Sequence[int], run: Launcher, device: Any) -> None:
@@ -41,6 +62,14 @@ class Graphs:
         place = bisect_left(self._sizes, count)
         return self._sizes[place] if count and place < len(self._sizes) else 0
 
+    def run_step(self, key: tuple[Hashable, ...] | None, given: Sequence[Piece], step: CudaStep) -> None:
+        """Launch operations over a step: those for the host, and others as graphs under a key; None: one by one."""
+        for index, piece in enumerate(given):
+            if piece.by_host or key is None:
+                launched(piece.calls, step)
+            else:
+                self.launch((*key, index), partial(launched, piece.calls, step))
+
     def launch(self, key: Hashable, work: Work) -> None:
         """Do work that is captured under a key. A GPU that cannot capture it is asked no more."""
         if key in self._replays:
@@ -53,6 +82,15 @@ class Graphs:
         else:
             self._replays[key] = again
         return None
+
+
+def launched(calls: Sequence[Call], step: CudaStep) -> None:
+    """Launch operations over a step."""
+    try:
+        for call in calls:
+            call(step)
+    finally:
+        step.forget()
 
 
 def _captured(work: Work, pool: Any = None) -> Work | None:
@@ -76,19 +114,26 @@ class Tape:
     """
 
     def __init__(self, run: Launcher) -> None:
-        self._run, self.target, self._taken = run, run.target, list[Work]()
+        self._run, self.target, self._idle = run, run.target, False
+        self._taken: list[Work] | None = None
 
     def __call__(self, launch: Launch) -> None:
-        self._taken.append(partial(self._run, launch))
-        with _disable_current_modes():
-            self._run(launch)
+        if self._taken is not None:
+            self._taken.append(partial(self._run, launch))
+        if not self._idle:
+            with _disable_current_modes():
+                self._run(launch)
 
     def capture(self, work: Work) -> Work:
+        """Do work twice, as a GPU does: the first time without kernels."""
+        self._idle = True
+        work()
+        self._idle = False
         taken: list[Work] = []
         self._taken = taken
         with _Taken(taken):
             work()
-        self._taken = []
+        self._taken = None
 
         def replay() -> None:
             for again in taken:

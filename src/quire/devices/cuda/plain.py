@@ -100,11 +100,11 @@ def plain_value(op: Op[Value], step: CudaStep, graph: Graph) -> Any:
     if op.other is not None:
         x = x * op.factors[0] + given.other * op.factors[1]
     if op.total is not None:
-        step[op.total].copy_(x)
-        x = step[op.total].float()
+        total = step.given(step[op.total], op.total)
+        x = total.copy_(x).float()
     x = x if op.norm is None else norm(plain, ops.Normalize(x, op.norm))
     if op.codes is not None:
-        put_codes(x, *step.codes(op.codes))
+        put_codes(x, *(step.given(part, op.codes) for part in step.codes(op.codes)))
     return x
 
 
@@ -119,11 +119,11 @@ PLAIN_OF: dict[Any, Any] = {RoundedLinear: ops.Linear, RoundedGatedLinear: ops.G
 
 
 def read(step: CudaStep, graph: Graph, value: Value) -> Any:
-    """The rows of a value; of routes, ids and then weights."""
+    """The rows of a value that are not of the padding; of routes, ids and then weights."""
     if isinstance(graph.ops[value], ops.Route):
         ids, weights = step.routes(value)
-        return torch.cat([ids.float(), weights], 1)
-    return step[value]
+        return step.given(torch.cat([ids.float(), weights], 1), value)
+    return step.given(step[value], value)
 
 
 def encode_plain(op: Op[Value], out: Value, graph: Graph) -> Call:
@@ -134,9 +134,10 @@ def encode_plain(op: Op[Value], out: Value, graph: Graph) -> Call:
             return
         found = plain_value(op, step, graph)
         if not isinstance(op, ops.Route):
-            step[out].copy_(found)
+            step.given(step[out], out).copy_(found)
             return
-        ids, weights = step.routes(out)
+        step.routes(out)[0].zero_()  # padding has experts too
+        ids, weights = (step.given(part, out) for part in step.routes(out))
         ids.copy_(found[:, : ids.shape[1]])
         weights.copy_(found[:, ids.shape[1] :])
 

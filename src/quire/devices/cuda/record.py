@@ -65,10 +65,10 @@ def encode(graph: Graph, recorder: Recorder, wrong: Container[int] = ()) -> list
     ]
 
 
-def can_be_captured(graph: Graph) -> bool:
-    """Tell whether no operation of a graph needs the host, or lists whose length follows the step."""
-    by_host: tuple[type[Any], ...] = (*exchanges.ENCODERS, *states.ENCODERS)
-    return not any(isinstance(op, by_host) or without_kernel(graph, op) for op in graph.ops)
+def needs_host(graph: Graph, op: Any, call: Call | None = None) -> bool:
+    """Tell whether the host takes part in an operation of each step, so that no graph can hold its launches."""
+    captured = isinstance(call, exchanges.Collective) and call.is_captured
+    return (type(op) in exchanges.ENCODERS and not captured) or bool(without_kernel(graph, op))
 
 
 def check_operations(graph: Graph) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,20 +13,12 @@ from quire.devices.cuda.adapters import SlotAdapters, StepAdapters
 from quire.devices.cuda.admit import Admission, admit
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache
-from quire.devices.cuda.encoders.states import state_step
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
-from quire.devices.cuda.graphs import Graphs
+from quire.devices.cuda.graphs import Graphs, pieces
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.launch import Launcher
-from quire.devices.cuda.record import (
-    Call,
-    Recorder,
-    can_be_captured,
-    check_operations,
-    encode,
-    without_kernel,
-)
+from quire.devices.cuda.record import Recorder, check_operations, encode, needs_host, without_kernel
 from quire.devices.cuda.selfcheck import BLOCKS, Checks, check, described, fingerprint
 from quire.devices.cuda.step import CudaStep
 from quire.devices.graph import widths
@@ -61,14 +52,20 @@ class CudaExecutable:
         self._memory = torch.empty(self._arena.nbytes, dtype=torch.uint8, device=kv.device)
         self._closed = torch.empty(CLOSED_STATES if limits.graphs else 0, dtype=torch.uint8, device=kv.device)
         recorder = Recorder(self._run, kv.device, self._arena.act)
-        self._calls, self._is_captured = encode(own, recorder), can_be_captured(own)
+        self._calls = encode(own, recorder)
         wrong = [] if checks is None or kv.num_blocks < BLOCKS * 3 else self._wrong(checks)
         if wrong:
-            self._calls, self._is_captured = encode(own, recorder, wrong), False
+            self._calls = encode(own, recorder, wrong)
         if admission is not None:
             self._on_device()
             about = own, self._calls, recorder, self._arena, kv.spec, limits, wrong
             self._calls = admit(admission, *about)
+        by_host = [
+            index in wrong or needs_host(own, op, call)
+            for index, (op, call) in enumerate(zip(own.ops, self._calls, strict=True))
+        ]
+        self._body = pieces(self._calls[: own.body], by_host[: own.body])
+        self._head = pieces(self._calls[own.body :], by_host[own.body :])
         self._adapters = SlotAdapters(graph, recorder, limits.max_adapters)
         self._step: CudaStep | None = None
         self._padded: dict[int, CudaStep] = {}
@@ -104,7 +101,6 @@ class CudaExecutable:
     def _own_step(self, inputs: ModelInput) -> CudaStep:
         step = CudaStep(self._arena, self._memory, self._closed, self._kv, self._run)
         step.fill(inputs, None)
-        step.states = None if inputs.states is None else state_step(inputs, self._kv.device)
         return step
 
     @device_errors()
@@ -116,13 +112,7 @@ class CudaExecutable:
         step.fill_in(self._last_tokens, self._peers)
         if inputs.adapters_B is not None:
             step.adapters = StepAdapters(self._adapters, inputs, self._run, step)
-        if inputs.states is not None:
-            step.states = state_step(inputs, self._kv.device)
-        body = self._calls[: self._graph.body]
-        if step.size:
-            self._graphs.launch(("body", step.size), partial(launched, body, step))
-        else:
-            launched(body, step)
+        self._graphs.run_step(("body", step.size) if step.size else None, self._body, step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
     def _filled(self, inputs: ModelInput) -> CudaStep:
@@ -133,7 +123,7 @@ class CudaExecutable:
         whole = inputs.appended_C3 is None and (not size or shape != self._table.shape)
         mirror = None if whole else self._table
         about = self._arena, self._memory, self._closed, self._kv, self._run
-        if size and self._is_captured and mirror is not None and inputs.adapters_B is None:
+        if size and mirror is not None and inputs.adapters_B is None:
             step = self._padded.get(size) or CudaStep(*about, size)
             self._padded[size] = step
             if step.fill(inputs, mirror):
@@ -152,16 +142,13 @@ class CudaExecutable:
             return TorchLogits(torch.empty((0, graph.vocab_size), device=self._kv.device))
         if graph.logits is None:
             raise EngineError("this stage has no head: a step cannot ask it for logits")
-        head, size = self._calls[graph.body :], self._graphs.size_of(stop)
-        if step.adapters is not None or not self._is_captured or size > self._limits.max_logit_rows or start:
+        size = self._graphs.size_of(stop)
+        if step.adapters is not None or size > self._limits.max_logit_rows or start:
             size = 0
-        step.narrow(graph.hidden, start, size or stop - start)
+        step.narrow(graph.hidden, start, stop, size)
         if step.adapters is not None:
             step.adapters.narrow(start, stop)
-        if size:
-            self._graphs.launch(("head", size), partial(launched, head, step))
-        else:
-            launched(head, step)
+        self._graphs.run_step(("head", size) if size else None, self._head, step)
         return TorchLogits(step[graph.logits][: stop - start])
 
     def hidden(self) -> CudaRows:
@@ -177,9 +164,3 @@ class CudaExecutable:
         step = self._step
         found = {} if step is None else step.tapped
         return tuple(CudaRows(step.given(tensor, value).clone()) for value, tensor in found.items() if step)
-
-
-def launched(calls: Sequence[Call], step: CudaStep) -> None:
-    """Launch operations over a step."""
-    for call in calls:
-        call(step)

@@ -13,7 +13,8 @@ import torch
 
 from quire.devices.cuda.arena import PIECE, ROWS, TOKENS, Arena, Place
 from quire.devices.cuda.cache import CudaKVCache
-from quire.devices.cuda.copies import aligned, sent
+from quire.devices.cuda.copies import aligned, padded, sent
+from quire.devices.cuda.encoders.states import state_parts
 from quire.devices.cuda.fuse import SCALE
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, WorkTensors, work_tensors
@@ -54,6 +55,7 @@ class CudaStep:
         self._works: dict[WorkShape, WorkTensors] = {}
         self._lists: dict[WorkShape, Any] = {}  # the same lists of a step with a size, each as one tensor
         self._rooms: dict[tuple[Any, ...], ExpertScratch] = {}
+        self._given: dict[int, int] = {}
 
     def fill(self, inputs: ModelInput, mirror: Any) -> bool:
         """Take the numbers of a step; False if they do not fit the size, and nothing is changed.
@@ -62,16 +64,16 @@ class CudaStep:
         what that is, the blocks that its sequences use. Without a mirror the table is compact: row b is sequence b's.
         """
         self.inputs, counts = inputs, len(inputs.kv_len_B)
+        if self.size and inputs.states is not None and len(inputs.states.marks_M3) > self.size:
+            return False
         works = {shape: self._listed(shape) for shape in self._lists}
         if any(work.partials > len(self._works[shape].partial_values) for shape, work in works.items()):
             return False
         lists = [work.flat for work in works.values()]
-        parts, rest = self._parts(inputs), list[Any]([inputs.appended_C3])
+        parts, rest = self._parts(inputs, mirror is None), list[Any]([inputs.appended_C3])
         if inputs.appended_C3 is None or mirror is None:
             most = -(-int(inputs.kv_len_B.max()) // self.cache.block_size)
             rest = [inputs.block_table_SM[inputs.slots_B, :most]]
-        if mirror is None:
-            parts[-1] = np.arange(counts, dtype=np.int32)
         rest += [] if inputs.unseen_U2 is None else [inputs.unseen_U2]
         every = [aligned(part) for part in (*parts, *lists, *rest)]
         sizes, count = [len(part) for part in every], len(parts)
@@ -82,6 +84,7 @@ class CudaStep:
             self._name(torch.split(own, sizes[:count]), parts)
         else:
             self._numbers.copy_(own)
+        self._given = {TOKENS: len(inputs.tokens_T), ROWS: len(inputs.logit_rows_L), PIECE: 0}
         for kept, new in zip(self._lists.values(), others, strict=False):
             kept.copy_(new)
         table, *self._unseen = (
@@ -102,21 +105,30 @@ class CudaStep:
         """Find the numbers of each kind where they were placed."""
         found = [tensor[: part.size] for tensor, part in zip(tensors, parts, strict=True)]
         places, self.tokens, self.positions, self.logit_rows, *sequences = found
-        self.places, self._sequences = places.view(torch.int64), sequences
+        self.places, self._sequences = places.view(torch.int64), sequences[:3]
+        if (states := self.inputs.states) is not None:
+            some = states.kept_B < np.diff(self.inputs.cu_q_B1)
+            self.states = StateStep(
+                self.cache.num_open > 0 if self.size else bool(some.any()), *sequences[3:]
+            )
         self._counts = {TOKENS: len(self.tokens), ROWS: len(self.logit_rows), PIECE: 0}
 
-    def _parts(self, inputs: ModelInput) -> list[Array]:
-        """Numbers of tokens, logit rows and sequences, padded to the size: int32, but for 64 bits of a place."""
+    def _parts(self, inputs: ModelInput, compact: bool) -> list[Array]:
+        """Numbers of tokens, logit rows, sequences and states, padded to the size: int32, but for 64 bits of a place.
+
+        Sequences have rows of the block table by slot, or, if it is compact, in order.
+        """
         slot_T = np.repeat(inputs.slots_B, np.diff(inputs.cu_q_B1))
         block_T, offset_T = np.divmod(inputs.positions_T, self.cache.block_size)
         places_T = inputs.block_table_SM[slot_T, block_T].astype(np.int64) * self.cache.block_size + offset_T
-        sequences = inputs.cu_q_B1, inputs.kv_len_B, inputs.slots_B
+        slots = np.arange(len(inputs.slots_B), dtype=np.int32) if compact else inputs.slots_B
+        sequences = inputs.cu_q_B1, inputs.kv_len_B, slots
         found: list[Array] = [places_T, inputs.tokens_T, inputs.positions_T, inputs.logit_rows_L, *sequences]
         if size := self.size:
             fills = self.cache.scratch, 0, 0, 0, len(inputs.tokens_T), 0, 0
             counts = size, size, size, size, size + 1, size, size
-            found = [_padded(part, *about) for part, *about in zip(found, counts, fills, strict=True)]
-        return [found[0].view(np.int32), *found[1:]]
+            found = [padded(part, *about) for part, *about in zip(found, counts, fills, strict=True)]
+        return [found[0].view(np.int32), *found[1:], *state_parts(inputs, size)]
 
     def fill_in(self, last_tokens: Any, peers: Peers | None) -> None:
         """Take the tokens that the host has not seen from those drawn last [slots]; the first rank draws."""
@@ -135,9 +147,10 @@ class CudaStep:
         else:
             arrived(self.inputs, rows)
 
-    def narrow(self, hidden: Value, start: int, count: int) -> None:
-        """Compute the logits of `count` logit rows next: the hidden states are theirs from now on."""
-        self._counts[PIECE] = count
+    def narrow(self, hidden: Value, start: int, stop: int, size: int = 0) -> None:
+        """Compute logits of these logit rows next, padded to a size: the hidden states are theirs from now on."""
+        self._given[PIECE] = stop - start
+        self._counts[PIECE] = count = size or stop - start
         self._views = {hidden: self._tensor(self._arena.places[hidden], start, count)}
 
     def __getitem__(self, value: Value) -> Any:
@@ -153,8 +166,7 @@ class CudaStep:
 
     def given(self, tensor: Any, value: Value) -> Any:
         """The rows of a tensor like a value that are not of the padding."""
-        rows = self.inputs.logit_rows_L if self.kind(value) == ROWS else self.inputs.tokens_T
-        return tensor[: len(rows)]
+        return tensor[: self._given[self.kind(value)]]
 
     def _tensor(self, place: Place, start: int, count: int) -> Any:
         row = place.width * place.dtype.itemsize
@@ -191,6 +203,12 @@ class CudaStep:
             made = expert_scratch(self._run, x, chosen, experts, width, self.empty)
             self._rooms[key] = made
         return self._rooms[key]
+
+    def forget(self) -> None:
+        """Let go of room that launches share: a graph's next replay finds it as its capture did, in no other launch."""
+        self._rooms.clear()
+        if self.adapters is not None:
+            self.adapters.forget()
 
     def empty(self, *shape: int, dtype: Any) -> Any:
         """Room that this step needs alone."""
@@ -246,7 +264,3 @@ class CudaStep:
         most = max(work.partials, len(self._closed) // shape.state_bytes(width))
         given = dataclasses.replace(work, partials=most)
         return work_tensors(given, shape, width, lambda rows: next(pieces).view(rows.shape), room)
-
-
-def _padded(part: Array, count: int, fill: int) -> Array:
-    return np.concatenate([part, np.full(count - len(part), fill, part.dtype)])

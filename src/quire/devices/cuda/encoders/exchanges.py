@@ -30,11 +30,17 @@ def receive(r: Recorder, op: ops.Receive[Value], out: Value) -> Call:
 
 
 def all_reduce(r: Recorder, op: ops.AllReduce[Value], out: Value) -> Call:
-    return Collective(lambda step: step[out].copy_(summed(step[op.x], op.peers)))
+    return Collective(
+        lambda step: step.given(step[out], out).copy_(summed(step.given(step[op.x], op.x), op.peers))
+    )
 
 
 def all_gather(r: Recorder, op: ops.AllGather[Value], out: Value) -> Call:
-    return Collective(lambda step: step[out].copy_(joined(step[op.x], op.widths, op.peers)))
+    return Collective(
+        lambda step: step.given(step[out], out).copy_(
+            joined(step.given(step[op.x], op.x), op.widths, op.peers)
+        )
+    )
 
 
 ENCODERS: Encoders = {ops.Receive: receive, ops.AllReduce: all_reduce, ops.AllGather: all_gather}

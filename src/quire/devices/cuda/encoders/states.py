@@ -8,22 +8,28 @@ import numpy as np
 import torch
 
 from quire.devices import recurrent_ops as ops
-from quire.devices.cuda.copies import aligned, sent
+from quire.devices.cuda.copies import padded
 from quire.devices.cuda.kernels import experts, recurrent
 from quire.devices.cuda.kernels.recurrent import Scan, StateStep
 from quire.devices.cuda.pack import own_matrix
+from quire.devices.cuda.work import FAR
 from quire.devices.ops import Value
-from quire.devices.protocol import ModelInput
+from quire.devices.protocol import Array, ModelInput
 
 if TYPE_CHECKING:
     from quire.devices.cuda.record import Call, Encoders, Recorder
     from quire.devices.cuda.step import CudaStep
 
 
-def state_step(inputs: ModelInput, device: Any) -> StateStep:
-    """The states of a step's sequences on the device."""
+def state_parts(inputs: ModelInput, size: int = 0) -> list[Array]:
+    """The numbers of a StateStep in order, int32; empty if the model has no states.
+
+    Padded to a size, they have room for as many marks. The first sequence of the padding owns its tokens, and no
+    sequence of it stores anything.
+    """
     given, counts = inputs.states, np.diff(inputs.cu_q_B1)
-    assert given is not None
+    if given is None:
+        return []
     order, batch = np.arange(len(counts)), len(counts)
     fresh = inputs.positions_T[inputs.cu_q_B1[:-1]] == given.open_B
     owners = np.concatenate([given.marks_M3[:, 0], order, order])
@@ -33,10 +39,11 @@ def state_step(inputs: ModelInput, device: Any) -> StateStep:
     firsts = np.searchsorted(owners[by_owner], np.arange(batch + 1))
     parts = [given.rows_B, given.open_B, fresh, given.kept_B, inputs.cu_q_B1, firsts, targets[by_owner]]
     every = [part.astype(np.int32).reshape(-1) for part in (*parts, np.repeat(order, counts))]
-    whole = [aligned(part) for part in every]
-    tensors: Any = torch.split(sent(np.concatenate(whole), device), [len(part) for part in whole])
-    own = (tensor[: len(part)] for tensor, part in zip(tensors, every, strict=True))
-    return StateStep(bool((given.kept_B < counts).any()), *own)
+    if not size:
+        return every
+    fills = 0, 0, 1, FAR, len(inputs.tokens_T), len(owners), -1, batch
+    sizes = size, size, size, size, size + 1, size + 1, 6 * size, size
+    return [padded(part, *about) for part, *about in zip(every, sizes, fills, strict=True)]
 
 
 def _state(step: CudaStep, op: Any) -> tuple[recurrent.State, StateStep]:
