@@ -16,6 +16,7 @@ from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cuda import stored
 from quire.devices.cuda.blocks import PROBES
+from quire.devices.cuda.loading import Ring
 from quire.devices.cuda.pack import CudaMatrix
 from quire.devices.registry import make_backend
 from quire.engine.source import quantized_weights
@@ -170,4 +171,4 @@ def test_a_description_that_cannot_be_is_refused(change: dict[str, Any], message
 def test_a_target_without_the_type_refuses_it() -> None:
     about, data = backend().export(packed(Blocks("e4m3_128")))
     with pytest.raises(ModelError, match="does not convert float8_e4m3fn 128"):
-        stored.restore(about, data, CPU, e4m3=False)
+        stored.restore(about, data, Ring(CPU), e4m3=False)

@@ -23,6 +23,7 @@ from quire.devices.cuda.cache import CudaKVCache, own_cache
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.launch import Launcher
+from quire.devices.cuda.loading import Ring
 from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs
 from quire.devices.cuda.record import check_operations, needs_host
 from quire.devices.cuda.run import CudaExecutable
@@ -74,6 +75,7 @@ class CudaBackend:
         self.choices, self.checks, self.admission = choices, checks, admission
         self._threads = usable_threads() if threads is None else threads
         self._device, self._gpu = torch.device(device or "cpu"), device
+        self._ring = Ring(self._device)
         # Of each slot, which the sampler writes and the next step reads.
         self._last_tokens = torch.zeros(MOST_SLOTS, dtype=torch.int32, device=self._device)
         self._run: Launcher = self._launcher(artifacts)
@@ -109,12 +111,17 @@ class CudaBackend:
     def outline(self) -> CudaBackend:
         made = object.__new__(type(self))
         meta = torch.device("meta")
-        made.__dict__ |= {**self.__dict__, "_device": meta, "_last_tokens": self._last_tokens.to(meta)}
+        made.__dict__ |= {
+            **self.__dict__,
+            "_device": meta,
+            "_ring": Ring(meta),
+            "_last_tokens": self._last_tokens.to(meta),
+        }
         return made
 
     @device_errors(ResourceError)
     def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> CudaMatrix:
-        return CudaMatrix.pack(parts, dtype, self._device, packs=self.takes)
+        return CudaMatrix.pack(parts, dtype, self._ring, threads=self.threads, packs=self.takes)
 
     head = matrix
 
@@ -122,7 +129,7 @@ class CudaBackend:
     def gated_matrix(
         self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType
     ) -> CudaMatrix:
-        return CudaMatrix.pack([gate, up], dtype, self._device, gated=True, packs=self.takes)
+        return CudaMatrix.pack([gate, up], dtype, self._ring, True, self.threads, self.takes)
 
     def takes(self, layout: AnyLayout) -> bool:
         return packs(layout, self._run.target.e4m3)
@@ -132,7 +139,7 @@ class CudaBackend:
 
     @device_errors(ResourceError)
     def restore(self, about: dict[str, Any], data: Array) -> CudaMatrix:
-        return restore(about, data, self._device, self._run.target.e4m3)
+        return restore(about, data, self._ring, self._run.target.e4m3)
 
     @property
     def places_blocks(self) -> bool:
@@ -146,6 +153,7 @@ class CudaBackend:
 
     @device_errors(ResourceError)
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> CudaExecutable:
+        self._ring.give_back()
         if self._gpu is not None and isinstance(self._run, cubins.CubinLauncher):
             aot.prepare(self._run, self.planned, kv.block_size, self.choices)
         about = self._run, self._last_tokens, self.checks, self.admission

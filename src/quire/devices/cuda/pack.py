@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
 from quire.devices.cuda.blocks import PROBES, common_form, taken_apart
 from quire.devices.cuda.kernels.packed import Form, PackedWeight
+from quire.devices.cuda.loading import Ring, ahead
 from quire.devices.protocol import Array, FloatArray, Matrix, WeightType
 from quire.errors import ConfigError, EngineError
 from quire.weights.layouts import AnyLayout, Blocks, Int8
@@ -20,6 +22,7 @@ from quire.weights.tensor import FloatDtype, QuantTensor
 DTYPES: dict[FloatDtype, Any] = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16
 }  # fmt: skip
+AT_ONCE = 4 << 20  # elements that are packed at a time
 
 
 class CudaMatrix:
@@ -38,11 +41,12 @@ class CudaMatrix:
         cls,
         parts: Sequence[Array | QuantTensor],
         dtype: WeightType,
-        device: Any,
+        ring: Ring,
         gated: bool = False,
+        threads: int = 1,
         packs: Callable[[AnyLayout], bool] = lambda layout: False,
     ) -> CudaMatrix:
-        """Round parts to `dtype` and stack them. ConfigError for a layout that is none of those that `packs` takes."""
+        """Round parts to `dtype` and stack them. ConfigError for a layout that `packs` does not take."""
         if isinstance(dtype, Quantized):
             if dtype.activations not in ("int8", "float"):
                 raise ConfigError(
@@ -53,17 +57,18 @@ class CudaMatrix:
                     f"no GPU kernel multiplies {dtype.layout.label} weights of this form: choose --quantization int8, "
                     "int4 or fp8, leave it out (quantized checkpoints are then held as floats), or choose --device cpu"
                 )
-            made = _packed(parts, dtype.layout, device, gated)
+            made = _packed(parts, dtype.layout, ring, gated, threads)
             rounds = (
                 dtype.activations == "int8" and not isinstance(dtype.layout, Blocks) and not made.form.fine
             )
             return cls(None, gated, made, rounds)
-        columns = parts[0].shape[1]
-        if device.type == "meta":
-            rows = sum(part.shape[0] for part in parts)
-            return cls(torch.empty(rows, columns, dtype=DTYPES[dtype], device=device), gated)
-        tensors = [_tensor(part).to(device).to(DTYPES[dtype]) for part in parts]
-        return cls(_stacked(tensors, gated), gated)
+        rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        whole = torch.empty(rows, columns, dtype=DTYPES[dtype], device=ring.device)
+        if ring.device.type != "meta":
+            for part, rows_of in zip(parts, _places(parts, gated), strict=True):
+                values = part.layout.dequantize(part) if isinstance(part, QuantTensor) else part
+                ring.send(values, rows_of(whole))
+        return cls(whole, gated)
 
     @property
     def dtype(self) -> Any:
@@ -117,14 +122,6 @@ def own_matrix(weight: Matrix) -> CudaMatrix:
     return weight
 
 
-def _tensor(part: Array | QuantTensor) -> Any:
-    """A part as a tensor of the host, in its own type."""
-    array = part.layout.dequantize(part) if isinstance(part, QuantTensor) else np.ascontiguousarray(part)
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(np.array(array))
-
-
 def alternating(rows: Array) -> Array:
     """Rows of a gate, then of an up projection, in the order of rows of gated weights."""
     return rows.reshape(2, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
@@ -150,44 +147,53 @@ def _form(layout: AnyLayout) -> Form:
 
 
 def _packed(
-    parts: Sequence[Array | QuantTensor], layout: AnyLayout, device: Any, gated: bool
+    parts: Sequence[Array | QuantTensor], layout: AnyLayout, ring: Ring, gated: bool, threads: int
 ) -> PackedWeight:
-    """Pack codes as kernels read them, rounding parts that are floats."""
+    """Pack codes as kernels read them, rounding parts that are floats: some rows at a time."""
     layouts = [part.layout if isinstance(part, QuantTensor) else layout for part in parts]
     form = common_form([_form(own) for own in layouts])  # type: ignore[arg-type]
     if form is None:
         raise ConfigError("no GPU kernel multiplies one weight of several types: choose --dtype float32")
-    if device.type == "meta":
-        rows = sum(part.shape[0] for part in parts)
-        return PackedWeight.outline(rows, parts[0].shape[1], form)
-    found = [
-        part if isinstance(part, QuantTensor) else layout.quantize(np.asarray(part, np.float32))
-        for part in parts
-    ]
-    if any(one.sparse is not None or one.inputs is not None for one in found):
+    if any(isinstance(part, QuantTensor) and (part.sparse or part.inputs) for part in parts):
         raise ConfigError("no GPU kernel adds sparse values, or reorders inputs: choose --device cpu")
-
-    def stacked(tensors: Sequence[Any]) -> Any:
-        return _stacked([tensor.to(device) for tensor in tensors], gated)
-
-    if isinstance(layout, Blocks):
-        apart = [taken_apart(one) for one in found]
-        apart = [one if one.form == form else one.alike(form) for one in apart]
-        sides = ([getattr(one, side) for one in apart] for side in ("codes", "scales", "offsets"))
-        codes, scales, *offsets = (stacked(side) for side in sides if side[0] is not None)
-        return PackedWeight.pack(form, codes, scales, offsets=offsets[0] if offsets else None)
-    codes, scales = (
-        stacked([torch.from_numpy(np.array(getattr(one, side))) for one in found])
-        for side in ("codes", "scales")
-    )
-    if isinstance(layout, Int8):
-        return PackedWeight.pack(form, (codes.to(torch.int16) - 128).to(torch.int8), scales[:, :1])
-    zeros = [torch.from_numpy(np.array(one.zeros)) for one in found if one.zeros is not None]
-    if form.offsets:
-        return PackedWeight.pack(form, codes, scales, offsets=stacked(zeros))
-    return PackedWeight.pack(form, codes, scales, stacked(zeros).to(torch.uint8) if zeros else None)
+    rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    whole = PackedWeight.outline(rows, columns, form, ring.device)
+    if ring.device.type == "meta":
+        return whole
+    for part, rows_of in zip(parts, _places(parts, gated), strict=True):
+        at_once = max(1, AT_ONCE // columns)
+        for place, sides in ahead(partial(_sides, part, layout, form), part.shape[0], at_once, threads):
+            made = PackedWeight.pack(form, *(None if side is None else ring.sent(side) for side in sides))
+            for to, values in zip(whole.tensors, made.tensors, strict=True):
+                if to is not None:
+                    rows_of(to)[place] = values
+    return whole
 
 
-def _stacked(tensors: Sequence[Any], gated: bool) -> Any:
-    """Rows one after another, or of two tensors in turn."""
-    return torch.stack(list(tensors), 1).flatten(0, 1) if gated else torch.cat(list(tensors))
+def _sides(part: Array | QuantTensor, layout: AnyLayout, form: Form, place: slice) -> tuple[Any, ...]:
+    """Codes, scales, zeros and offsets of some rows."""
+    if isinstance(part, QuantTensor):
+        some = part.rows(np.arange(place.start, place.stop))
+    else:
+        some = layout.quantize(np.asarray(part[place], np.float32))
+    if isinstance(some.layout, Blocks):
+        apart = taken_apart(some)
+        apart = apart if apart.form == form else apart.alike(form)
+        return apart.codes, apart.scales, None, apart.offsets
+    if form.number == torch.int8:
+        return (some.codes ^ 128).view(np.int8), some.scales[:, :1], None, None
+    zeros = some.zeros
+    return some.codes, some.scales, *((None, zeros) if form.offsets else (_bytes(zeros), None))
+
+
+def _bytes(zeros: FloatArray | None) -> Array | None:
+    return None if zeros is None else zeros.astype(np.uint8)
+
+
+def _places(parts: Sequence[Array | QuantTensor], gated: bool) -> Iterator[Callable[[Any], Any]]:
+    """For each part what gives its rows of a whole: one part after another, or of two parts in turn."""
+    at = 0
+    for index, part in enumerate(parts):
+        place = slice(index, None, 2) if gated else slice(at, at + part.shape[0])
+        at += part.shape[0]
+        yield itemgetter(place)

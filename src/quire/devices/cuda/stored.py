@@ -12,6 +12,7 @@ import torch
 
 from quire.devices.cuda.blocks import BYTES, PAIRS, PROBES
 from quire.devices.cuda.kernels.packed import Form, PackedWeight
+from quire.devices.cuda.loading import Ring
 from quire.devices.cuda.pack import DTYPES, CudaMatrix
 from quire.devices.protocol import Array
 from quire.errors import ModelError
@@ -55,10 +56,10 @@ def export(matrix: CudaMatrix) -> tuple[dict[str, Any], Array]:
     for tensor in matrix.tensors:
         data = tensor.reshape(-1).view(torch.uint8).cpu().numpy()
         found += [data, np.zeros(-len(data) % ALIGNED, np.uint8)]
-    return msgspec.to_builtins(about), np.concatenate(found[:-1])
+    return msgspec.to_builtins(about), found[0] if len(found) == 2 else np.concatenate(found[:-1])
 
 
-def restore(about: dict[str, Any], data: Array, device: Any, e4m3: bool = True) -> CudaMatrix:
+def restore(about: dict[str, Any], data: Array, ring: Ring, e4m3: bool = True) -> CudaMatrix:
     """The matrix of a description and its bytes. ModelError if they disagree, or the target does not convert `e4m3`."""
     try:
         stored = msgspec.convert(about, Stored)
@@ -86,7 +87,7 @@ def restore(about: dict[str, Any], data: Array, device: Any, e4m3: bool = True) 
     if end != data.nbytes:
         raise ModelError(f"a weight of {data.nbytes} bytes is described as {about}")
     tensors = [
-        like if like is None or device.type == "meta" else _like(like, data[place], device)
+        like if like is None or ring.device.type == "meta" else _like(like, data[place], ring)
         for like, place in zip(likes, places, strict=True)
     ]
     if form is None:
@@ -94,6 +95,6 @@ def restore(about: dict[str, Any], data: Array, device: Any, e4m3: bool = True) 
     return CudaMatrix(None, stored.gated, PackedWeight(form, columns, *tensors), stored.rounds)
 
 
-def _like(like: Any, data: Array, device: Any) -> Any:
+def _like(like: Any, data: Array, ring: Ring) -> Any:
     """Bytes as a tensor of the device that is like another one."""
-    return torch.from_numpy(np.array(data)).to(device).view(like.dtype).reshape(like.shape)
+    return ring.sent(data).view(like.dtype).reshape(like.shape)

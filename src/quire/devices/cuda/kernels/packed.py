@@ -116,9 +116,9 @@ class PackedWeight:
         return cls(form, columns, packed.contiguous(), scales, zeros, offsets)
 
     @classmethod
-    def outline(cls, rows: int, columns: int, form: Form) -> PackedWeight:
-        """Make one of a form without values."""
-        groups, empty = -(-columns // form.group) if form.group else 1, partial(torch.empty, device="meta")
+    def outline(cls, rows: int, columns: int, form: Form, device: Any = "meta") -> PackedWeight:
+        """Make one of a form without values, or for them."""
+        groups, empty = -(-columns // form.group) if form.group else 1, partial(torch.empty, device=device)
         codes: Any = empty(rows, (columns + -columns % PADDED) * form.bits // 8, dtype=form.number)
         return cls(
             form, columns, codes, empty(rows, groups), empty(rows, groups, dtype=torch.uint8) if form.zeros else None,
