@@ -33,7 +33,9 @@ def renumbered(source: Path, path: Path, moved: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("temperature", "backend"), [(0.0, "auto"), (1.0, "auto"), (1.0, "torch")])
+@pytest.mark.parametrize(
+    ("temperature", "backend"), [(0.0, "auto"), (1.0, "auto"), (0.0, "torch"), (1.0, "torch")]
+)
 def test_drafts_are_mapped(
     temperature: float, backend: str, tiny_model: Callable[..., str], tmp_path: Path
 ) -> None:

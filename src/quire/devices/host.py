@@ -42,6 +42,12 @@ class HostLogits(msgspec.Struct):
         self.values[list(rows)] = values
         return HostLogits(self.values, best)
 
+    def largest(self, width: int) -> IntArray:
+        if self.best is not None and (self.best >= 0).all():
+            return self.best
+        ids: IntArray = self.values[:, :width].argmax(1)
+        return ids
+
     def widened(self, columns: IntArray, ids: IntArray, width: int) -> HostLogits:
         wide = np.full((len(self.values), width), -np.inf, np.float32)
         wide[:, ids] = self.values[:, columns]

@@ -95,6 +95,9 @@ class Logits(Protocol):
     def replaced(self, rows: Sequence[int], values: NDArray[np.float32]) -> Logits:
         """These logits with other values [len(rows), V] in `rows`; their buffer may be overwritten."""
 
+    def largest(self, width: int) -> IntArray:
+        """On the host, the lowest id among the largest of each row's first `width` logits."""
+
     def widened(self, columns: IntArray, ids: IntArray, width: int) -> Logits:
         """Rows of `width` tokens, of which `ids` have the logits of `columns`, and others -inf."""
 

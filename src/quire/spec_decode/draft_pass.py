@@ -12,7 +12,6 @@ import numpy as np
 
 from quire.devices.drafts import KeepsDraws
 from quire.devices.hidden import HiddenRows, join
-from quire.devices.host import HostLogits
 from quire.devices.protocol import Executable, IntArray, ModelInput
 from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, takes_largest
 from quire.spec_decode.head import Head
@@ -142,7 +141,9 @@ class Picker:
         """
         largest = self.needs_largest(seqs)
         if largest and not kept:
-            return self._best(logits)
+            ids = logits.largest(self._width)
+            best: list[int] = (ids if self._target_ids is None else self._target_ids[ids]).tolist()
+            return best
         rows, slots = logits if largest else self._widened(logits), [seq.slot for seq in seqs]
         positions = [len(seq.tokens) + n for seq, n in zip(seqs, ahead, strict=True)]
         if kept and self._device is not None:
@@ -166,14 +167,6 @@ class Picker:
             self._sampler.retract(slot, count)
         self._drawn.clear()
         self._kept.clear()
-
-    def _best(self, logits: Logits) -> list[int]:
-        if isinstance(logits, HostLogits) and logits.best is not None and (logits.best >= 0).all():
-            best = logits.best
-        else:
-            best = logits.numpy()[:, : self._width].argmax(1)
-        found: list[int] = (best if self._target_ids is None else self._target_ids[best]).tolist()
-        return found
 
     def _widened(self, logits: Logits) -> Logits:
         """Rows over the target's vocabulary: tokens that the drafter lacks cannot be drawn."""

@@ -44,6 +44,10 @@ class TorchLogits:
         tensor[list(rows)] = torch.from_numpy(np.ascontiguousarray(values)).to(tensor.device)
         return TorchLogits(tensor)
 
+    def largest(self, width: int) -> IntArray:
+        ids: IntArray = self.tensor[:, :width].argmax(1).cpu().numpy()
+        return ids
+
     def widened(self, columns: IntArray, ids: IntArray, width: int) -> TorchLogits:
         wide = self.tensor.new_full((len(self), width), -torch.inf)
         own, theirs = (torch.from_numpy(each).to(wide.device) for each in (columns, ids))
