@@ -26,12 +26,15 @@ from bench.visit.catalog import CASES
 from quire import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from quire.build import EVERYTHING
 from quire.config import EngineConfig
-from quire.devices.cuda import cubins, jit
+from quire.devices.cuda import admit, cubins, jit
+from quire.devices.cuda.admit import Admission
 from quire.devices.cuda.aot import RecordingLauncher, prepare, sizes
 from quire.devices.cuda.backend import CudaBackend
 from quire.devices.cuda.cubins import Loaded, cubin, gpu_launcher
 from quire.devices.cuda.kernels import norm
 from quire.devices.cuda.launch import TYPES, Launch, described, ordered, signature
+from quire.devices.cuda.libraries import Form, Library
+from quire.devices.cuda.selfcheck import Checks
 from quire.devices.cuda.target import TARGETS
 from quire.engine.plan import plan_files
 from quire.errors import ConfigError, ModelError
@@ -114,6 +117,27 @@ def test_a_build_holds_all_that_an_engine_launches(
         llm.generate(prompts, [params for _, params in REQUESTS], use_tqdm=False, lora_request=adapters)
     monkeypatch.undo()
     assert len(spy.seen) > 8
+    assert sorted(spy.seen.keys() - built(**given)) == []
+
+
+def test_a_build_holds_what_libraries_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, spy = write_checkpoint(tmp_path / "model", "qwen2", "bfloat16", **SMALL), Spy()
+    given: dict[str, Any] = {**BLOCKS, "max_num_seqs": 6, "max_num_batched_tokens": 48, "model": str(model)}
+
+    def form(run: Any, weight: Any, act: Any) -> Form:
+        def multiply(x: Any, out: Any) -> None:
+            out.copy_(x.float() @ weight.values.float().T)
+
+        return Form(multiply, (torch.float32,))
+
+    admission = Admission([Library("one", "1", form)], Checks(None, False), exact=False, every=False)
+    monkeypatch.setattr(admit, "SIZES", (1, 8, 17))
+    monkeypatch.setattr(Admission, "of", lambda *about: admission)
+    monkeypatch.setattr(CudaBackend, "_launcher", lambda self, artifacts: spy)
+    with LLM(device="interpreter", **given) as llm:
+        llm.generate([{"prompt_token_ids": [5, 6, 7]}], SamplingParams(max_tokens=2), use_tqdm=False)
+    monkeypatch.undo()
+    assert any(key.startswith("few.ended") for key in spy.seen)
     assert sorted(spy.seen.keys() - built(**given)) == []
 
 

@@ -156,9 +156,13 @@ def admit(
             checks.add(key, dict.fromkeys(names, REFUSED))  # of what does not live to see a verdict
             most = limits.max_logit_rows if place.kind == PIECE else limits.max_tokens
             most = max(1, min(most, ROOM // (4 * product.weight.shape[0])))
-            checks.add(
-                key, judge(product, names, about, [size for size in SIZES if size <= most], exact, every)
-            )
+            tried = [size for size in SIZES if size <= most]
+            try:
+                checks.add(key, judge(product, names, about, tried, exact, every))
+            except torch.OutOfMemoryError:
+                log.warning(
+                    "no memory to try libraries (lower --gpu-memory-utilization): none computes %s", name
+                )
         found = {name: checks.of(key)[name] for name in names}
         forms = dict[int, Form]()
         for name, verdict in found.items():
@@ -179,6 +183,18 @@ def _said(verdict: Verdict, exact: bool) -> str:
     if not verdict.accurate:
         return "cannot compute"
     return "is not faster in" if verdict.exact or not exact else "has other bits in"
+
+
+def launch_ends(graph: Graph, recorder: Recorder, arena: Arena) -> None:
+    """Launch the ends of products, as libraries may need them, over tensors without values."""
+    ops: Sequence[Any] = graph.ops
+    for op, place in zip(ops, arena.places, strict=True):
+        if type(op) in (Linear, GatedLinear) and not own_matrix(op.weight).rounds:
+            product, empty = Product.of(recorder, op), partial(torch.empty, device=recorder.device)
+            added = getattr(op, "residual", None) is not None
+            for dtype in dict.fromkeys((place.dtype, SINGLE)):
+                given = empty(1, place.width, dtype=place.dtype) if added else None
+                product.end(empty(1, 1, op.weight.shape[0]), empty(1, place.width, dtype=dtype), given)
 
 
 def _served(op: Any, out: Value, product: Product, given: tuple[Any, bool, bool], ours: Call) -> Call:

@@ -10,7 +10,7 @@ import torch
 from quire.devices.adapters import Adapter
 from quire.devices.cuda import parts
 from quire.devices.cuda.adapters import SlotAdapters, StepAdapters
-from quire.devices.cuda.admit import Admission, admit
+from quire.devices.cuda.admit import Admission, admit, launch_ends
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.errors import device_errors
@@ -56,6 +56,8 @@ class CudaExecutable:
         wrong = [] if checks is None or kv.num_blocks < BLOCKS * 3 else self._wrong(checks)
         if wrong:
             self._calls = encode(own, recorder, wrong)
+        if kv.device.type == "meta":
+            launch_ends(own, recorder, self._arena)
         if admission is not None:
             self._on_device()
             about = own, self._calls, recorder, self._arena, kv.spec, limits, wrong

@@ -32,7 +32,7 @@ def vector(x, weight, out, rows, columns, x_stride, weight_stride, ROWS: tl.cons
     tl.store(out + t * rows + n, tl.sum(total, 1), mask=n < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "tokens"])
 def ended(sums, bias, residual, out, parts, tokens, rows, out_stride, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
           LIMIT: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr):  # fmt: skip
     """Pieces of rows: their sums by part, added in their order, then what products do after their sums."""
