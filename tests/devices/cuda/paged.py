@@ -37,10 +37,11 @@ class Problem:
     changes: tuple[str, ...] = ()
     top: int = 0  # pools that each group of a query chooses
     pool: int = 1
+    every: int = 0  # positions of an entry; a key is its value then
     seed: int = 0
     queries: list[Any] = field(default_factory=list)
     keys: list[Any] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)  # or entries
     tensors: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,8 +65,9 @@ class Problem:
         if self.top:
             self.tensors["chosen"] = torch.full((sum(self.counts), self.groups * self.top), -1.0)
             for row, position in enumerate(self.positions):
+                pools = (position + 1) // self.every if self.every else position // self.pool + 1
                 for group in range(self.groups):
-                    some = torch.randperm(position // self.pool + 1, generator=draw)[: self.top].sort().values
+                    some = torch.randperm(pools, generator=draw)[: self.top].sort().values
                     begin = group * self.top
                     self.tensors["chosen"][row, begin : begin + len(some)] = some.float()
 
@@ -129,8 +131,9 @@ def solve(
     order = iter(draw.permutation(sum(needed) + 3).tolist())
     shape = (sum(needed) + 3, p.groups, p.block, p.width + p.rotary)
     poison = 77 if p.kept == torch.int8 else torch.nan
-    keys, values = (torch.full(shape, poison).to(p.kept) for _ in range(2))
-    by_token = [torch.full(shape[:3], torch.nan) for _ in range(2)]
+    shapes = [shape, (*shape[:2], -(-p.block // p.every), shape[3]) if p.every else shape]
+    keys, values = (torch.full(own, poison).to(p.kept) for own in shapes)
+    by_token = [torch.full(own[:3], torch.nan) for own in shapes]
     slots = draw.permutation(len(p.counts) + 2)[: len(p.counts)]
     table = torch.zeros(len(p.counts) + 2, max(needed) + 1, dtype=torch.int32)
     for b, length in enumerate(p.lengths):
@@ -139,15 +142,23 @@ def solve(
         at = torch.arange(length)
         for side, scales, new in ((keys, by_token[0], p.keys[b]), (values, by_token[1], p.values[b])):
             codes, found = stored(new[:length], p.kept)
-            side[blocks[at // p.block], :, at % p.block] = codes
+            row = at % p.block
+            if p.every and side is values:
+                at = torch.arange(p.every - 1, length, p.every)
+                codes, found, row = *stored(new[: len(at)], p.kept), at % p.block // min(p.every, p.block)
+            side[blocks[at // p.block], :, row] = codes
             if found is not None:
-                scales[blocks[at // p.block], :, at % p.block] = found
+                scales[blocks[at // p.block], :, row] = found
     fixed = p.kept.itemsize == 1 and p.kept != torch.int8
     scales = (
-        [torch.full((p.groups,), FIXED)] * 2 if fixed else by_token if p.kept == torch.int8 else [None, None]
+        [torch.full((p.groups,), FIXED), torch.full((p.groups,), FIXED * (2 if p.every else 1))]
+        if fixed
+        else by_token
+        if p.kept == torch.int8
+        else [None, None]
     )
     cu_q, kv_len = np.cumsum([0, *p.counts]).astype(np.int32), np.array(p.lengths, np.int32)
-    about = WorkShape(p.heads, p.groups, tile, p.window, p.chunk, p.ahead, p.top * p.pool)
+    about = WorkShape(p.heads, p.groups, tile, p.window, p.chunk, p.ahead, p.top * p.pool, p.every)
     work = work_list(cu_q, kv_len, about, processors)
     states = (max(work.partials, 1), about.head_tiles, tile.rows)
     width = 1 << (p.width - 1).bit_length()
@@ -161,7 +172,7 @@ def solve(
     attend(
         run,
         torch.cat(p.queries).reshape(total, -1),
-        LayerCache(keys, None if p.rotary else values, *scales),
+        LayerCache(keys, None if p.rotary or p.every else values, *scales),
         out,
         StepTensors(torch.from_numpy(cu_q), torch.from_numpy(kv_len), torch.from_numpy(slots.astype(np.int32)), table),
         WorkTensors(
@@ -171,7 +182,10 @@ def solve(
         about,
         p.scale,
         p.cap,
-        Changes(**p.tensors, pool=p.pool, sets=p.groups if p.top else 1),
+        Changes(
+            **p.tensors, pool=p.pool, sets=p.groups if p.top else 1,
+            entries=LayerCache(values, None, scales[1]) if p.every else None,
+        ),
     )  # fmt: skip
     return out.reshape(total, p.heads, p.width)
 
@@ -184,6 +198,9 @@ def answer(p: Problem) -> Any:
         keys, values = (held(side[b][:length], p.kept, fixed) for side in (p.keys, p.values))
         if p.rotary:
             values = keys[..., : p.width]
+        if p.every:
+            entries = held(p.values[b][: length // p.every], p.kept, 2 * fixed if fixed < 1 else 1.0)
+            keys = values = torch.cat([keys, entries])
         for i in range(count):
             position = length - count + i
             seen = torch.arange(length)
@@ -192,12 +209,18 @@ def answer(p: Problem) -> Any:
                 mask &= seen > position - p.window
             if p.chunk:
                 mask &= seen >= position // p.chunk * p.chunk
+            if p.every:
+                ended = torch.arange(1, length // p.every + 1) * p.every <= position + 1
+                mask, seen = torch.cat([mask, ended]), torch.cat([seen, torch.arange(len(ended))])
             every = mask
             for head in range(p.heads):
                 group = head // (p.heads // p.groups)
                 if p.top:
                     own = p.tensors["chosen"][first_row + i].reshape(p.groups, -1)[group]
-                    mask = every & torch.isin(seen // p.pool, own.long())
+                    listed = torch.isin(seen // p.pool, own.long())
+                    if p.every:
+                        listed[:length] = True
+                    mask = every & listed
                 s = keys[:, group] @ p.queries[b][i, head].double() * p.scale
                 if p.cap:
                     s = p.cap * torch.tanh(s / p.cap)

@@ -103,6 +103,27 @@ def test_positions_that_a_query_chose(about: dict) -> None:
     assert torch.equal(solve(RUN, p.part(2, 3, 0), FEW), out[2:3])
 
 
+@pytest.mark.parametrize("kept", [torch.float32, torch.int8, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"every": 3, "window": 40, "changes": ("sinks",)},
+        {"every": 3, "top": 260, "window": 290, "cap": 2.0},
+        {"every": 2, "heads": 6, "width": 20, "block": 64},
+        {"every": 32, "window": 9, "top": 3},
+    ],
+)
+def test_entries_beside_a_layer_s_own_keys(about: dict, kept: torch.dtype) -> None:
+    """Segments of keys, then of entries, whole and split, with others and alone."""
+    act = torch.float32 if kept == torch.float32 else torch.bfloat16
+    p = Problem((3, 1), (300, 810), groups=1, act=act, kept=kept, **about)
+    out = solve(RUN, p, FEW)
+    assert near(p, out, answer(p))
+    assert torch.equal(solve(RUN, p, FEW, processors=99, places=3), out)
+    assert torch.equal(solve(RUN, p, AttentionTile(128, 64, Shape())), out)
+    assert torch.equal(solve(RUN, p.part(1, 2, 0), FEW), out[1:2])
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     act, kept = draw(st.sampled_from(TYPES))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from quire import SamplingParams
 from quire.devices import ops, selection
 from quire.devices.choices import Choices
-from quire.devices.cuda import graphs, record, run
+from quire.devices.cuda import graphs, run
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.backend import GRAPH
 from quire.devices.cuda.fuse import fused
@@ -152,12 +152,13 @@ def test_replayed_steps_have_the_bits_of_others(tmp_path: Path, family: str) -> 
 
 def test_operations_of_the_host_lie_between_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_checkpoint(tmp_path, "mixtral", "bfloat16", num_hidden_layers=1)
-    known, slow = record.without_kernel, (ops.Attend, ops.Route, ops.SelectRows)
+    known, slow = run.encode, (ops.Attend, ops.Route, ops.SelectRows)
 
-    def without_kernel(graph: Any, op: Any) -> str:
-        return "Some" if isinstance(op, slow) else known(graph, op)
+    def encode(graph: Any, recorder: Any) -> Any:
+        return known(graph, recorder, [i for i, op in enumerate(graph.ops) if isinstance(op, slow)])
 
-    monkeypatch.setattr(record, "without_kernel", without_kernel)
+    monkeypatch.setattr(run, "encode", encode)
+    monkeypatch.setattr(run, "needs_host", lambda op, call: isinstance(op, slow))
     wanted, _ = outputs(model, (), steps=STEPS[1:5])
     found, executable = outputs(model, (2, 4, 8, 16), steps=STEPS[1:5])
     assert found == wanted

@@ -10,18 +10,31 @@ pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
 import numpy as np
 
+from quire.devices.cuda.record import ENCODERS
 from quire.devices.graph import record
-from quire.devices.ops import Attend, Embed, HeadLinear, Linear, RopeAngles, SelectRows, StoreKV, StoreLatent
+from quire.devices.operands import Norm
+from quire.devices.ops import (
+    Add,
+    Attend,
+    Embed,
+    HeadLinear,
+    Linear,
+    RopeAngles,
+    SelectRows,
+    StoreKV,
+    StoreLatent,
+)
 from quire.devices.protocol import Attention, KVSpec, Limits, ModelInput, Rope
 from quire.devices.reference.backend import ReferenceBackend
 from quire.devices.registry import make_backend
+from quire.devices.torch.ops import FORMULAS
 from quire.errors import ConfigError
 
 WIDTH, VOCAB = 32, 20
 SPEC, LIMITS = KVSpec(1, 1, 16, "float32"), Limits(8, 2, 8)
 
 
-def compiled(backend: Any, layer: Any) -> Any:
+def compiled(backend: Any, layer: Any, spec: KVSpec = SPEC) -> Any:
     """An executable of one layer between a table and a head; `layer(g, matrix, x)` makes [T, 32]."""
     rng = np.random.default_rng(0)
 
@@ -34,7 +47,7 @@ def compiled(backend: Any, layer: Any) -> Any:
         VOCAB,
         WIDTH,
     )
-    return backend.compile(graph, backend.kv_cache(SPEC, 2, 16), LIMITS)
+    return backend.compile(graph, backend.kv_cache(spec, 2, 16), LIMITS)
 
 
 STEP = ModelInput(
@@ -43,9 +56,9 @@ STEP = ModelInput(
 )  # fmt: skip
 
 
-def check_equal_to_the_reference(layer: Any) -> None:
+def check_equal_to_the_reference(layer: Any, spec: KVSpec = SPEC) -> None:
     backends = make_backend(threads=1, device="interpreter"), ReferenceBackend()
-    here, there = (compiled(backend, layer).run(STEP).numpy() for backend in backends)
+    here, there = (compiled(backend, layer, spec).run(STEP).numpy() for backend in backends)
     np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-4)
 
 
@@ -56,14 +69,28 @@ def test_heads_may_have_a_bias_and_an_activation(more: dict[str, Any]) -> None:
     )
 
 
-def test_latents_that_another_layer_stored_are_computed_plainly(caplog: pytest.LogCaptureFixture) -> None:
-    def layer(g: Any, matrix: Any, x: Any) -> Any:
-        turn = g(RopeAngles(Rope(np.ones(2, np.float32))))
-        latent, rotated = g(Linear(x, matrix(2 * 12, WIDTH))), g(Linear(x, matrix(2 * 4, WIDTH)))
-        return g(StoreLatent(None, latent, rotated, 0, turn, None))
+@pytest.mark.parametrize("rotated", [4, 6])
+@pytest.mark.parametrize("stored", [True, False])
+def test_latents_rotate_elements_of_any_even_number(rotated: int, stored: bool) -> None:
+    """Of latents that another layer stored, the queries alone are computed."""
 
-    check_equal_to_the_reference(layer)
-    assert "no GPU kernel computes StoreLatent without keys yet" in caplog.text
+    def layer(g: Any, matrix: Any, x: Any) -> Any:
+        turn = g(RopeAngles(Rope(np.ones(rotated // 2, np.float32))))
+        latent, turned = g(Linear(x, matrix(2 * 12, WIDTH))), g(Linear(x, matrix(2 * rotated, WIDTH)))
+        kv = g(Linear(x, matrix(12 + rotated, WIDTH)))
+        norm = Norm("rms", np.ones(12, np.float32), None, 1e-6)
+        q = g(StoreLatent(kv, latent, turned, 0, turn, norm))
+        if not stored:
+            q = g(StoreLatent(None, latent, turned, 0, turn, None))
+        whole = g(Linear(q, matrix(WIDTH, 2 * (12 + rotated))))
+        return g(Add(whole, g(Linear(g(Attend(q, 0, 2, Attention(0.2))), matrix(WIDTH, 2 * 12)))))
+
+    spec = KVSpec(1, 1, 12 + rotated, "float32", value_dim=12)
+    check_equal_to_the_reference(layer, spec)
+
+
+def test_every_operation_and_every_function_has_a_kernel() -> None:
+    assert FORMULAS.keys() <= ENCODERS.keys()
 
 
 def test_what_nothing_computes_is_refused_by_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -11,10 +12,19 @@ pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 import torch
 
 from quire.devices.cuda.jit import InterpretedLauncher
-from quire.devices.cuda.kernels import elementwise, norm, rope_store, rows
+from quire.devices.cuda.kernels import elementwise, norm, relative, rope_store, rows
 from quire.devices.cuda.kernels.attention import LayerCache
 from quire.devices.cuda.kernels.norm import NormTensors
-from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
+from quire.devices.elementwise import (
+    GELU,
+    XIELU,
+    Clamp,
+    ColumnScale,
+    Elementwise,
+    SparseGELU,
+    Temperature,
+)
+from quire.devices.sparse_ops import PositionScale
 from quire.devices.stream_ops import StreamGates
 from quire.errors import EngineError
 from tests.devices.cuda.paged import held
@@ -223,8 +233,78 @@ def test_functions() -> None:
         out.fill_(torch.nan)
         elementwise.apply(RUN, x, out, function, positions, factors)
         assert near(out, wanted), function
-    with pytest.raises(EngineError, match="no function StreamGates"):
-        elementwise.apply(RUN, x, out, StreamGates(1, 1, 0.0, 0.0, 0.0, (), ()))
+    with pytest.raises(EngineError, match="no function Elementwise"):
+        elementwise.apply(RUN, x, out, Elementwise())
+
+
+def applied(x: Any, function: Elementwise, positions: Any = None) -> Any:
+    """A function of rows with numbers of its own; a row alone has the same bits."""
+    numbers, out, alone = (
+        torch.tensor(elementwise.numbers_of(function)),
+        poison(*x.shape),
+        poison(1, x.shape[1]),
+    )
+    elementwise.apply(RUN, x, out, function, positions, numbers)
+    elementwise.apply(RUN, x[1:2], alone, function, None if positions is None else positions[1:], numbers)
+    assert torch.equal(alone[0], out[1])
+    return out
+
+
+def test_scales_by_position() -> None:
+    x, positions = drawn(3, 12), torch.tensor([0, 77, 99_999], dtype=torch.int32)
+    function = PositionScale(3, (0.1, 0.0, -0.2), (1.0, 0.5, 2.0))
+    scales = torch.log1p(positions.double())[:, None] * torch.tensor(function.growths) + torch.tensor(
+        function.bases
+    )
+    assert near(applied(x, function, positions), x.double() * scales.repeat_interleave(4, 1))
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3, 4])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_streams_get_their_gates(streams: int, parts: int) -> None:
+    n = streams
+    width = n * parts if parts < 3 else n * (n + 2)
+    x, factors, biases = 4 * drawn(3, width), drawn(width), drawn(width, seed=1)
+    function = StreamGates(n, 4, 1e-3, 1.75, 0.25, tuple(factors.tolist()), tuple(biases.tolist()))
+    found, made = applied(x, function), x.double() * factors + biases
+    assert near(found[:, :n], made[:, :n].sigmoid() + 1e-3)
+    if parts > 1:
+        assert near(found[:, n : 2 * n], 1.75 * made[:, n : 2 * n].sigmoid() + 0.25)
+    if parts > 2:
+        mixed = made[:, 2 * n :].reshape(3, n, n).softmax(2) + 1e-3
+        for i in range(7):
+            mixed = mixed / (mixed.sum(2 if i % 2 else 1, keepdim=True) + 1e-3)
+        assert near(found[:, 2 * n :], mixed.transpose(1, 2).reshape(3, -1))
+
+
+def test_parts_are_compared() -> None:
+    x, other, out, alone = drawn(3, 4 * 30), drawn(3, 4 * 30, seed=1), poison(3, 4), poison(1, 4)
+    x[0, :30] = 0.0
+    elementwise.compare_parts(RUN, x, other, out, 0.3, 1e-3)
+    elementwise.compare_parts(RUN, x[1:2], other[1:2], alone, 0.3, 1e-3)
+    z = (x * other.double()).reshape(3, 4, 30).sum(2) * 0.3
+    assert near(out, (z.sign() * z.abs().clamp(min=1e-3).sqrt()).sigmoid())
+    assert torch.equal(alone[0], out[1])
+
+
+@pytest.mark.parametrize("sides", ["both", "by query", "by key"])
+def test_distances_add_to_scores(sides: str) -> None:
+    bounds, heads, most, buckets, span = [0, 5, 6, 13], 2, 9, 6, 64
+    places = torch.randint(0, buckets, (2 * most - 1,), generator=torch.Generator().manual_seed(1)).int()
+    of_query, of_key = (drawn(13, heads * buckets, seed=seed) for seed in (1, 2))
+    by_query, by_key = (None if sides == "by key" else of_query), (None if sides == "by query" else of_key)
+    out = poison(13, heads * span)
+    relative.relative_scores(
+        RUN, by_query, by_key, places, torch.tensor(bounds, dtype=torch.int32), out, heads, 0.3
+    )
+    wanted = torch.zeros(13, heads, span)
+    for start, stop in pairwise(bounds):
+        for i, head, j in product(range(stop - start), range(heads), range(stop - start)):
+            place = head * buckets + int(places[j - i + most - 1])
+            added = 0.0 if by_query is None else float(by_query[start + i, place])
+            added += 0.0 if by_key is None else float(by_key[start + j, place])
+            wanted[start + i, head, j] = 0.3 * added
+    assert near(out, wanted.reshape(13, -1))
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -188,7 +188,7 @@ class CudaBackend:
         if self._run.target.family == "interpreter":
             return arena.nbytes + arena.beside
         # The body of a step and its head, with adapters and without, and what they need beside the arena.
-        parts = 2 * GRAPH + CUT * sum(needs_host(graph, op) for op in graph.ops)
+        parts = 2 * GRAPH + CUT * sum(needs_host(op) for op in graph.ops)
         captured = len(limits.graphs) * parts * (2 if limits.max_adapters else 1)
         captured += arena.beside * min(max(limits.graphs, default=0), limits.max_tokens) // limits.max_tokens
         scratch = kv_spec.token_bytes(self.choices.block_size) * self.choices.block_size

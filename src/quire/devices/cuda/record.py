@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from quire.devices import ops, sparse_ops
+from quire.devices import ops
 from quire.devices.cuda.arena import matrices
 from quire.devices.cuda.encoders import attention, exchanges, mixtures, products, rows, states
 from quire.devices.cuda.kernels import norm
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import own_matrix
 from quire.devices.cuda.plain import encode_plain
-from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
 from quire.devices.graph import Graph
 from quire.devices.operands import Norm
 from quire.devices.ops import Op, Value
 from quire.devices.protocol import Array
 from quire.devices.recurrent_ops import EmbedNgrams
-from quire.devices.torch.ops import FORMULAS
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.devices.cuda.step import CudaStep
 
-log = logging.getLogger("quire.devices")
-FUNCTIONS = {Clamp, ColumnScale, GELU, SparseGELU, Temperature, XIELU}
 Call = Callable[["CudaStep"], None]
 Encoders = dict[type[Op[Any]], Callable[["Recorder", Any, Value], Call]]
 
@@ -54,25 +49,22 @@ class Recorder:
 
 def encode(graph: Graph, recorder: Recorder, wrong: Container[int] = ()) -> list[Call]:
     """The launches of a graph that `check_operations` accepts, operation by operation; those at `wrong` plainly."""
-    slow = [without_kernel(graph, op) for op in graph.ops]
-    if any(slow):
-        names = ", ".join(sorted(set(slow) - {""}))
-        log.warning("no GPU kernel computes %s yet: plain torch does, row by row, and slowly", names)
     return [
-        encode_plain(op, Value(index), graph) if plain else ENCODERS[type(op)](recorder, op, Value(index))
-        for index, (op, name) in enumerate(zip(graph.ops, slow, strict=True))
-        for plain in [name or index in wrong]
+        encode_plain(op, Value(index), graph)
+        if index in wrong
+        else ENCODERS[type(op)](recorder, op, Value(index))
+        for index, op in enumerate(graph.ops)
     ]
 
 
-def needs_host(graph: Graph, op: Any, call: Call | None = None) -> bool:
+def needs_host(op: Any, call: Call | None = None) -> bool:
     """Tell whether the host takes part in an operation of each step, so that no graph can hold its launches."""
     captured = isinstance(call, exchanges.Collective) and call.is_captured
-    return (type(op) in exchanges.ENCODERS and not captured) or bool(without_kernel(graph, op))
+    return type(op) in exchanges.ENCODERS and not captured
 
 
 def check_operations(graph: Graph) -> None:
-    """Raise ConfigError for operations that nothing here computes, by name."""
+    """Raise ConfigError for operations that no kernel computes, by name."""
     lacking = {name for op in graph.ops for name in _lacking(op)}
     if lacking:
         raise ConfigError(
@@ -80,28 +72,10 @@ def check_operations(graph: Graph) -> None:
         )
 
 
-def without_kernel(graph: Graph, op: Any) -> str:
-    """Name what no kernel computes of an operation, but its formula does; empty if a kernel computes it."""
-    name = type(op).__name__
-    if isinstance(op, ops.Apply) and type(op.function) not in FUNCTIONS:
-        return f"Apply of {type(op.function).__name__}"
-    if isinstance(op, ops.Attend) and op.entries is not None:
-        return "Attend of entries"
-    if isinstance(op, sparse_ops.StoreKeys) and op.raw is not None:
-        return "StoreKeys of entries"
-    if isinstance(op, ops.StoreLatent):
-        angles: Any = graph.ops[op.angles]
-        rotated = 2 * len(angles.rope.inv_freq)
-        if rotated & (rotated - 1):
-            return f"StoreLatent of {rotated} rotated elements"
-        return "" if op.kv is not None else "StoreLatent without keys"
-    return "" if type(op) in ENCODERS else name
-
-
 def _lacking(op: Any) -> Iterator[str]:
-    """Name what nothing computes of an operation."""
+    """Name what no kernel computes of an operation."""
     name = type(op).__name__
-    if type(op) not in FORMULAS:
+    if type(op) not in ENCODERS:
         yield name
     if isinstance(op, (ops.RunExperts, ops.HeadLinear)):
         sides = (

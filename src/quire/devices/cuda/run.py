@@ -18,7 +18,7 @@ from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.graphs import Graphs, pieces
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.launch import Launcher
-from quire.devices.cuda.record import Recorder, check_operations, encode, needs_host, without_kernel
+from quire.devices.cuda.record import Recorder, check_operations, encode, needs_host
 from quire.devices.cuda.selfcheck import BLOCKS, Checks, check, described, fingerprint
 from quire.devices.cuda.step import CudaStep
 from quire.devices.graph import widths
@@ -63,7 +63,7 @@ class CudaExecutable:
             about = own, self._calls, recorder, self._arena, kv.spec, limits, wrong
             self._calls = admit(admission, *about)
         by_host = [
-            index in wrong or needs_host(own, op, call)
+            index in wrong or needs_host(op, call)
             for index, (op, call) in enumerate(zip(own.ops, self._calls, strict=True))
         ]
         self._body = pieces(self._calls[: own.body], by_host[: own.body])
@@ -82,10 +82,7 @@ class CudaExecutable:
         if self._limits.max_adapters:
             check_adapters = partial(parts.check_adapters, run, self._arena.act, kv.device)
             checks.hold(device, f"adapters of {self._arena.act}", check_adapters, "leave --enable-lora out")
-        names = [
-            "" if without_kernel(graph, op) else described(op, index, sizes)
-            for index, op in enumerate(graph.ops)
-        ]
+        names = [described(op, index, sizes) for index, op in enumerate(graph.ops)]
         known = {name: verdict for name, verdict in checks.of(device).items() if name in names}
         if new := set(names) - known.keys() - {""}:
             wanted = [name if name in new else "" for name in names]

@@ -152,14 +152,17 @@ def _fill(step: CudaStep, graph: Graph, op: Op[Value]) -> None:
             weights.copy_(rows[:, : ids.shape[1]].abs())
         elif isinstance(op, ops.Attend) and value == op.chosen:
             number = (torch.arange(width) % (width // op.groups)).to(place.device)
-            whole = (number + 1) * op.pool <= step.positions[:, None] + 1
+            pool = op.pool if op.entries is None else step.cache.spec.layer(op.entries).every
+            whole = (number + 1) * pool <= step.positions[:, None] + 1
             place.copy_(torch.where(whole, number, -1))
         elif not isinstance(producer, (Round, Room)) or not getattr(producer, "codes", True):
             place.copy_(rows.sigmoid() if isinstance(op, RECURRENT) else rows)  # steps of states are positive
     if isinstance(op, (RoundedLinear, RoundedGatedLinear)):
         put_codes(step[op.x].float(), *step.codes(op.codes))  # no kernel that the graph may lack
-    if isinstance(op, (ops.Attend, Choose)):
-        layer = step.cache.layers[op.layer]
+    if not isinstance(op, (ops.Attend, Choose)):
+        return
+    for index in {op.layer, getattr(op, "entries", None)} - {None}:
+        layer = step.cache.layers[index]
         for side in (layer.keys, layer.values):
             if side is not None:
                 own = side[: BLOCKS * 3]

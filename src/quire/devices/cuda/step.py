@@ -229,15 +229,16 @@ class CudaStep:
         self[value].copy_(torch.from_numpy(given))
 
     def work(
-        self, num_heads: int, width: int, layer: LayerCache, window: int, chunk: int, ahead: int, listed: int
-    ) -> tuple[WorkShape, WorkTensors]:
+        self, num_heads: int, width: int, layer: LayerCache, window: int, chunk: int, ahead: int, listed: int,
+        every: int,
+    ) -> tuple[WorkShape, WorkTensors]:  # fmt: skip
         """The work list of a layer whose values are `width` wide, which layers of equal shapes share."""
         groups, by_token = layer.keys.shape[1], layer.keys.dtype == torch.int8
         tiles = attention_tiles(self._run.target.family, width, by_token, latent=layer.values is None)
-        shape = WorkShape(num_heads, groups, tiles.few, window, chunk, ahead, listed)
+        shape = WorkShape(num_heads, groups, tiles.few, window, chunk, ahead, listed, every)
         many = len(self.tokens) > len(self.sequences.kv_len) * shape.tokens_of_tile
         if many and not self.size and not listed:
-            shape = WorkShape(num_heads, groups, tiles.many, window, chunk, ahead)
+            shape = dataclasses.replace(shape, tile=tiles.many)
         if shape not in self._works:
             self._works[shape] = self._placed(shape, width)
         return shape, self._works[shape]

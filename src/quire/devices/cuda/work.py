@@ -21,7 +21,8 @@ FAR = 1 << 29  # positions to look ahead: no sequence is as long, and a position
 class WorkShape:
     """Everything that sets a work list, beside the step; layers of equal shapes share one.
 
-    `window` and `chunk` are 0 if there is none. `listed`: each query has a list of at most as many positions.
+    `window` and `chunk` are 0 if there is none. `listed`: each query has a list of at most as many positions. `every`:
+    queries see entries of as many positions besides, and lists are of entries.
     """
 
     num_heads: int
@@ -31,6 +32,7 @@ class WorkShape:
     chunk: int = 0
     ahead: int = 0
     listed: int = 0
+    every: int = 0
 
     @property
     def heads_of_tile(self) -> int:
@@ -99,13 +101,16 @@ def work_list(cu_q: IntArray, kv_len: IntArray, shape: WorkShape, processors: in
     tokens = np.minimum(cu_q[sequence + 1] - token, per_tile)
     first = kv_len[sequence].astype(np.int64) - cu_q[sequence + 1] + token
     low = np.zeros_like(first)
-    if shape.window and not shape.listed:
+    listed = 0 if shape.every else shape.listed
+    if shape.window and not listed:
         low = np.maximum(low, first - shape.window + 1)
-    if shape.chunk and not shape.listed:
+    if shape.chunk and not listed:
         low = np.maximum(low, first // shape.chunk * shape.chunk)
-    high = np.minimum(first + tokens + shape.ahead, shape.listed or kv_len[sequence])
+    high = np.minimum(first + tokens + shape.ahead, listed or kv_len[sequence])
     begin = low // SEGMENT
     segments = -(-high // SEGMENT) - begin
+    if shape.every:
+        segments += -(-np.minimum((first + tokens) // shape.every, shape.listed or FAR) // SEGMENT)
     most = max(1, int(-(-segments.sum() * shape.head_tiles // processors)))
     rows = np.zeros((len(sequence), 8), np.int32)
     rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = sequence, token, begin, segments

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quire.devices import ops, sparse_ops
-from quire.devices.cuda.kernels import attention, rope_store, sparse
+from quire.devices.cuda.kernels import attention, entries, relative, rope_store, sparse
 from quire.devices.cuda.work import FAR
 from quire.devices.ops import Value
+from quire.devices.relative_ops import RelativeScores
 
 if TYPE_CHECKING:
     from quire.devices.cuda.record import Call, Encoders, Recorder
@@ -33,12 +34,22 @@ def store_keys(r: Recorder, op: sparse_ops.StoreKeys[Value], out: Value) -> Call
     given, rope = r.norm(op.norm), op.rope
     inv_freq: Any = None if rope is None else r.tensor(rope.inv_freq)
 
+    bias, raw = r.tensor(op.bias), op.raw
+
     def call(step: CudaStep) -> None:
-        x, angles = step[op.x], None
+        x, angles, layers = step[op.x], None, step.cache.layers
         if rope is not None:
             angles = step.empty(len(x), 2 * len(inv_freq), dtype=torch.float32)
-            rope_store.angles(r.run, step.positions, inv_freq, rope.scale, angles)
-        rope_store.store_kv(r.run, x, None, step.cache.layers[op.layer], step.places, 0, angles, k_norm=given)
+            rope_store.angles(r.run, step.positions, inv_freq, rope.scale, angles, 1 - op.size)
+        if raw is None:
+            rope_store.store_kv(r.run, x, None, layers[op.layer], step.places, 0, angles, k_norm=given)
+        else:
+            whole = x if op.gates is None else torch.cat([x, step[op.gates]], 1)
+            rope_store.store_kv(r.run, whole, None, layers[raw], step.places, 0)
+            entries.store_entries(
+                r.run, layers[raw], layers[op.layer], step.sequences, step.positions, step.places, op.size,
+                step.cache.spec.layer(op.layer).every, bias, op.overlap, given, angles,
+            )  # fmt: skip
         step[out].copy_(x)
 
     return call
@@ -63,11 +74,10 @@ def prepare_queries(r: Recorder, op: ops.PrepareQueries[Value], out: Value) -> C
 
 
 def store_latent(r: Recorder, op: ops.StoreLatent[Value], out: Value) -> Call:
-    given, kv = r.norm(op.norm), op.kv
-    assert kv is not None  # by check_operations
+    given = r.norm(op.norm)
     return lambda step: rope_store.store_latent(
-        r.run, step[kv], step[op.q_latent], step[op.q_rope], step[out], step.cache.layers[op.layer], step.places,
-        step[op.angles], given,
+        r.run, step.optional(op.kv), step[op.q_latent], step[op.q_rope], step[out], step.cache.layers[op.layer],
+        step.places, step[op.angles], given,
     )  # fmt: skip
 
 
@@ -80,8 +90,12 @@ def attend(r: Recorder, op: ops.Attend[Value], out: Value) -> Call:
         layer, own = step.cache.layers[op.layer], step[out]
         chosen = step.optional(op.chosen)
         listed = 0 if chosen is None else chosen.shape[1] // op.groups * op.pool
-        shape, work = step.work(op.num_heads, own.shape[1] // op.num_heads, layer, *seen, listed)
-        changes = attention.Changes(sinks, slopes, bias, step.optional(op.scores), chosen, op.pool, op.groups)
+        kept = None if op.entries is None else step.cache.layers[op.entries]
+        every = 0 if op.entries is None else step.cache.spec.layer(op.entries).every
+        shape, work = step.work(op.num_heads, own.shape[1] // op.num_heads, layer, *seen, listed, every)
+        changes = attention.Changes(
+            sinks, slopes, bias, step.optional(op.scores), chosen, op.pool, op.groups, kept
+        )
         attention.attend(
             r.run, step[op.q], layer, own, step.sequences, work, shape, a.scale, a.cap or 0.0, changes
         )
@@ -89,7 +103,16 @@ def attend(r: Recorder, op: ops.Attend[Value], out: Value) -> Call:
     return call
 
 
+def relative_scores(r: Recorder, op: RelativeScores[Value], out: Value) -> Call:
+    places = torch.tensor(op.places, dtype=torch.int32, device=r.device)
+    return lambda step: relative.relative_scores(
+        r.run, step.optional(op.by_query), step.optional(op.by_key), places, step.sequences.cu_q, step[out],
+        op.num_heads, op.scale,
+    )  # fmt: skip
+
+
 ENCODERS: Encoders = {
+    RelativeScores: relative_scores,
     ops.RopeAngles: rope_angles,
     ops.StoreKV: store_kv,
     sparse_ops.StoreKeys: store_keys,

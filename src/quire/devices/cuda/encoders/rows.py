@@ -11,7 +11,6 @@ from quire.devices import ops, stream_ops
 from quire.devices.cuda import fuse
 from quire.devices.cuda.kernels import elementwise, norm, packed, rows
 from quire.devices.cuda.pack import own_matrix
-from quire.devices.elementwise import ColumnScale
 from quire.devices.ops import Op, Value
 
 if TYPE_CHECKING:
@@ -47,7 +46,8 @@ def multiply(r: Recorder, op: ops.Multiply[Value], out: Value) -> Call:
 
 
 def apply(r: Recorder, op: ops.Apply[Value], out: Value) -> Call:
-    factors = r.tensor(np.array(op.function.factors)) if isinstance(op.function, ColumnScale) else None
+    numbers = elementwise.numbers_of(op.function)
+    factors = r.tensor(np.array(numbers)) if numbers else None
     return lambda step: elementwise.apply(r.run, step[op.x], step[out], op.function, step.positions, factors)
 
 
@@ -66,6 +66,12 @@ def mix(r: Recorder, op: stream_ops.Mix[Value], out: Value) -> Call:
 
 def match_rms(r: Recorder, op: stream_ops.MatchRMS[Value], out: Value) -> Call:
     return lambda step: norm.match_rms(r.run, step[op.x], step[op.like], step[out], op.floor)
+
+
+def compare_parts(r: Recorder, op: stream_ops.CompareParts[Value], out: Value) -> Call:
+    return lambda step: elementwise.compare_parts(
+        r.run, step[op.x], step[op.other], step[out], op.scale, op.floor
+    )
 
 
 def normalize(r: Recorder, op: ops.Normalize[Value], out: Value) -> Call:
@@ -121,6 +127,7 @@ ENCODERS: Encoders = {
     stream_ops.Combine: combine,
     stream_ops.Mix: mix,
     stream_ops.MatchRMS: match_rms,
+    stream_ops.CompareParts: compare_parts,
     ops.Normalize: normalize,
     fuse.NormalizeSum: normalize_sum,
     fuse.Round: round_rows,

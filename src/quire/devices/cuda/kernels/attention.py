@@ -76,8 +76,11 @@ def changed(s, scale, slopes, bias, scores, token, head, inside, position, place
 
 
 @triton.jit
-def seen_by(place, position, known, WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr):
-    """Tell which positions each query sees."""
+def seen_by(place, position, known, WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
+            EVERY: tl.constexpr):  # fmt: skip
+    """Tell which positions each query sees, or which entries."""
+    if EVERY > 0:
+        return known[None, :] & ((place[None, :] + 1) * EVERY <= position[:, None] + 1)
     seen = known[None, :] & (place[None, :] <= position[:, None] + AHEAD)
     if WINDOW > 0:
         seen &= place[None, :] > position[:, None] - WINDOW
@@ -95,14 +98,29 @@ def bounds(item, first, tokens, length, WINDOW: tl.constexpr, CHUNK: tl.constexp
     """
     low = first * 0
     if LISTED > 0:
-        length, tokens = tl.minimum(LISTED, first + 1), 1
+        length = tl.minimum(LISTED, first + 1)
     elif WINDOW > 0:
         low = tl.maximum(low, first - WINDOW + 1)
     if CHUNK > 0 and LISTED == 0:
         low = tl.maximum(low, first // CHUNK * CHUNK)
     high = tl.minimum(tl.minimum(first + tokens, length) + AHEAD, length)
+    last = tl.cdiv(high, SEGMENT)
     if SPLIT:
         segment = tl.load(item + 2)
+        low = tl.maximum(low, segment * SEGMENT)
+        high = tl.minimum(high, (segment + tl.load(item + 3)) * SEGMENT)
+    return low, high, last
+
+
+@triton.jit
+def entry_bounds(item, seen, last, LISTED: tl.constexpr, EVERY: tl.constexpr, SEGMENT: tl.constexpr,
+                 SPLIT: tl.constexpr):  # fmt: skip
+    """The same of entries that end within the first `seen` positions; their segments follow the last one of keys."""
+    low, high = seen * 0, seen // EVERY
+    if LISTED > 0:
+        high = tl.minimum(high, LISTED)
+    if SPLIT:
+        segment = tl.load(item + 2) - last
         low = tl.maximum(low, segment * SEGMENT)
         high = tl.minimum(high, (segment + tl.load(item + 3)) * SEGMENT)
     return low, high
@@ -128,16 +146,21 @@ def weighed(s, most):
 
 
 @triton.jit
-def keys_at(
-    table, chosen, index, high, position, BLOCK: tl.constexpr, POOL: tl.constexpr, LISTED: tl.constexpr
-):
+def keys_at(table, chosen, index, high, position, BLOCK: tl.constexpr, POOL: tl.constexpr, LISTED: tl.constexpr,
+            EVERY: tl.constexpr):  # fmt: skip
     """Positions of keys, which of them there are, and their blocks: from an index on, or at places of a list."""
     place, known = index, index < high
     if LISTED > 0:
         number = tl.load(chosen + index // POOL, mask=known, other=-1.0).to(tl.int32)
         place = number * POOL + index % POOL
         known = (number >= 0) & (place <= position)
-    return place, known, tl.load(table + place // BLOCK, mask=known, other=0)
+    return place, known, tl.load(table + last_of(place, EVERY) // BLOCK, mask=known, other=0)
+
+
+@triton.jit
+def last_of(place, EVERY: tl.constexpr):
+    """The position in whose block a key lies: its own, or the last one of an entry."""
+    return place * EVERY + (EVERY - 1) if EVERY > 0 else place
 
 
 @triton.jit
@@ -158,82 +181,131 @@ def set_aside(partial_values, partial_states, number, row, d, most, total, value
     tl.store(partial_states + state * 2 + 1, tl.max(total, 1))
 
 
+@triton.jit
+def taken_in(
+    query, query_r, keys, values, key_scales, value_scales, slopes, bias, scores, chosen, table, item, partial_values,
+    partial_states, most, total, sums, low, high, base, first, token, head, inside, position, group, scale, share,
+    score_stride, positions,
+    G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, RD: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr, POOL: tl.constexpr,
+    LISTED: tl.constexpr, EVERY: tl.constexpr, REACH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    SEGMENT: tl.constexpr, SPLIT: tl.constexpr, PLAIN: tl.constexpr, BY_TOKEN: tl.constexpr, FLOAT: tl.constexpr,
+):  # fmt: skip
+    """The state after the keys from `low` to `high`, or entries if there is one for EVERY so many positions.
+
+    With SPLIT closed states are set aside; segments are numbered from `base` on. `share` multiplies what is stored.
+    """
+    row, d, r, key = tl.arange(0, ROWS), tl.arange(0, D), H + tl.arange(0, RD), tl.arange(0, KEYS)
+    own_most, own = tl.full([ROWS], NONE, tl.float32), tl.zeros([ROWS, D], tl.float32)
+    own_total, ones = tl.zeros([ROWS, 16], tl.float32), tl.full([KEYS, 16], 1.0, FLOAT)
+    # The blocks of the next tile are loaded one turn early, so that keys and values can be loaded ahead.
+    begin_tile, end_tile, column = low // KEYS, tl.cdiv(high, KEYS), (d < H)[None, :]
+    after, follows, blocks = keys_at(
+        table, chosen, begin_tile * KEYS + key, high, first, BLOCK, POOL, LISTED, EVERY
+    )
+    for tile in range(begin_tile, end_tile):
+        index = tile * KEYS + key
+        place, known = (after, follows) if LISTED > 0 else (index, index < high)
+        slot = (blocks.to(tl.int64) * G + group) * BLOCK + place % BLOCK
+        if EVERY > 0:
+            within = last_of(place, EVERY) % BLOCK // (EVERY if EVERY < BLOCK else BLOCK)
+            slot = (blocks.to(tl.int64) * G + group) * ((BLOCK + EVERY - 1) // EVERY) + within
+        after, follows, blocks = keys_at(table, chosen, index + KEYS, high, first, BLOCK, POOL, LISTED, EVERY)
+        of_key = keys + slot[None, :] * (H + R)
+        k = tl.load(of_key + d[:, None], mask=known[None, :] & (d < H)[:, None], other=0.0).to(FLOAT)
+        s = tl.dot(query, k, input_precision="ieee")
+        if R > 0:
+            turns = known[None, :] & (r < H + R)[:, None]
+            k_r = tl.load(of_key + r[:, None], mask=turns, other=0.0).to(FLOAT)
+            s += tl.dot(query_r, k_r, input_precision="ieee")
+        if values is None:  # a key is, or begins with, its value
+            v = tl.trans(k)
+        else:
+            v = tl.load(values + slot[:, None] * H + d[None, :], mask=known[:, None] & column, other=0.0)
+        if BY_TOKEN:
+            s *= tl.load(key_scales + slot, mask=known, other=0.0)[None, :]
+        if share is not None:
+            s *= share
+        if PLAIN:
+            s *= scale
+        else:
+            s = changed(s, scale, slopes, bias, scores, token, head, inside, position, place, score_stride, positions,
+                        CAP, REACH)  # fmt: skip
+        s = tl.where(seen_by(place, position, known, WINDOW, CHUNK, AHEAD, EVERY), s, NONE)
+        p, old, own_most = weighed(s, own_most)
+        own_total = tl.dot(p.to(FLOAT), ones, own_total * old[:, None], input_precision="ieee")
+        if BY_TOKEN:
+            p *= tl.load(value_scales + slot, mask=known, other=0.0)[None, :]
+        if share is not None:
+            p *= share
+        own = tl.dot(p.to(FLOAT), v.to(FLOAT), own * old[:, None], input_precision="ieee")
+        if ((tile + 1) % (SEGMENT // KEYS) == 0) | (tile + 1 == end_tile):
+            if SPLIT:
+                number = tl.load(item + 4) + base + tile * KEYS // SEGMENT - tl.load(item + 2)
+                set_aside(partial_values, partial_states, number, row, d, own_most, own_total, own)
+            else:
+                most, total, sums = merged(most, total, sums, own_most, tl.max(own_total, 1), own)
+            own_most, own = tl.full([ROWS], NONE, tl.float32), tl.zeros([ROWS, D], tl.float32)
+            own_total = tl.zeros([ROWS, 16], tl.float32)
+    return most, total, sums
+
+
 @triton.jit(do_not_specialize=["table_stride"])
 def attention(
-    q, keys, values, key_scales, value_scales, out, sinks, slopes, bias, scores, chosen, cu_q, kv_len, slots,
-    block_table, items, partial_values, partial_states, scale, table_stride, score_stride, positions, chosen_stride,
+    q, keys, values, key_scales, value_scales, entries, entry_scales, out, sinks, slopes, bias, scores, chosen, cu_q,
+    kv_len, slots, block_table, items, partial_values, partial_states, scale, table_stride, score_stride, positions,
+    chosen_stride,
     N: tl.constexpr, G: tl.constexpr, H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, RD: tl.constexpr,
     BLOCK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr, CAP: tl.constexpr,
-    POOL: tl.constexpr, LISTED: tl.constexpr, SETS: tl.constexpr, REACH: tl.constexpr, HEADS: tl.constexpr,
-    ROWS: tl.constexpr, USED: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr, SPLIT: tl.constexpr,
-    PLAIN: tl.constexpr, FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr, FLOAT: tl.constexpr,
+    POOL: tl.constexpr, LISTED: tl.constexpr, SETS: tl.constexpr, EVERY: tl.constexpr, REACH: tl.constexpr,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, USED: tl.constexpr, KEYS: tl.constexpr, SEGMENT: tl.constexpr,
+    SPLIT: tl.constexpr, PLAIN: tl.constexpr, FIXED: tl.constexpr, BY_TOKEN: tl.constexpr, NARROW: tl.constexpr,
+    FLOAT: tl.constexpr,
 ):  # fmt: skip
     item, tiles = items + tl.program_id(0) * 8, tl.cdiv(N // G, HEADS)
     sequence, group = tl.load(item), tl.program_id(1) // tiles
     if sequence < 0:
         return
     end, length = tl.load(cu_q + sequence + 1), tl.load(kv_len + sequence)
-    row, d, key = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, KEYS)
+    row, d = tl.arange(0, ROWS), tl.arange(0, D)
     token = tl.load(item + 1) + row // HEADS
     head = group * (N // G) + tl.program_id(1) % tiles * HEADS + row % HEADS
     inside = (token < end) & (row < USED) & (head < (group + 1) * (N // G))
     position, first = length - end + token, length - end + tl.load(item + 1)
-    low, high = bounds(item, first, ROWS // HEADS, length, WINDOW, CHUNK, AHEAD, LISTED, SEGMENT, SPLIT)
+    listed: tl.constexpr = 0 if EVERY > 0 else LISTED
+    tokens: tl.constexpr = 1 if LISTED > 0 else ROWS // HEADS
+    low, high, last = bounds(item, first, tokens, length, WINDOW, CHUNK, AHEAD, listed, SEGMENT, SPLIT)
     if FIXED:
         scale *= tl.load(key_scales + group)
     if PLAIN:
         scale *= LOG2E
     of_q = q + (token.to(tl.int64) * N + head) * (H + R)
-    query = narrowed(of_q, inside, d, H, scale, NARROW, FLOAT)
+    query, query_r = narrowed(of_q, inside, d, H, scale, NARROW, FLOAT), None
     if R > 0:
-        r = H + tl.arange(0, RD)
-        query_r = narrowed(of_q, inside, r, H + R, scale, NARROW, FLOAT)
+        query_r = narrowed(of_q, inside, H + tl.arange(0, RD), H + R, scale, NARROW, FLOAT)
     scale = 1.0 if NARROW else scale
     table = block_table + tl.load(slots + sequence).to(tl.int64) * table_stride
     most, total = opened(sinks, head, inside)
     sums = tl.zeros([ROWS, D], tl.float32)
-    own_most, own = tl.full([ROWS], NONE, tl.float32), tl.zeros([ROWS, D], tl.float32)
-    own_total, ones = tl.zeros([ROWS, 16], tl.float32), tl.full([KEYS, 16], 1.0, FLOAT)
-    # The blocks of the next tile are loaded one turn early, so that keys and values can be loaded ahead.
-    begin_tile, end_tile, column = low // KEYS, tl.cdiv(high, KEYS), (d < H)[None, :]
     chosen = list_of(chosen, item, group, chosen_stride, POOL, LISTED, SETS)
-    after, follows, blocks = keys_at(table, chosen, begin_tile * KEYS + key, high, first, BLOCK, POOL, LISTED)
-    for tile in range(begin_tile, end_tile):
-        index = tile * KEYS + key
-        place, known = (after, follows) if LISTED > 0 else (index, index < high)
-        slot = (blocks.to(tl.int64) * G + group) * BLOCK + place % BLOCK
-        after, follows, blocks = keys_at(table, chosen, index + KEYS, high, first, BLOCK, POOL, LISTED)
-        of_key = keys + slot[None, :] * (H + R)
-        k = tl.load(of_key + d[:, None], mask=known[None, :] & (d < H)[:, None], other=0.0).to(FLOAT)
-        s = tl.dot(query, k, input_precision="ieee")
-        if R > 0:  # the latent is key and value
-            turns = known[None, :] & (r < H + R)[:, None]
-            k_r = tl.load(of_key + r[:, None], mask=turns, other=0.0).to(FLOAT)
-            s += tl.dot(query_r, k_r, input_precision="ieee")
-            v = tl.trans(k)
-        else:
-            v = tl.load(values + slot[:, None] * H + d[None, :], mask=known[:, None] & column, other=0.0)
-        if BY_TOKEN:
-            s *= tl.load(key_scales + slot, mask=known, other=0.0)[None, :]
-        if PLAIN:
-            s *= scale
-        else:
-            s = changed(s, scale, slopes, bias, scores, token, head, inside, position, place, score_stride, positions,
-                        CAP, REACH)  # fmt: skip
-        s = tl.where(seen_by(place, position, known, WINDOW, CHUNK, AHEAD), s, NONE)
-        p, old, own_most = weighed(s, own_most)
-        own_total = tl.dot(p.to(FLOAT), ones, own_total * old[:, None], input_precision="ieee")
-        if BY_TOKEN:
-            p *= tl.load(value_scales + slot, mask=known, other=0.0)[None, :]
-        own = tl.dot(p.to(FLOAT), v.to(FLOAT), own * old[:, None], input_precision="ieee")
-        if ((tile + 1) % (SEGMENT // KEYS) == 0) | (tile + 1 == end_tile):
-            if SPLIT:
-                number = tl.load(item + 4) + tile * KEYS // SEGMENT - tl.load(item + 2)
-                set_aside(partial_values, partial_states, number, row, d, own_most, own_total, own)
-            else:
-                most, total, sums = merged(most, total, sums, own_most, tl.max(own_total, 1), own)
-            own_most, own = tl.full([ROWS], NONE, tl.float32), tl.zeros([ROWS, D], tl.float32)
-            own_total = tl.zeros([ROWS, 16], tl.float32)
+    most, total, sums = taken_in(
+        query, query_r, keys, values, key_scales, value_scales, slopes, bias, scores, chosen, table, item,
+        partial_values, partial_states, most, total, sums, low, high, 0, first, token, head, inside, position, group,
+        scale, None, score_stride, positions, G, H, D, R, RD, BLOCK, WINDOW, CHUNK, AHEAD, CAP, POOL, listed, 0, REACH,
+        ROWS, KEYS, SEGMENT, SPLIT, PLAIN, BY_TOKEN, FLOAT,
+    )  # fmt: skip
+    if EVERY > 0:
+        share = None
+        if FIXED:
+            share = tl.div_rn(tl.load(entry_scales + group), tl.load(key_scales + group))
+        seen = tl.minimum(first + tokens, length)
+        low, high = entry_bounds(item, seen, last, LISTED, EVERY, SEGMENT, SPLIT)
+        most, total, sums = taken_in(
+            query, query_r, entries, None, entry_scales, entry_scales, None, None, None, chosen, table, item,
+            partial_values, partial_states, most, total, sums, low, high, last, first, token, head, inside, position,
+            group, scale, share, score_stride, positions, G, H, D, R, RD, BLOCK, 0, 0, 0, CAP, 1, LISTED, EVERY, 0,
+            ROWS, KEYS, SEGMENT, SPLIT, PLAIN, BY_TOKEN, FLOAT,
+        )  # fmt: skip
     if not SPLIT:
         finish(out, total, sums, value_scales, group, token, head, inside, d, N, H, FIXED)
 
@@ -306,7 +378,8 @@ class Changes:
     """Terms that scores take in: float32 sinks [N], slopes [N], bias [N, 2 reach + 1]; scores [T, N * positions].
 
     `chosen` float32 [T, sets K] are numbers of pools of `pool` positions, of all heads or of each group: ascending,
-    then -1. Queries see those alone; WorkShape.listed is K pools.
+    then -1. Queries see those alone; WorkShape.listed is K pools. With `entries`, a layer that has one for each
+    WorkShape.every positions, queries see these too, or those that are chosen, after the keys of their own layer.
     """
 
     sinks: Any = None
@@ -316,6 +389,7 @@ class Changes:
     chosen: Any = None
     pool: int = 1
     sets: int = 1
+    entries: LayerCache | None = None
 
 
 def work_tensors(work: Work, shape: WorkShape, width: int, send: Any, empty: Any) -> WorkTensors:
@@ -359,6 +433,7 @@ def attend(
     by_token, fixed = kept == torch.int8, kept.itemsize == 1 and kept != torch.int8
     number = arithmetic(q.dtype, kept)
     tile, scores = shape.tile, changes.scores
+    entries = changes.entries or LayerCache(None, None)
     common = {
         "N": shape.num_heads, "G": groups, "H": width, "D": triton.next_power_of_2(width),
         "HEADS": shape.heads_of_tile, "ROWS": tile.rows, "FIXED": fixed,
@@ -368,12 +443,12 @@ def attend(
             continue
         launch(
             run, attention, (items.shape[0], shape.head_tiles, 1), q, cache.keys, cache.values, cache.key_scales,
-            value_scales, out, changes.sinks, changes.slopes, changes.bias, scores, changes.chosen, step.cu_q,
-            step.kv_len, step.slots, step.block_table, items, work.partial_values, work.partial_states, scale,
-            step.block_table.stride(0), 0 if scores is None else scores.stride(0),
+            value_scales, entries.keys, entries.key_scales, out, changes.sinks, changes.slopes, changes.bias, scores,
+            changes.chosen, step.cu_q, step.kv_len, step.slots, step.block_table, items, work.partial_values,
+            work.partial_states, scale, step.block_table.stride(0), 0 if scores is None else scores.stride(0),
             0 if scores is None else scores.shape[1] // shape.num_heads,
             0 if changes.chosen is None else changes.chosen.stride(0), POOL=changes.pool, LISTED=shape.listed,
-            SETS=changes.sets, USED=shape.tokens_of_tile * shape.heads_of_tile,
+            SETS=changes.sets, EVERY=shape.every, USED=shape.tokens_of_tile * shape.heads_of_tile,
             R=whole - width, RD=max(16, triton.next_power_of_2(whole - width)), BLOCK=block, WINDOW=shape.window,
             CHUNK=shape.chunk, AHEAD=shape.ahead, CAP=cap, KEYS=tile.keys, SEGMENT=SEGMENT, SPLIT=split,
             REACH=0 if changes.bias is None else changes.bias.shape[1] // 2, BY_TOKEN=by_token, FLOAT=number,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from quire.devices.cuda.kernels.attention import LayerCache
-from quire.devices.cuda.kernels.norm import NormTensors, root_mean_square
+from quire.devices.cuda.kernels.norm import NONE, NormTensors, root_mean_square
 from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launch, Launcher, launch
 from quire.devices.cuda.tiles import Shape
@@ -19,13 +19,38 @@ SHARED, BY_HEAD, TOGETHER = 1, 2, 3  # weights of a norm: one for all heads, one
 
 
 @triton.jit
-def turned_angles(positions, inv_freq, out, scale, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def turned_angles(positions, inv_freq, out, scale, offset, HALF: tl.constexpr, BLOCK: tl.constexpr):
     token, i = tl.program_id(0), tl.arange(0, BLOCK)
-    inside = i < HALF
-    angle = tl.load(positions + token).to(tl.float32) * tl.load(inv_freq + i, mask=inside, other=0.0)
-    wide, row = angle.to(tl.float64), out + token.to(tl.int64) * 2 * HALF + i
-    tl.store(row, (tl.cos(wide) * scale).to(tl.float32), mask=inside)
-    tl.store(row + HALF, (tl.sin(wide) * scale).to(tl.float32), mask=inside)
+    inside, row = i < HALF, out + token.to(tl.int64) * 2 * HALF + i
+    position = (tl.load(positions + token) + offset).to(tl.float32)
+    cos, sin = turns(position * tl.load(inv_freq + i, mask=inside, other=0.0))
+    tl.store(row, (cos * scale).to(tl.float32), mask=inside)
+    tl.store(row + HALF, (sin * scale).to(tl.float32), mask=inside)
+
+
+@triton.jit
+def turns(angle):
+    """The cosine and the sine of float32 angles below 2^31, float64: Taylor's series of what is left of quarters."""
+    wide = angle.to(tl.float64)
+    quarters = (
+        wide * 0.63661977236758134 + 6755399441055744.0
+    ) - 6755399441055744.0  # to the nearest integer
+    # pi / 2 as a sum of three numbers. Products with the first two, of 22 bits each, are exact.
+    x = (
+        wide
+        - quarters * 1.570796012878418
+        - quarters * 3.139164164167596e-07
+        - quarters * 6.223372171896613e-14
+    )
+    z, number = x * x, quarters.to(tl.int64)
+    cos, sin = z * 0.0 + 1.0, z * 0.0 + 1.0
+    for i in tl.static_range(8):
+        cos = 1.0 - cos * z * (1.0 / ((16 - 2 * i) * (15 - 2 * i)))
+        sin = 1.0 - sin * z * (1.0 / ((17 - 2 * i) * (16 - 2 * i)))
+    sin *= x
+    turned, lower = (number & 1) == 1, (number & 2) == 2
+    cos, sin = tl.where(turned, -sin, cos), tl.where(turned, cos, sin)
+    return tl.where(lower, -cos, cos), tl.where(lower, -sin, sin)
 
 
 @triton.jit
@@ -127,14 +152,14 @@ def rope_store(
 def latent_store(kv, q_latent, q_rope, out, keys, key_scales, places, angles, weight, bias, eps, kv_stride,
                  N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
                  LAYER: tl.constexpr, MOST: tl.constexpr, BY_TOKEN: tl.constexpr):  # fmt: skip
-    """One head of queries, or the key, of latent attention: the latent, then what rotates."""
+    """One head of queries, or the key if there is one, of latent attention: the latent, then what rotates."""
     token, head, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, D)
     turns, at = (d >= C) & (d < C + R), d - C
     other = tl.where(at < R // 2, at + R // 2, at - R // 2)
     turn = angles + token * R
     cos = tl.load(turn + at % (R // 2), mask=turns, other=1.0)
     sin = tl.load(turn + R // 2 + at % (R // 2), mask=turns, other=0.0)
-    if head < N:
+    if kv is None or head < N:
         v = tl.load(q_latent + (token * N + head) * C + d, mask=d < C, other=0.0).to(tl.float32)
         row = q_rope + (token * N + head) * R
     else:
@@ -148,18 +173,18 @@ def latent_store(kv, q_latent, q_rope, out, keys, key_scales, places, angles, we
     own = tl.load(row + at, mask=turns, other=0.0).to(tl.float32)
     partner = tl.load(row + other, mask=turns, other=0.0).to(tl.float32)
     v = tl.where(turns, own * cos + tl.where(at < R // 2, -partner, partner) * sin, v)
-    if head < N:
+    if kv is None or head < N:
         tl.store(out + (token * N + head) * (C + R) + d, v.to(out.dtype.element_ty), mask=d < C + R)
     else:
         keep(v, keys, key_scales, tl.load(places + token), 0, d, 1, C + R, BLOCK, MOST, BY_TOKEN)
 
 
-def angles(run: Launcher, positions: Any, inv_freq: Any, scale: float, out: Any) -> None:
-    """Cosines, then sines, of positions [T] times frequencies [R / 2]: float32 [T, R]."""
+def angles(run: Launcher, positions: Any, inv_freq: Any, scale: float, out: Any, offset: int = 0) -> None:
+    """Cosines, then sines, of positions [T] + offset times frequencies [R / 2]: float32 [T, R]."""
     half = inv_freq.shape[0]
     launch(
-        run, turned_angles, (positions.shape[0], 1, 1), positions, inv_freq, out, float(scale), HALF=half,
-        BLOCK=triton.next_power_of_2(half), shape=Shape(1, 1),
+        run, turned_angles, (positions.shape[0], 1, 1), positions, inv_freq, out, float(scale), offset,
+        HALF=half, BLOCK=triton.next_power_of_2(half), shape=Shape(1, 1),
     )  # fmt: skip
 
 
@@ -189,7 +214,7 @@ def store_kv(
         "angles": angles,
         "stride": qkv.stride(0),
     }
-    constants: dict[str, Any] = {"N": num_heads, "G": groups, "H": width, **_kept(cache)}
+    constants: dict[str, Any] = {"N": num_heads, "G": groups, "H": width, **kept_as(cache)}
     constants |= {"D": triton.next_power_of_2(width), "HALF": 0 if angles is None else angles.shape[1] // 2}
     for side in ("keys", "values", "key_scales", "value_scales"):
         args[side] = None if cache is None else getattr(cache, side)
@@ -225,15 +250,20 @@ def store_latent(
     cache: LayerCache,
     places: Any,
     angles: Any,
-    norm: NormTensors,
+    norm: NormTensors | None,
 ) -> None:
-    """Norm and rotate kv [T, C + R] into the cache; q_latent [T, N C] and q_rope [T, N R] make `out` [T, N (C + R)]."""
-    latent, rotary = norm.weight.shape[0], angles.shape[1]
+    """Norm and rotate kv [T, C + R] into the cache; q_latent [T, N C] and q_rope [T, N R] make `out` [T, N (C + R)].
+
+    Without kv nothing is stored.
+    """
+    rotary = angles.shape[1]
     num_heads = q_rope.shape[1] // rotary
+    latent, norm = q_latent.shape[1] // num_heads, norm or NONE
     launch(
-        run, latent_store, (kv.shape[0], num_heads + 1, 1), kv, q_latent, q_rope, out, cache.keys, cache.key_scales,
-        places, angles, norm.weight, norm.bias, norm.eps, kv.stride(0), N=num_heads, C=latent, R=rotary,
-        D=triton.next_power_of_2(latent + rotary), LAYER=norm.kind == "layer", shape=Shape(4, 1), **_kept(cache),
+        run, latent_store, (q_rope.shape[0], num_heads + (kv is not None), 1), kv, q_latent, q_rope, out, cache.keys,
+        cache.key_scales, places, angles, norm.weight, norm.bias, norm.eps, 0 if kv is None else kv.stride(0),
+        N=num_heads, C=latent, R=rotary, D=triton.next_power_of_2(latent + rotary), LAYER=norm.kind == "layer",
+        shape=Shape(4, 1), **kept_as(cache),
     )  # fmt: skip
 
 
@@ -248,7 +278,7 @@ def _kind(norm: NormTensors, heads: int, width: int) -> int:
     return TOGETHER if heads != 1 else SHARED
 
 
-def _kept(cache: LayerCache | None) -> dict[str, Any]:
+def kept_as(cache: LayerCache | None) -> dict[str, Any]:
     """The constants by which a cache's type is stored."""
     if cache is None:
         return {"BLOCK": 1, "MOST": 0.0, "BY_TOKEN": False}

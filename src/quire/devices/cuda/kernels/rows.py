@@ -22,6 +22,14 @@ def gather(
     tl.store(out + row * out_stride + d, v.to(out.dtype.element_ty), mask=d < width)
 
 
+@triton.jit
+def sequence_of(token, cu_q, sequences, B: tl.constexpr):
+    """The sequence of a token; the last one for tokens behind all."""
+    b = tl.arange(0, B)
+    ends = tl.load(cu_q + 1 + b, mask=b < sequences, other=0x7FFFFFFF)
+    return tl.minimum(tl.sum((ends <= token).to(tl.int32), 0), sequences - 1)
+
+
 def embed(run: Launcher, table: Any, ids: Any, out: Any, scale: float = 1.0, offset: int = 0) -> None:
     """Rows ids + offset of a table [V, D], times scale: [T, D]."""
     width = table.shape[1]

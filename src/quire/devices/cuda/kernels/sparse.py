@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from quire.devices.cuda.kernels.attention import LayerCache, StepTensors, arithmetic
+from quire.devices.cuda.kernels.rows import sequence_of
 from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import Shape
@@ -33,9 +34,8 @@ def index_scores(
     FLOAT: tl.constexpr, B: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Scores of the keys that a token's queries of one group see."""
-    token, group, b = first + tl.program_id(0), tl.program_id(2), tl.arange(0, B)
-    ends = tl.load(cu_q + 1 + b, mask=b < sequences, other=0x7FFFFFFF)
-    sequence = tl.minimum(tl.sum((ends <= token).to(tl.int32), 0), sequences - 1)
+    token, group = first + tl.program_id(0), tl.program_id(2)
+    sequence = sequence_of(token, cu_q, sequences, B)
     row, d, key = tl.arange(0, HEADS), tl.arange(0, D), tl.arange(0, KEYS)
     head = group * EACH + row
     inside, limit = row < EACH, (tl.load(positions + token) + 1) // EVERY
