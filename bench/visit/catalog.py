@@ -17,12 +17,14 @@ from quire.devices.cuda.kernels import (
     adapted,
     attention,
     elementwise,
+    entries,
     experts,
     few,
     norm,
     packed,
     products,
     recurrent,
+    relative,
     rope_store,
     routing,
     rows,
@@ -35,7 +37,8 @@ from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape
 from quire.devices.elementwise import XIELU, SparseGELU, Temperature
 from quire.devices.operands import Routing
-from quire.devices.sparse_ops import Choose
+from quire.devices.sparse_ops import Choose, PositionScale
+from quire.devices.stream_ops import StreamGates
 
 FP8 = torch.float8_e4m3fn
 
@@ -75,19 +78,22 @@ def _attention(
     width: int = 128,
     rotary: int = 0,
     listed: int = 0,
+    every: int = 0,
 ) -> None:
     numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
-    heads, groups = (16, 1) if rotary else (32, 8)
-    tiles = attention_tiles(run.target.family, width, kept == torch.int8, rotary > 0)
-    shape = WorkShape(heads, groups, tiles.many if many else tiles.few, listed=listed)
+    is_shared = rotary > 0 or every > 0
+    heads, groups = (16, 1) if is_shared else (32, 8)
+    tiles = attention_tiles(run.target.family, width, kept == torch.int8, is_shared)
+    shape = WorkShape(heads, groups, tiles.many if many else tiles.few, listed=listed, every=every)
     side = empty(64, groups, 64, width + rotary, dtype=kept)
     scales = None if kept.itemsize > 1 else real(64, groups, 64) if kept == torch.int8 else real(groups)
-    cache = attention.LayerCache(side, None if rotary else side, scales, scales)
+    cache = attention.LayerCache(side, None if is_shared else side, scales, scales)
     states, split = (9, shape.head_tiles, shape.tile.rows), None if many else numbers(9, 8)
     step = attention.StepTensors(numbers(10), numbers(9), numbers(9), numbers(9, 1024))
     work = attention.WorkTensors(numbers(9, 8), split, numbers(9, 4), real(*states, width), real(*states, 2))
     q, out = empty(9, heads * (width + rotary)), empty(9, heads * width)
-    changes = attention.Changes(chosen=real(9, listed) if listed else None)
+    further = attention.LayerCache(empty(64, 1, -(-64 // every), width), None) if every else None
+    changes = attention.Changes(chosen=real(9, listed) if listed else None, entries=further)
     attention.attend(run, q, cache, out, step, work, shape, 0.1, changes=changes)
 
 
@@ -101,6 +107,16 @@ def _choice(run: Launcher) -> None:
     op = Choose(None, 0, 64, 2048, scale=0.1)
     cache, q = attention.LayerCache(empty(64, 1, 64, 128), None), empty(9, 64 * 128)
     sparse.choose(run, q, real(9, 64), cache, numbers(9), step, op, 1, 64, real(9, 2048), empty)
+
+
+def _entries(run: Launcher) -> None:
+    numbers, real = partial(empty, dtype=torch.int32), partial(empty, dtype=torch.float32)
+    step = attention.StepTensors(numbers(10), numbers(9), numbers(9), numbers(9, 1024))
+    raw, kept = (attention.LayerCache(empty(64, 1, *shape), None) for shape in ((64, 2048), (16, 512)))
+    by, places = norm.NormTensors("rms", real(512), None, 1e-6), empty(9, dtype=torch.int64)
+    entries.store_entries(
+        run, raw, kept, step, numbers(9), places, 4, 4, real(4, 1024), True, by, real(9, 64)
+    )
 
 
 def _experts(tokens: int, run: Launcher, form: packed.Form | None = None, rounds: bool = False) -> None:
@@ -188,6 +204,12 @@ def _rows(run: Launcher) -> None:
     elementwise.apply(run, x, x, Temperature(0.1, 8192), numbers(9))
     elementwise.apply(run, x, x, SparseGELU(1.6))
     elementwise.combine(run, empty(9, 4 * 4096), empty(9, 16), empty(9, 4 * 4096), 4)
+    scales, gates = PositionScale(32, (0.1,) * 32, (1.0,) * 32), StreamGates(4, 20, 1e-6, 2.0, 0.0, (), ())
+    elementwise.apply(run, x, x, scales, numbers(9), empty(64, dtype=torch.float32))
+    elementwise.apply(run, empty(9, 24), empty(9, 24), gates, None, empty(48, dtype=torch.float32))
+    elementwise.compare_parts(run, empty(9, 4 * 4096), empty(9, 4 * 4096), empty(9, 4), 0.1, 1e-6)
+    span = empty(64, 16 * 512)
+    relative.relative_scores(run, span, span, numbers(1023), numbers(3), span, 16, 0.1)
 
 
 def _store(run: Launcher, kept: Any = torch.bfloat16) -> None:
@@ -254,6 +276,9 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     "latent attention": partial(_attention, width=512, rotary=64),
     "latent attention over chosen keys": partial(_attention, width=512, rotary=64, listed=2048),
     "attention over chosen keys": partial(_attention, listed=2048),
+    "latent attention over keys and entries": partial(_attention, width=512, every=128),
+    "latent attention over keys and chosen entries": partial(_attention, width=512, every=4, listed=512),
+    "entries": _entries,
     "choice of keys": _choice,
     "latent attention over FP8": partial(_attention, kept=FP8, width=512, rotary=64),
     "attention of 256, few queries": partial(_attention, width=256),

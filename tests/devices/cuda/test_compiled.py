@@ -29,7 +29,6 @@ MATRIX_UNIT = {"attention", "product", "expert_product"}
 UNITS = {"sm_90": "wgmma", "sm_100": "tcgen05.mma"}  # of the others: mma.sync
 BYTES = {"sm_90": "s8", "sm_100": "i8"}  # what they call products of bytes; of the others: s8
 ONCE = ("gated, 64 tokens", "sm_120")  # one register is put aside before the loop, and taken back after it
-ARRAY = "turned_angles"  # the cosine of a large number needs an array in memory
 BY_ELEMENT = "scanned"  # a program reads rows of heads, whose columns lie side by side in a warp
 
 HOT = [
@@ -72,7 +71,7 @@ def test_a_kernel_compiles_and_fits(case: str, target: str) -> None:
         assert found.registers <= 255, found
         assert found.programs >= 1, found
         spilled = found.spilled - 8 * ((case, target) == ONCE)
-        assert spilled <= 0 or COLD in case or found.kernel == ARRAY, found
+        assert spilled <= 0 or COLD in case, found
         assert not found.narrow or found.kernel == BY_ELEMENT, found
         if (
             found.kernel in MATRIX_UNIT and COLD not in case and "latent" not in case

@@ -127,12 +127,18 @@ class Arena:
 
 
 def unrounded(graph: Graph) -> set[Value]:
-    """Find the values that pass between ranks before they are rounded: parts of sums, and of sums with a residual."""
+    """Find values that are not rounded: ids, and parts of sums, with a residual or not, that pass between ranks."""
     found = {op.x for op in graph.ops if isinstance(op, AllReduce) and isinstance(graph.ops[op.x], Linear)}
+    found |= experts_of_tokens(graph)
     for index, op in enumerate(graph.ops):
         if isinstance(op, AllGather) and op.unrounded:
             found |= {op.x, Value(index)}
     return found
+
+
+def experts_of_tokens(graph: Graph) -> set[Value]:
+    """Find the values that are ids of experts, given by tables."""
+    return {op.ids for op in graph.ops if isinstance(op, Route) and op.ids is not None}
 
 
 def is_exact(op: Any) -> bool:
@@ -152,11 +158,12 @@ def matrices(op: Any) -> list[Matrix]:
 
 
 def activation_type(graph: Graph, spec: KVSpec) -> Any:
-    """The type of a graph's activations: that of its float weights, but for exact ones, or that of the cache.
+    """The type of a graph's activations: that of its float weights, but for exact ones and ids, or that of the cache.
 
     ConfigError if weights differ.
     """
-    types = [(own_matrix(weight).dtype, is_exact(op)) for op in graph.ops for weight in matrices(op)]
+    given, ids = enumerate(graph.ops), experts_of_tokens(graph)
+    types = [(own_matrix(w).dtype, is_exact(op) or i in ids) for i, op in given for w in matrices(op)]
     found = {dtype for dtype, exact in types if dtype is not None and not exact}
     if len(found) > 1:
         raise ConfigError(

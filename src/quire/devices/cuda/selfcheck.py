@@ -161,7 +161,8 @@ def _fill(step: CudaStep, graph: Graph, op: Op[Value]) -> None:
         put_codes(step[op.x].float(), *step.codes(op.codes))  # no kernel that the graph may lack
     if not isinstance(op, (ops.Attend, Choose)):
         return
-    for index in {op.layer, getattr(op, "entries", None)} - {None}:
+    further = op.entries if isinstance(op, ops.Attend) else None
+    for index in {op.layer, op.layer if further is None else further}:
         layer = step.cache.layers[index]
         for side in (layer.keys, layer.values):
             if side is not None:

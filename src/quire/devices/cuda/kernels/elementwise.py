@@ -94,14 +94,16 @@ def stream_gates(x, numbers, out, width, stride, out_stride, eps, magnitude, flo
     """The gates of a row times the first `width` numbers plus the others; of 3 PARTS the last is a matrix."""
     x += tl.program_id(0).to(tl.int64) * stride
     out += tl.program_id(0).to(tl.int64) * out_stride
-    i, kind = tl.arange(0, SIZE), out.dtype.element_ty
+    i = tl.arange(0, SIZE)
     for part in tl.static_range(2 if PARTS > 1 else 1):
         at, inside = part * N + i, i < N
         v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * tl.load(
             numbers + at, mask=inside, other=0.0
         )
         y = sigmoid(v + tl.load(numbers + width + at, mask=inside, other=0.0))
-        tl.store(out + at, (y + eps if part == 0 else magnitude * y + floor).to(kind), mask=inside)
+        tl.store(
+            out + at, (y + eps if part == 0 else magnitude * y + floor).to(out.dtype.element_ty), mask=inside
+        )
     if PARTS > 2:
         inside = (i < N)[:, None] & (i < N)[None, :]
         at = 2 * N + i[:, None] * N + i[None, :]
@@ -115,7 +117,7 @@ def stream_gates(x, numbers, out, width, stride, out_stride, eps, magnitude, flo
         for _ in range(ITERATIONS - 1):
             mixed = mixed / (tl.sum(mixed, 1) + tl.where(i < N, eps, 1.0))[:, None]
             mixed = mixed / (tl.sum(mixed, 0) + tl.where(i < N, eps, 1.0))[None, :]
-        tl.store(out + 2 * N + i[None, :] * N + i[:, None], mixed.to(kind), mask=inside)
+        tl.store(out + 2 * N + i[None, :] * N + i[:, None], mixed.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
