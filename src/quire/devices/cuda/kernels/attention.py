@@ -191,7 +191,7 @@ def taken_in(
     LISTED: tl.constexpr, EVERY: tl.constexpr, REACH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     SEGMENT: tl.constexpr, SPLIT: tl.constexpr, PLAIN: tl.constexpr, BY_TOKEN: tl.constexpr, FLOAT: tl.constexpr,
 ):  # fmt: skip
-    """The state after the keys from `low` to `high`, or entries if there is one for EVERY so many positions.
+    """The state after the keys from `low` to `high`, or entries, one for EVERY positions (0: keys).
 
     With SPLIT closed states are set aside; segments are numbered from `base` on. `share` multiplies what is stored.
     """
