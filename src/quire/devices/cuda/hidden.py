@@ -30,7 +30,8 @@ class CudaRows:
         return CudaRows(self.tensor[rows])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> FloatArray:
-        return np.ascontiguousarray(self.tensor.float().cpu().numpy(), dtype)
+        rows: FloatArray = np.ascontiguousarray(self.tensor.float().cpu().numpy(), dtype)
+        return rows.copy() if copy else rows  # the interpreter's rows are in this memory
 
     def join(self, parts: Sequence[CudaRows], axis: int) -> CudaRows:
         return CudaRows(torch.cat([part.tensor for part in parts], axis))
