@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import OrderedDict
 
 import msgspec
 import pytest
 
+from quire.cluster.choice import Choice
+from quire.cluster.options import RouteConfig
 from quire.cluster.prefixes import MOST_BLOCKS, Prefixes, Prompt, digests
+from quire.cluster.replicas import Member, Replicas
 from quire.serve.held import BLOCK_BYTES, Held, read, written
 
 
@@ -82,6 +86,28 @@ def test_a_router_follows_the_changes() -> None:
             assert set(prefixes.holders) == set(held.order)
     assert 1 < resets < 60
     assert held.since(number) == (held.number, False, []) or held.number > number
+
+
+def test_a_replica_tells_how_much_its_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {
+        "/health": b"",
+        "/internal/replica": b'{"class": "a", "models": {"m": {}}, "cache_tokens": 1000}',
+        "/internal/events": b'{"next": 1, "reset": true, "load": {}, "events": []}',
+    }
+
+    async def get(member: Member, path: str) -> bytes:
+        return pages[path.partition("?")[0]]
+
+    choice: Choice[Member] = Choice()
+    replicas = Replicas(choice, RouteConfig(replica=("http://replica:8000",), router_api_key=("key",)))
+    monkeypatch.setattr(replicas, "_get", get)
+    member = Member("http://replica:8000", 0, "key")
+    choice.add(member)
+    for _ in range(2):  # it comes, and comes back
+        assert asyncio.run(replicas._meet(member)) == 1
+        assert choice.prefixes.depth([1, 2, 3, 4], 1, 4) == 0
+        choice.prefixes.touch(member.index, [1, 2, 3, 4], 300)
+        assert choice.prefixes.depth([1, 2, 3, 4], 1, 4) == 3
 
 
 def test_numbers_of_an_earlier_life_are_no_numbers() -> None:

@@ -40,10 +40,11 @@ class _Model(msgspec.Struct):
 
 
 class About(msgspec.Struct):
-    """What a replica says of itself: its class of equal replicas, and its models."""
+    """What a replica says of itself: its class of equal replicas, its models, the tokens that its cache holds."""
 
     kind: str = msgspec.field(name="class", default="")
     models: dict[str, _Model] = {}
+    cache_tokens: int = 1 << 20
 
 
 class _Told(msgspec.Struct):
@@ -292,6 +293,7 @@ class Replicas:
         await self._get(member, "/health")
         about = _about.decode(await self._get(member, "/internal/replica"))
         self.choice.prefixes.clear(member.index)
+        self.choice.prefixes.add(member.index, about.cache_tokens)
         number = await self._hear(member, 0)
         others = {one.kind for one in self.members.values() if one.about} - {about.kind}
         if others:
