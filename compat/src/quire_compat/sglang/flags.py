@@ -142,9 +142,14 @@ _ACCEPTED: tuple[tuple[str, str], ...] = (
 )
 _REFUSED: tuple[tuple[str, str, str], ...] = (
     (
-        "this line starts one engine; `quire serve` has --data-parallel-size, and --master-addr for other machines",
+        "this line starts one engine; `quire serve MODEL --data-parallel-size N` starts N behind one address",
+        "quire serve --data-parallel-size",
+        "dp_size=1 data_parallel_size=1",
+    ),
+    (
+        "this line starts one engine on this machine; `quire serve` has --master-addr for others",
         "--tp-size, --pp-size",
-        "dp_size=1 ep_size=1 nnodes=1 node_rank=0 data_parallel_size=1 expert_parallel_size=1",
+        "ep_size=1 nnodes=1 node_rank=0 expert_parallel_size=1",
     ),
     (
         "the KV cache stays in this process",
