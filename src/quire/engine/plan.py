@@ -24,7 +24,7 @@ from quire.engine import registry
 from quire.engine.directory import own_path
 from quire.engine.source import find_files, for_divided
 from quire.engine.stages import StagePlan, check_node, share_of, with_same_blocks
-from quire.errors import ConfigError
+from quire.errors import ConfigError, ResourceError
 from quire.lazy import Lazy
 from quire.model.cost import Cost
 from quire.model.info import ModelInfo
@@ -35,10 +35,10 @@ from quire.runtime.memory import MemoryNeed, MemoryPlan, plan_memory
 from quire.weights.hub import local
 
 if TYPE_CHECKING:
-    from quire.engine import preview
+    from quire.engine import fitting, preview
     from quire.engine.feature import Joined
 else:
-    preview = Lazy("quire.engine.preview")
+    fitting, preview = Lazy("quire.engine.fitting"), Lazy("quire.engine.preview")
 
 
 def tapped(model: ServedModel, taps: tuple[int, ...]) -> Graph:
@@ -225,7 +225,11 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
             bytes_per_state=kv_spec.bytes_per_state if kv_spec.bytes_per_state(0) else None,
             most_draft=need.most_draft,
         )
-        memory = plan_memory(config.cache, memory_need, available)
+        try:
+            memory = plan_memory(config.cache, memory_need, available)
+        except ResourceError as error:
+            more = fitting.advice(config, files, outline, memory_need, available)
+            raise ResourceError(f"{error}{more}") from error
         planned.append(StagePlan(own, kv_spec, memory, share.cost))
     planned = with_same_blocks(planned)
     ends, name = planned[-1], config.model.model.rstrip("/") or model.directory.name

@@ -22,7 +22,8 @@ def device_errors(exhausted: type[QuireError] = DeviceMemoryError) -> Iterator[N
         raise
     except torch.OutOfMemoryError as error:
         raise exhausted(
-            "the GPU has no memory left: lower --gpu-memory-utilization, or end what else uses the GPU"
+            "the GPU has no memory left: lower --gpu-memory-utilization, or end what else uses the GPU; `quire plan` "
+            "shows what a model takes"
         ) from error
     except RuntimeError as error:
         if LOST.search(str(error)) is None:
