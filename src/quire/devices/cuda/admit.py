@@ -173,7 +173,8 @@ def admit(
             whole = any(verdict.sizes and not verdict.exact for verdict in found.values())
             given = dict(sorted(forms.items())), exact, whole
             made[index] = _served(op, Value(index), product, given, calls[index])
-    log.info("products: %s", "; ".join(f"{said} {count}" for said, count in sorted(told.items())))
+    if told:
+        log.info("products: %s", "; ".join(f"{said} {count}" for said, count in sorted(told.items())))
     return made
 
 
