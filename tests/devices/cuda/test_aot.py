@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -337,6 +339,35 @@ def test_a_first_start_compiles_all_that_a_model_launches_and_a_second_one_looks
     prepare(gpu_launcher(SM90, None, FakeDriver()), ahead.planned, 64, ahead.choices)
     assert any("*i8:16" in key for key in made)
     assert not expected & {*made}
+
+
+def test_kernels_are_compiled_while_weights_are_loaded(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, loaded = list[str](), threading.Event()
+
+    def compile_launch(launch: Launch, target: Any) -> Any:
+        assert loaded.wait(60)
+        made.append(described(launch))
+        facts = {"name": "kernel", "shared": 0, "global_scratch_size": 0, "profile_scratch_size": 0}
+        return SimpleNamespace(metadata=SimpleNamespace(**facts), asm={"cubin": made[-1].encode()})
+
+    monkeypatch.setattr(jit, "compile_launch", compile_launch)
+    model = write_checkpoint(tmp_path / "model", "llama", "bfloat16", **SMALL)
+    options = {"model": str(model), "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    ahead, expected = planned(**options), built(**options)
+    backend = CudaBackend(None, ahead.choices)
+    backend._gpu, backend._run = "cuda:0", gpu_launcher(SM90, None, FakeDriver())
+    backend.planned += ahead.planned
+    for _ in range(2):
+        backend.matrix([np.ones((4, 64), np.float32)], "bfloat16")
+    assert not made
+    loaded.set()
+    assert backend._compiling is not None
+    backend._compiling.result(60)
+    assert sorted(made) == sorted(expected)
+    prepare(backend._run, backend.planned, 64, backend.choices)  # type: ignore[arg-type]
+    assert len(made) == len(expected)
 
 
 def test_a_damaged_cache_is_compiled_again_and_never_loaded(

@@ -6,6 +6,7 @@ Needs torch and triton, so it is imported on demand alone (devices/selection.py)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,7 @@ class CudaBackend:
         self._last_tokens = torch.zeros(MOST_SLOTS, dtype=torch.int32, device=self._device)
         self._run: Launcher = self._launcher(artifacts)
         self.planned: list[Planned] = []
+        self._compiling: Future[None] | None = None
 
     def _launcher(self, artifacts: Path | None) -> Launcher:
         if self._gpu is None:
@@ -91,6 +93,14 @@ class CudaBackend:
         if self._gpu is None:
             return "a GPU's kernels, interpreted on the CPU"
         return f"{self._gpu} {torch.cuda.get_device_name(self._gpu)}, kernels for {self._run.target.name}"
+
+    def _compile_ahead(self) -> None:
+        """Compile what was planned while weights are loaded; blocks of another size have few kernels of their own."""
+        run, waits = self._run, self._gpu is not None and self._device.type != "meta"
+        if waits and self._compiling is None and isinstance(run, cubins.CubinLauncher):
+            pool, size = ThreadPoolExecutor(1, "kernels"), self.choices.block_size
+            self._compiling = pool.submit(aot.prepare, run, [*self.planned], size, self.choices)
+            pool.shutdown(wait=False)
 
     @property
     def caveat(self) -> str:
@@ -121,6 +131,7 @@ class CudaBackend:
 
     @device_errors(ResourceError)
     def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> CudaMatrix:
+        self._compile_ahead()
         return CudaMatrix.pack(parts, dtype, self._ring, threads=self.threads, packs=self.takes)
 
     head = matrix
@@ -139,6 +150,7 @@ class CudaBackend:
 
     @device_errors(ResourceError)
     def restore(self, about: dict[str, Any], data: Array) -> CudaMatrix:
+        self._compile_ahead()
         return restore(about, data, self._ring, self._run.target.e4m3)
 
     @property
@@ -155,6 +167,8 @@ class CudaBackend:
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> CudaExecutable:
         self._ring.give_back()
         if self._gpu is not None and isinstance(self._run, cubins.CubinLauncher):
+            if self._compiling is not None:
+                self._compiling.result()
             aot.prepare(self._run, self.planned, kv.block_size, self.choices)
         about = self._run, self._last_tokens, self.checks, self.admission
         return CudaExecutable(graph, own_cache(kv), limits, *about)
