@@ -135,16 +135,21 @@ def test_chained_drafts_are_those_that_the_host_drives(
     """Also launch by launch, and beside a request whose penalties need each token on the host."""
     model, config = files("eagle3", tmp_path)
     own: dict[str, Any] = {"device": "interpreter", "speculative_config": config}
-    chained, eager, by_host, penalized = (Watched(monkeypatch) for _ in range(4))
+    chained, eager, by_host, penalized, edited, edited_by_host = (Watched(monkeypatch) for _ in range(6))
     wanted = answers(model, params(), chained, **own)
     assert answers(model, params(), eager, enforce_eager=True, **own) == wanted
     penalties = params(presence_penalty=0.5, logprobs=1)
     assert answers(model, penalties, penalized, **own) == answers(model, penalties, device="cpu")
+    edits = params(min_tokens=4, stop_token_ids=[*range(60, 200)], logit_bias={70: 3.0, 71: -90.0})
+    assert answers(model, edits, edited, **own) == answers(model, edits, device="cpu")
     monkeypatch.setattr(draft_pass, "KeepsDraws", Fetched)  # which no sampler is
+    assert answers(model, edits, edited_by_host, **own)
     assert answers(model, params(), by_host, **own) == wanted
     assert chained.drafts == eager.drafts == by_host.drafts
     assert max(by_host.reads) > 1
     assert min(penalized.reads) > 1
+    assert {*edited.reads} == {1}
+    assert edited.drafts == edited_by_host.drafts
 
 
 def test_the_last_token_of_a_draft_is_known_on_the_device() -> None:

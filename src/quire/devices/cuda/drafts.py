@@ -31,13 +31,13 @@ class CudaDraws:
         )
 
     def draws(self, slots: list[int]) -> bool:
-        return self._sampler.edited.isdisjoint(slots)
+        return self._sampler.following.isdisjoint(slots)
 
     @device_errors()
     def draw(self, logits: Logits, slots: list[int], positions: list[int] | None) -> Any:
         rows, last = device_rows(logits), self._sampler.last_tokens
         if positions is not None:
-            drawn = self._sampler.drawn(rows, slots, positions)
+            drawn = self._sampler.draw_ahead(rows, slots, positions)
         else:
             drawn = rows[:, : self._width].argmax(1)
             drawn = drawn.int() if self._target_ids is None else self._target_ids[drawn]

@@ -29,6 +29,7 @@ from quire.devices.sampling import (
     SlotSampling,
     TokenMask,
     edits_logits,
+    has_penalties,
     is_greedy,
     lowest_scaled,
 )
@@ -72,7 +73,8 @@ class CudaSampler(NativeSampler):
         self._run, self.last_tokens, self.plain = run, last_tokens, False
         self._open: deque[Drawn] = deque()  # whose tokens are not in the outputs of their slots
         self._states: dict[int, SlotSampling] = {}
-        self.edited = set[int]()  # slots that may change their logits before a token is drawn
+        self._edited = set[int]()  # slots that may change their logits before a token is drawn
+        self.following = set[int]()  # of these, slots whose changes follow the tokens of their output
         self._numbers = np.zeros((len(last_tokens), 4), np.int64)  # by slot, as kernels/sample.py takes them
         self._reals = np.zeros((len(last_tokens), 4))
 
@@ -80,9 +82,12 @@ class CudaSampler(NativeSampler):
         self.turns[slot] += 1
         super().set(slot, state)
         params, greedy, self._states[slot] = state.params, is_greedy(state.params), state
-        self.edited.discard(slot)
+        self._edited.discard(slot)
+        self.following.discard(slot)
         if edits_logits(params, state.bad_words):
-            self.edited.add(slot)
+            self._edited.add(slot)
+            if has_penalties(params) or state.bad_words:
+                self.following.add(slot)
         inverse = 1.0 if greedy else 1.0 / params.temperature
         self._numbers[slot] = np.uint64(state.seed).view(np.int64), 0, params.top_k, greedy
         self._reals[slot] = inverse, params.top_p, np.float32(inverse), lowest_scaled(params)
@@ -128,7 +133,7 @@ class CudaSampler(NativeSampler):
         guessed = check_rows(len(logits), self.vocab_size, slots, positions, drafts, masks_LW)
         if unknown := [slot for slot in slots if slot not in self._states]:
             raise EngineError(f"slot {unknown[0]} was never set")
-        if not self.edited.isdisjoint(slots):
+        if not self._edited.isdisjoint(slots):
             self.settle()
         found = self._draw(tensor, slots, positions, guessed, masks_LW)
         drawn = Drawn(self, Fetched(found), slots, guessed)
@@ -152,17 +157,31 @@ class CudaSampler(NativeSampler):
         self, logits: Any, slots: list[int], positions: list[int], drafts: list[int], masks: TokenMask | None
     ) -> Any:
         """Draw a token for each row as if the drafts before it were drawn: int32 [L]."""
-        edited, behind, device = None, list[int](), logits.device
+        behind: list[list[int]] = []
         for i, slot in enumerate(slots):
             state = self._states[slot]
-            behind = [*behind, drafts[i - 1]] if i and slots[i - 1] == slot else []
-            if not self._open and positions[i] != state.position + len(behind):
+            behind.append([*behind[-1], drafts[i - 1]] if i and slots[i - 1] == slot else [])
+            if not self._open and positions[i] != state.position + len(behind[i]):
                 raise EngineError(f"slot {slot} is at position {state.position}, not {positions[i]}")
-            if slot in self.edited:
-                edited = logits.clone() if edited is None else edited
-                edit(edited[i], state, state.output_tokens + behind)
-        given = None if masks is None else sent(masks.view(np.int32), device)
-        return self.drawn(logits if edited is None else edited, slots, positions, given)
+        given = None if masks is None else sent(masks.view(np.int32), logits.device)
+        return self.drawn(self._changed(logits, slots, behind), slots, positions, given)
+
+    def draw_ahead(self, logits: Any, slots: list[int], positions: list[int]) -> Any:
+        """Draw as `sample` does behind tokens that nobody has seen, for slots which do not depend on them."""
+        if not self._edited.isdisjoint(slots):
+            ahead = [at - self._states[slot].position for slot, at in zip(slots, positions, strict=True)]
+            logits = self._changed(logits, slots, [[0] * count for count in ahead])
+        return self.drawn(logits, slots, positions)
+
+    def _changed(self, logits: Any, slots: list[int], behind: list[list[int]]) -> Any:
+        """Logits as requests change them, after tokens `behind` the outputs of their slots."""
+        if self._edited.isdisjoint(slots):
+            return logits
+        changed = logits.clone()
+        for row, slot, tokens in zip(changed, slots, behind, strict=True):
+            if slot in self._edited:
+                edit(row, self._states[slot], self._states[slot].output_tokens + tokens)
+        return changed
 
     def _keep_last(self, found: Any, slots: Array, guessed: Array) -> None:
         """Keep the last token of each slot that follows drafts which were drawn; rows of a slot are side by side."""
