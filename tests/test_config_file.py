@@ -13,7 +13,7 @@ import pytest
 
 from quire.cli import COMMANDS, Program, load_command, main
 from quire.flags.config_file import user_file
-from quire.flags.foreign import ENGINE_OPTIONS
+from quire.flags.table import ENGINE_OPTIONS
 from quire.serve.options import split_options
 from tests.hub_server import quire
 

@@ -22,8 +22,7 @@ from quire import __version__
 from quire.config import SECTIONS, EngineConfig
 from quire.errors import ConfigError, QuireError
 from quire.flags.arguments import add_options, add_unused, lacks, rewritten
-from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
-from quire.flags.table import ForeignFlag, Table, engine_flags
+from quire.flags.table import ENGINE_OPTIONS, ForeignFlag, Table, engine_flags, take_foreign
 from quire.lazy import Lazy
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.devices.cpu.run import NativeExecutable
+from quire.devices.cpu.backend import NativeExecutable
 from quire.devices.graph import record
 from quire.devices.ops import Attend, Embed, Linear, RopeAngles, SelectRows, StoreKV, StoreLatent, Tap
 from quire.devices.protocol import (

@@ -13,8 +13,8 @@ from quire.devices import ops, recurrent_ops, relative_ops, sparse_ops, stream_o
 from quire.devices.graph import Evaluator, last_reads, record, widest_activation
 from quire.devices.ops import Add, Embed, Linear, Op, Scale, SelectRows, Tap, Value, operands, resolved
 from quire.devices.protocol import KVSpec
+from quire.devices.reference.backend import FORMULAS as REFERENCE
 from quire.devices.reference.backend import ReferenceBackend
-from quire.devices.reference.ops import FORMULAS as REFERENCE
 from quire.devices.torch.ops import FORMULAS as TORCH
 from quire.errors import EngineError
 

@@ -25,9 +25,8 @@ from quire.devices.ops import (
     StoreKV,
 )
 from quire.devices.protocol import Attention, KVSpec, Limits, ModelInput, Norm, Rope
-from quire.devices.reference.backend import ReferenceBackend
+from quire.devices.reference.backend import FORMULAS, ReferenceBackend, ReferenceStep
 from quire.devices.reference.cache import ReferenceKVCache
-from quire.devices.reference.ops import FORMULAS, ReferenceStep
 from quire.errors import EngineError
 
 BACKEND = ReferenceBackend()

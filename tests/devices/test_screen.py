@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from quire.devices.cpu.backend import NativeBackend
-from quire.devices.cpu.run import NativeExecutable
+from quire.devices.cpu.backend import NativeBackend, NativeExecutable
 from quire.devices.graph import record
 from quire.devices.ops import Embed, Linear, SelectRows
 from quire.devices.protocol import Limits, WeightType

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from quire.cli import COMMANDS, Command, Program, load_command, main
-from quire.flags.foreign import ENGINE_OPTIONS
+from quire.flags.table import ENGINE_OPTIONS
 
 
 def command_of(name: str) -> Command:

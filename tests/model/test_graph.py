@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from quire.devices.graph import Evaluator, widths
-from quire.devices.reference.backend import ReferenceBackend
-from quire.devices.reference.ops import FORMULAS, ReferenceStep
+from quire.devices.reference.backend import FORMULAS, ReferenceBackend, ReferenceStep
 from quire.devices.step import StepAdapters
 from tests.devices.native_cases import rows_step
 from tests.model.test_stages import with_states

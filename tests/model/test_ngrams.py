@@ -18,8 +18,7 @@ from quire.devices.torch.backend import TorchBackend
 from quire.errors import ConfigError, ModelError
 from quire.model.parts.ngrams import LIMB_BITS, LIMBS, NgramsConfig
 from quire.model.parts.norm import NormConfig
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import Given
+from quire.model.parts.source import Given, Recording
 from quire.model.shard import WHOLE
 from tests.devices.native_cases import native
 from tests.model.test_streams import D, N, decoder

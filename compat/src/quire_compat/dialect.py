@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.flags.foreign import take_flags
-from quire.flags.table import ForeignFlag
+from quire.flags.table import ForeignFlag, take_flags
 
 log = logging.getLogger("quire")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from quire.config import CacheConfig, GrammarConfig, SpeculationConfig
-from quire.flags.foreign import ENGINE_OPTIONS
+from quire.flags.table import ENGINE_OPTIONS
 from quire.lora.options import LoraConfig
 
 FILES = frozenset({"model", "revision", "hf_token", "download_dir"})

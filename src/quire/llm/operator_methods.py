@@ -13,8 +13,7 @@ from quire.client.adapters import LoadedAdapter, requests_for
 from quire.client.metrics import Metrics
 from quire.engine.verbs import ResetPrefixCache, Sleep, StartProfile, StopProfile, UnloadAdapter, WakeUp
 from quire.errors import QuireError
-from quire.llm.observer import PREFIX
-from quire.llm.running import RunningEngine
+from quire.llm.running import PREFIX, RunningEngine
 from quire.sched import Scheduler
 from quire.types import EngineStats
 

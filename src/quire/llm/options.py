@@ -16,9 +16,9 @@ from quire.lazy import Lazy
 
 if TYPE_CHECKING:
     from quire import spelling
-    from quire.flags import foreign
+    from quire.flags import table
 else:
-    foreign, spelling = Lazy("quire.flags.foreign"), Lazy("quire.spelling")
+    table, spelling = Lazy("quire.flags.table"), Lazy("quire.spelling")
 
 log = logging.getLogger("quire")
 
@@ -42,7 +42,7 @@ def engine_config(
         raise ConfigError(f"model must be a directory or a Hugging Face id, got {given['model']!r}")
     given["model"] = str(given.get("model", ""))
     own = {field.name for section in SECTIONS.values() for field in fields(section)} | {"seed"}
-    for notice in foreign.take_foreign(given) if given.keys() - own else ():
+    for notice in table.take_foreign(given) if given.keys() - own else ():
         log.warning("%s", notice)
     return EngineConfig.from_options(**given)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.client.metrics import Metrics
+from quire.client.metrics import Metrics, RequestTimes
 from quire.client.outputs import OutputStream, RequestOutput
 from quire.client.requests import Front
 from quire.client.start import start_front
@@ -26,12 +27,51 @@ from quire.engine.verbs import LoadAdapter
 from quire.errors import EngineError, RequestError, named
 from quire.fields import refusal
 from quire.lazy import Lazy
-from quire.llm.observer import PREFIX, LocalObserver
 from quire.llm.prompts import Prompt, rendered_of, salt_of, tokens_of
 from quire.params import OutputKind, SamplingParams, StructuredOutputsParams, integers
 from quire.progress import untold
 from quire.text.tokenizer import Tokenizer
-from quire.types import UNKNOWN_MODEL, Delta, FinishReason, Request
+from quire.types import UNKNOWN_MODEL, Delta, FinishReason, Request, ScheduledBatch
+
+PREFIX = "vllm"
+
+
+class LocalObserver:
+    """Follows the requests of one engine of this process. All methods but `begin` are for the engine thread."""
+
+    def __init__(self, counts: Metrics) -> None:
+        self.counts = counts
+        self._live: dict[str, tuple[RequestTimes, set[int]]] = {}
+
+    def begin(self, request: Request) -> RequestTimes:
+        """Begin to follow a request that is about to be queued; its times fill as it runs."""
+        times = RequestTimes(request, time.monotonic())
+        self._live[request.id] = times, set(range(request.sampling.n))
+        return times
+
+    def scheduled(self, batch: ScheduledBatch) -> None:
+        now = time.monotonic()
+        for new in batch.new:
+            if new.request.id in self._live:
+                self.counts.scheduled(self._live[new.request.id][0], now)
+
+    def stepped(self, deltas: list[Delta]) -> None:
+        now = time.monotonic()
+        known = [
+            (self._live[delta.request_id][0], delta) for delta in deltas if delta.request_id in self._live
+        ]
+        self.counts.step(known, now)
+        for times, delta in known:
+            if delta.finish_reason is not None:
+                samples = self._live[delta.request_id][1]
+                samples.discard(delta.index)
+                if not samples:
+                    del self._live[delta.request_id]
+                    self.counts.end(times, delta.finish_reason, now)
+
+    def dropped(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+
 
 if TYPE_CHECKING:
     from quire import logits_processor, meter

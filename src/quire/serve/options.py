@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from quire.config import EngineConfig, option
 from quire.errors import ConfigError
-from quire.flags.foreign import ENGINE_OPTIONS, take_foreign
+from quire.flags.table import ENGINE_OPTIONS, take_foreign
 from quire.options import json_object
 from quire.serve.web_options import WebConfig
 from quire.text.formats.plugins import load_formats

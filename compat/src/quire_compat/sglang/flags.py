@@ -12,8 +12,7 @@ from typing import Any
 
 from quire.errors import ConfigError
 from quire.flags.arguments import FlexibleArgumentParser
-from quire.flags.foreign import take_flags
-from quire.flags.table import foreign_table
+from quire.flags.table import foreign_table, take_flags
 
 # Options of the same meaning, by SGLang's name.
 SAME = {

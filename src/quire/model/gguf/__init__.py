@@ -18,8 +18,7 @@ from quire.model.info import Asked
 from quire.model.packing import check_tensors, choose_dtype, own_quantization
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.shard import WHOLE
-from quire.weights.gguf.checkpoint import GGUFCheckpoint
-from quire.weights.gguf.parts import GGUFParts
+from quire.weights.gguf.checkpoint import GGUFCheckpoint, GGUFParts
 from quire.weights.gguf.pieces import Heads, Place, places
 from quire.weights.gguf.tokenizer import read_ends
 

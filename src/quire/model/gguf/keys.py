@@ -10,8 +10,8 @@ import numpy as np
 
 from quire.errors import ModelError
 from quire.model.parts.bounds import MAX_LAYERS
+from quire.weights.gguf.checkpoint import GGUFParts
 from quire.weights.gguf.kinds import PLAIN
-from quire.weights.gguf.parts import GGUFParts
 
 HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.causal", "pooling_type")
 # NEUTRAL: values at which a key changes nothing.

@@ -15,10 +15,9 @@ from quire.model.parts.bounds import MAX_HEADS_DIM, MAX_REACH
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import HeadNormConfig, Norm, NormConfig, head_norm, plain_norm
 from quire.model.parts.part import DistanceScores, Index, Mixer, Part
-from quire.model.parts.recording import Recording
 from quire.model.parts.rope import RopeSpec
 from quire.model.parts.scores import ScoresConfig, make_scores
-from quire.model.parts.source import WeightSource, matrix_of
+from quire.model.parts.source import Recording, WeightSource, matrix_of
 from quire.model.shard import Shard
 
 if TYPE_CHECKING:

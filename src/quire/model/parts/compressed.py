@@ -14,10 +14,9 @@ from quire.model.parts.indexer import IndexerConfig, Keys, KeysConfig
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig, plain_norm
 from quire.model.parts.part import Index, Mixer
-from quire.model.parts.recording import Recording
 from quire.model.parts.rope import RopeSpec, make_rope
 from quire.model.parts.scores import ScoresConfig, make_scores
-from quire.model.parts.source import WeightSource, matrix_of
+from quire.model.parts.source import Recording, WeightSource, matrix_of
 from quire.model.shard import Shard
 
 

@@ -12,8 +12,7 @@ from quire.devices.protocol import Activation, FloatArray, KVLayer
 from quire.devices.recurrent_ops import Convolve, convolution_state
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.part import Mixer
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.parts.source import Piece, Recording, WeightSource, matrix_of
 from quire.model.shard import Shard
 
 

@@ -21,8 +21,7 @@ from quire.model.parts.layer import LayerConfig
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import Mixer, ModelAdditions
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import Kept, Weights, WeightSource
+from quire.model.parts.source import Kept, Recording, Weights, WeightSource
 from quire.model.shard import MOST_RANKS, WHOLE, Shard, even
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from quire.model.parts.convolution import Convolution
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import Mixer
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import Use, WeightSource, matrix_of, read_vector
+from quire.model.parts.source import Recording, Use, WeightSource, matrix_of, read_vector
 from quire.model.shard import Shard
 
 

@@ -10,8 +10,7 @@ from quire.devices.recurrent_ops import GatedRecurrence, convolution_state, gate
 from quire.model.parts.convolution import Convolution
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.part import Mixer
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import WeightSource, matrix_of, read_vector
+from quire.model.parts.source import Recording, WeightSource, matrix_of, read_vector
 from quire.model.shard import Shard
 
 

@@ -18,8 +18,7 @@ from quire.errors import ModelError
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import LayerAdditions, ModelAdditions
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource, matrix_of, read_vector
+from quire.model.parts.source import Piece, Recording, WeightSource, matrix_of, read_vector
 from quire.model.shard import Shard
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from quire.model.parts.bounds import MAX_POSITION, MAX_REACH
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import HeadNormConfig, Norm, NormConfig, head_norm
 from quire.model.parts.part import Index, Part
-from quire.model.parts.recording import Choice, Recording
 from quire.model.parts.rope import RopeSpec, make_rope
-from quire.model.parts.source import WeightSource, matrix_of, read_vector
+from quire.model.parts.source import Choice, Recording, WeightSource, matrix_of, read_vector
 
 
 class KeysConfig(msgspec.Struct, frozen=True):

@@ -15,10 +15,9 @@ from quire.model.parts.indexer import IndexerConfig, read_position_scale
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import Index, Mixer
-from quire.model.parts.recording import Recording
 from quire.model.parts.rope import RopeSpec
 from quire.model.parts.scores import ScoresConfig, make_scores
-from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.parts.source import Piece, Recording, WeightSource, matrix_of
 from quire.model.shard import Shard
 
 

@@ -13,8 +13,7 @@ from quire.errors import ModelError
 from quire.model.parts.linear import Output
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, MixerPart, Streams
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import WeightSource, read_vector
+from quire.model.parts.source import Recording, WeightSource, read_vector
 from quire.model.shard import Shard
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from quire.model.parts.bounds import MAX_HEADS_DIM
 from quire.model.parts.linear import Linear, Output
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import Mixer
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import WeightSource, matrix_of
+from quire.model.parts.source import Recording, WeightSource, matrix_of
 from quire.model.shard import Shard
 
 

@@ -18,8 +18,7 @@ from quire.model.parts.linear import Linear, Output
 from quire.model.parts.mlp import MLP, GatedWeight, MLPConfig
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import FeedForward
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource, matrix_of, read_vector
+from quire.model.parts.source import Piece, Recording, WeightSource, matrix_of, read_vector
 from quire.model.shard import PANEL, Shard, even
 
 Division = Literal["parts", "experts", "rows", "copy"]

@@ -11,8 +11,7 @@ from quire.devices.protocol import XIELU, Activation, FloatArray, SparseGELU
 from quire.model.parts.linear import Linear, Output, output_messages
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import FeedForward
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource, matrix_of, read_vector
+from quire.model.parts.source import Piece, Recording, WeightSource, matrix_of, read_vector
 from quire.model.shard import Shard
 
 

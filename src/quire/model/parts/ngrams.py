@@ -18,8 +18,7 @@ from quire.model.parts.convolution import Convolution
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import LayerAdditions
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import Piece, WeightSource, matrix_of
+from quire.model.parts.source import Piece, Recording, WeightSource, matrix_of
 
 FLOOR = 1e-6  # the least magnitude of which a root is taken
 LIMBS, LIMB_BITS = 3, 21  # of a multiplier, whose parts are floats

@@ -15,8 +15,7 @@ import msgspec
 from quire.devices.graph import Recorder
 from quire.devices.ops import Value
 from quire.devices.protocol import KVLayer, Routing, StateSpec
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import WeightSource
+from quire.model.parts.source import Recording, WeightSource
 from quire.model.shard import Shard
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import Norm, NormConfig
 from quire.model.parts.part import Mixer, ModelAdditions
-from quire.model.parts.recording import Recording
 from quire.model.parts.scores import ScoresConfig
-from quire.model.parts.source import WeightSource, matrix_of
+from quire.model.parts.source import Recording, WeightSource, matrix_of
 from quire.model.shard import WHOLE, Shard
 
 FIRST, SECOND = (np.array(factors, np.float32) for factors in ([[1], [0]], [[0], [1]]))  # halves of a row

@@ -17,8 +17,7 @@ from quire.model.parts.layer import Layer, LayerConfig
 from quire.model.parts.linear import Linear
 from quire.model.parts.norm import Norm, NormConfig, plain_norm
 from quire.model.parts.part import ModelAdditions, Streams
-from quire.model.parts.recording import Recording
-from quire.model.parts.source import WeightSource, read_vector
+from quire.model.parts.source import Recording, WeightSource, read_vector
 from quire.model.shard import Shard
 
 if TYPE_CHECKING:

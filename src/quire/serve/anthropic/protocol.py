@@ -12,8 +12,7 @@ from quire.serve.errors import HttpError, encode
 from quire.serve.fields import common
 from quire.serve.fields.common import Messages, Positive
 from quire.serve.fields.foreign import ANSWERS_REFUSED, OTHERS_IGNORED
-from quire.serve.fields.parts import REPETITION, STRUCTURED
-from quire.serve.fields.shapes import Fields, Refused, Shape, names
+from quire.serve.fields.shapes import REPETITION, STRUCTURED, Fields, Refused, Shape, names
 from quire.serve.openai.protocol import DrawFields
 
 Options = dict[str, Any]

@@ -50,7 +50,7 @@ class PageData(Protocol):
         ...
 
     def about(self) -> Mapping[str, Any]:
-        """The model and the defaults of a request (`quire.serve.dashboard.about`)."""
+        """The model and the defaults of a request (`quire.serve.native.operations`)."""
         ...
 
     def stop_request(self, request_id: str, owner: str | None) -> bool:

@@ -10,8 +10,7 @@ from quire.fields import INT32, Dimensions, TokenId, says
 from quire.serve.fields import common
 from quire.serve.fields.common import Count, Messages, Prompt
 from quire.serve.fields.foreign import LABELS, OTHERS_IGNORED, OTHERS_REFUSED
-from quire.serve.fields.parts import MESSAGES, TOOLS
-from quire.serve.fields.shapes import Fields, Refused
+from quire.serve.fields.shapes import MESSAGES, TOOLS, Fields, Refused
 from quire.types import Pooling
 
 Texts = str | list[str]

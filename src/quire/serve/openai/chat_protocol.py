@@ -12,8 +12,7 @@ from quire.fields import says
 from quire.serve.fields import common
 from quire.serve.fields.common import Count, CountOrAll, Messages, Positive
 from quire.serve.fields.foreign import ANSWERS_REFUSED, LABELS, OTHERS_IGNORED
-from quire.serve.fields.parts import INNER, MESSAGES, TOOLS
-from quire.serve.fields.shapes import Fields, Refused
+from quire.serve.fields.shapes import INNER, MESSAGES, TOOLS, Fields, Refused
 from quire.serve.openai.logprobs import ChatLogprobs, PromptLogprobs
 from quire.serve.openai.protocol import AnswerMetrics, SamplingFields, UsageInfo
 

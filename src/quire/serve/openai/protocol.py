@@ -16,8 +16,7 @@ from quire.params import RepetitionDetectionParams
 from quire.serve.fields import common
 from quire.serve.fields.common import Count, CountOrAll, Progress, Prompt
 from quire.serve.fields.foreign import ANSWERS_REFUSED, LABELS, OTHERS_IGNORED
-from quire.serve.fields.parts import INNER
-from quire.serve.fields.shapes import Fields
+from quire.serve.fields.shapes import INNER, Fields
 from quire.serve.openai.logprobs import CompletionLogprobs, PromptLogprobs
 
 Extras = dict[str, Any]

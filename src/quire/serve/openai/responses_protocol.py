@@ -13,8 +13,17 @@ from quire.fields import says
 from quire.serve.fields import common
 from quire.serve.fields.common import Count, Positive
 from quire.serve.fields.foreign import ANSWERS_REFUSED, LABELS, OTHERS_IGNORED
-from quire.serve.fields.parts import CONTENT, FUNCTION, INNER, RESPONSE_FORMAT, STRUCTURED
-from quire.serve.fields.shapes import Fields, Refused, Shape, names
+from quire.serve.fields.shapes import (
+    CONTENT,
+    FUNCTION,
+    INNER,
+    RESPONSE_FORMAT,
+    STRUCTURED,
+    Fields,
+    Refused,
+    Shape,
+    names,
+)
 from quire.serve.openai.logprobs import TokenLogprob
 from quire.serve.openai.protocol import DrawFields
 

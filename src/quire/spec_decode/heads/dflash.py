@@ -13,7 +13,7 @@ from quire.errors import ModelError
 from quire.model.loaded import LoadedModel
 from quire.model.parts.attention import Attention, AttentionConfig
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.parts.recording import Recording
+from quire.model.parts.source import Recording
 from quire.spec_decode.head import Head, HeadSource, integer
 from quire.spec_decode.heads.layer import layer_spec, own_layers
 

@@ -22,7 +22,7 @@ from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Layer
 from quire.model.parts.mlp import MLP, MLPConfig
 from quire.model.parts.norm import Norm
-from quire.model.parts.recording import Recording
+from quire.model.parts.source import Recording
 from quire.model.shard import WHOLE
 from quire.spec_decode.head import Head, HeadSource, Named, target_map
 from quire.spec_decode.heads.layer import layer_spec, own_layers, published_tokens
