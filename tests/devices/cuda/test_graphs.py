@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 from quire import SamplingParams
 from quire.devices import ops, selection
+from quire.devices.adapters import Adapter, Change, Up
 from quire.devices.choices import Choices
 from quire.devices.cuda import graphs, run
+from quire.devices.cuda.adapters import CHANGEABLE
 from quire.devices.cuda.arena import Arena
 from quire.devices.cuda.backend import GRAPH
 from quire.devices.cuda.fuse import fused
@@ -93,10 +95,30 @@ STEPS: list[tuple[dict[int, int], list[int]]] = [
 ]
 
 
+def drawn_adapter(graph: Any, seed: int, kinds: tuple[type[Any], ...]) -> Adapter:
+    """An adapter of some operations; its rank is one of four."""
+    rng, changes = np.random.default_rng(seed), {}
+    for op in graph.ops:
+        if isinstance(op, kinds):
+            rows, columns = op.table.shape[::-1] if isinstance(op, ops.Embed) else op.weight.shape
+            down, up = (rng.normal(0, 0.3, shape).astype(np.float32) for shape in ((2, columns), (rows, 2)))
+            changes[op.path] = Change(down, (Up(up, 0, 0),))
+    return Adapter(changes)
+
+
 def outputs(
-    model: Path, sizes: tuple[int, ...], target: Any = INTERPRETER, steps: Any = STEPS
-) -> tuple[list[Any], Any]:
-    """The bytes of each step's logits, hidden states and taps; memory is poisoned between steps."""
+    model: Path,
+    sizes: tuple[int, ...],
+    target: Any = INTERPRETER,
+    steps: Any = STEPS,
+    adapted: Any = None,
+    kinds: Any = (),
+) -> tuple[list[Any], Any]:  # fmt: skip
+    """The bytes of each step's logits, hidden states and taps; memory is poisoned between steps.
+
+    `adapted` gives a step's adapters by slot of its sequences; adapters, of operations of some kinds, change before the
+    last two steps.
+    """
     backend: Any = make_backend(threads=1, device="interpreter")
     backend._run = InterpretedLauncher(target)
     info, loaded = inspect_model(model), load_model(model, backend)
@@ -107,10 +129,15 @@ def outputs(
     kept += [side for layer in cache.states for state in layer for side in (state.rows, state.waiting)]
     for side in kept:
         side.zero_()
-    executable = backend.compile(tapped(loaded, (0,)), cache, Limits(320, 4, 4, graphs=sizes))
+    executable = backend.compile(
+        tapped(loaded, (0,)), cache, Limits(320, 4, 4, 0 if adapted is None else 2, graphs=sizes)
+    )
     sequences, found = Sequences(info.spec.vocab_size), []
     backend._last_tokens[3] = 65
-    for counts, rows in steps:
+    for number, (counts, rows) in enumerate(steps):
+        if adapted is not None and number in (0, len(steps) - 2):
+            executable.adapt(0, drawn_adapter(loaded.graph, number, kinds))
+            executable.adapt(1, drawn_adapter(loaded.graph, number + 1, (ops.Linear,)))
         executable._memory.fill_(255)
         for padded in executable._padded.values():
             padded._numbers.fill_(1 << 30)
@@ -118,6 +145,9 @@ def outputs(
         if 3 in counts and counts[3] == 1:
             place = inputs.cu_q_B1[list(counts).index(3)]
             inputs = msgspec.structs.replace(inputs, unseen_U2=np.array([[place, 3]], np.int32))
+        slots_B = np.array([(adapted or {}).get(slot, -1) for slot in counts], np.int32)
+        if slots_B.max() >= 0 and number:
+            inputs = msgspec.structs.replace(inputs, adapters_B=slots_B)
         logits = [executable.run(inputs).numpy().tobytes()]
         if len(rows) > 4:
             logits.append(executable.logits(1, 5).numpy().tobytes())
@@ -144,10 +174,27 @@ def test_replayed_steps_have_the_bits_of_others(tmp_path: Path, family: str) -> 
     model = write_checkpoint(tmp_path, family, "bfloat16", **HYBRIDS.get(family, {"num_hidden_layers": 2}))
     found, executable = outputs(model, (2, 4, 8, 16), steps=steps)
     assert sorted(executable._padded) == [4, 8]
-    graphs = {("body", 4, 0), ("body", 8, 0), ("head", 4, 0)}
+    graphs = {("body", 4, None, 0), ("body", 8, None, 0), ("head", 4, None, 0)}
     assert graphs <= {*executable._graphs._replays}
     wanted, _ = outputs(model, (), steps=steps)
     assert found == wanted
+
+
+@pytest.mark.parametrize("kinds", [(ops.Linear, ops.GatedLinear), CHANGEABLE], ids=["products", "tables too"])
+def test_steps_with_adapters_are_replayed_for_any_of_them(tmp_path: Path, kinds: Any) -> None:
+    model = write_checkpoint(tmp_path, "qwen2", "bfloat16", num_hidden_layers=1)
+    given: dict[str, Any] = {
+        "steps": [*STEPS[1:6], *STEPS[3:5]],
+        "adapted": {0: 1, 2: 0, 3: 1},
+        "kinds": kinds,
+    }
+    found, executable = outputs(model, (2, 4, 8, 16), **given)
+    version = executable._adapters.version
+    assert {graph[2] for graph in executable._graphs._replays} == {None, version}
+    changed = [op for op in executable._graph.ops if isinstance(op, kinds)]
+    assert version == len(changed) + (kinds == CHANGEABLE)  # other products change in place
+    assert outputs(model, (), **given)[0] == found
+    assert outputs(model, (), steps=given["steps"])[0] != found
 
 
 def test_operations_of_the_host_lie_between_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +210,7 @@ def test_operations_of_the_host_lie_between_graphs(tmp_path: Path, monkeypatch: 
     found, executable = outputs(model, (2, 4, 8, 16), steps=STEPS[1:5])
     assert found == wanted
     assert {graph[1:] for graph in executable._graphs._replays if graph[0] == "body"} == {
-        (size, piece) for size in (4, 8) for piece in (0, 2, 4, 6)
+        (size, None, piece) for size in (4, 8) for piece in (0, 2, 4, 6)
     }
 
 
@@ -269,12 +316,12 @@ def test_a_captured_step_may_not_read_the_device() -> None:
     def read() -> None:
         x.fill_(x[0].item())
 
-    made.launch("sum", add)
+    made.launch(("sum",), add)
     x.fill_(5.0)
-    made.launch("sum", lambda: pytest.fail("captured twice"))
+    made.launch(("sum",), lambda: pytest.fail("captured twice"))
     assert out.tolist() == [11.0] * 3
     with pytest.raises(EngineError, match="reads a value of the device"):
-        made.launch("read", read)
+        made.launch(("read",), read)
 
 
 def test_a_gpu_that_captures_nothing_computes_all_the_same(
@@ -290,8 +337,8 @@ def test_a_gpu_that_captures_nothing_computes_all_the_same(
     made._capture = graphs._captured
     assert [made.size_of(count) for count in (0, 1, 4, 5, 8, 9)] == [0, 4, 4, 8, 8, 0]
     with caplog.at_level(logging.WARNING):
-        made.launch("a", lambda: done.append(1))
-        made.launch("a", lambda: done.append(1))
+        made.launch(("a",), lambda: done.append(1))
+        made.launch(("a",), lambda: done.append(1))
     assert done == [1, 1]
     assert "kernels are launched one by one: operation not permitted" in caplog.text
     assert made.size_of(1) == 0

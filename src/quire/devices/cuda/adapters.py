@@ -41,9 +41,17 @@ class Placed:
 
 
 class SlotAdapters:
-    """The adapters in the slots of an executable. Low-rank weights have the type of activations."""
+    """The adapters in the slots of an executable. Low-rank weights have the type of activations.
 
-    def __init__(self, graph: Graph, recorder: Recorder, most: int) -> None:
+    What is launched for all of them stays the same until `version` changes. `rows` is room for the slots of a step's
+    tokens, and of its logit rows.
+    """
+
+    def __init__(self, graph: Graph, recorder: Recorder, most: int, max_tokens: int) -> None:
+        self.version = 0
+        self.rows = torch.full((2, -(-max_tokens // 4) * 4 if most else 0), -1, dtype=torch.int32).to(
+            recorder.device
+        )
         self.device, self.act, self.most = recorder.device, recorder.act, most
         self._recorder = recorder
         self.adapters: dict[int, Adapter] = {}
@@ -62,19 +70,30 @@ class SlotAdapters:
                 )
         taken = place_adapter(self.adapters, slot, adapter, self.most)
         changes, norms = ({}, {}) if adapter is None else (adapter.changes, adapter.norms)
+        if norms or self.norms.get(slot):
+            self.version += 1
         self.norms[slot] = {path: self._recorder.norm(norm) for path, norm in norms.items()}
         for path in {*changes, *(path for path, by_slot in self._placed.items() if slot in by_slot)}:
             by_slot = {**self._placed.get(path, {})}
             by_slot.pop(slot, None)
             if path in changes:
                 by_slot[slot] = self._place(self._ops[path], changes[path])
-            self._placed[path], self._tables[path] = by_slot, self._table(self._ops[path], by_slot)
+            table, old, op = self._table(self._ops[path], by_slot), self._tables.get(path), self._ops[path]
+            if isinstance(op, ops.Embed) or old is None or not old.take(table):
+                self._tables[path], self.version = table, self.version + 1
+            self._placed[path] = by_slot
         return taken
 
-    def of(self, path: str) -> tuple[dict[int, Placed], adapted.Changes]:
-        """Find the changes of the product at a path, by slot and in tables; none by slot if no adapter changes it."""
-        by_slot = self._placed.get(path)
-        return (by_slot, self._tables[path]) if by_slot else ({}, EMPTY)
+    @property
+    def replaces(self) -> bool:
+        """Whether an adapter brings whole weights, whose products steps compute where they need them."""
+        return any(
+            placed.weight is not None for by_slot in self._placed.values() for placed in by_slot.values()
+        )
+
+    def of(self, path: str) -> tuple[dict[int, Placed], adapted.Changes | None]:
+        """Find the changes of the product at a path, by slot and in tables; None if no adapter ever changed it."""
+        return self._placed.get(path, {}), self._tables.get(path)
 
     def _tensor(self, values: Array, dtype: Any = None) -> Any:
         return torch.from_numpy(np.array(values)).to(self.device, dtype or self.act)
@@ -121,9 +140,6 @@ class SlotAdapters:
         )  # fmt: skip
 
 
-EMPTY = adapted.Changes(None, None, None, 0)
-
-
 def _outputs(op: Changeable) -> int:
     return op.table.shape[1] if isinstance(op, ops.Embed) else op.weight.shape[0]
 
@@ -134,21 +150,27 @@ def _ordered(op: Changeable, values: Array) -> Array:
 
 
 class StepAdapters:
-    """The adapters of a step's rows."""
+    """The adapters of a step's rows. What is `captured` is launched for all adapters, else for those of the step."""
 
     def __init__(self, adapters: SlotAdapters, inputs: ModelInput, run: Launcher, step: CudaStep) -> None:
         check_slots(adapters.adapters, inputs)
         assert inputs.adapters_B is not None
         given = np.repeat(inputs.adapters_B, np.diff(inputs.cu_q_B1))
         self._adapters, self._run, self._step = adapters, run, step
-        self._present = set(given[given >= 0].tolist())
-        tokens = sent(given, adapters.device)
-        self._slots = {TOKENS: tokens, ROWS: tokens[step.logit_rows]}
+        self._present, self.captured = set(given[given >= 0].tolist()), step.size > 0
+        slots = np.full((2, len(given)), -1, np.int32)
+        slots[0], slots[1, : len(inputs.logit_rows_L)] = given, given[inputs.logit_rows_L]
+        adapters.rows.fill_(-1)
+        adapters.rows[:, : len(given)] = sent(slots, adapters.device)
+        self._slots = {
+            TOKENS: adapters.rows[0, : len(step.tokens)],
+            ROWS: adapters.rows[1, : len(step.logit_rows)],
+        }
         self._sorted: dict[int, adapted.SortedRows] = {}
 
-    def narrow(self, start: int, stop: int) -> None:
+    def narrow(self, start: int, stop: int, size: int) -> None:
         """Pieces of logit rows are these from now on."""
-        self._slots[PIECE] = self._slots[ROWS][start:stop]
+        self._slots[PIECE], self.captured = self._adapters.rows[1, start : max(stop, size)], size > 0
 
     def forget(self) -> None:
         """Sort rows anew when they are next needed."""
@@ -160,17 +182,18 @@ class StepAdapters:
             self._sorted[kind] = adapted.sort_rows(self._run, self._slots[kind], *about)
         return self._sorted[kind]
 
-    def _found(self, path: str) -> tuple[dict[int, Placed], adapted.Changes]:
-        """The changes at a path by the slots in this step."""
+    def _found(self, path: str) -> tuple[dict[int, Placed], adapted.Changes | None]:
+        """The changes at a path by slot, and in tables; None if there is none to launch for."""
         by_slot, changes = self._adapters.of(path)
-        return {slot: by_slot[slot] for slot in self._present & by_slot.keys()}, changes
+        found = by_slot if self.captured else {slot: by_slot[slot] for slot in self._present & by_slot.keys()}
+        return found, changes if found or self.captured else None
 
     def product(
         self, op: Any, out: ops.Value, multiply: Callable[[CudaMatrix, Any], None], ending: tuple[Any, ...]
     ) -> bool:
         """Compute a product that adapters change, if any does: sums by `multiply`, then `ending` as in `finish`."""
         found, changes = self._found(op.path)
-        if not found:
+        if changes is None:
             return False
         step, x, kind = self._step, self._step[op.x].to(self._adapters.act), self._step.kind(out)
         weight, gated, low = own_matrix(op.weight), isinstance(op, ops.GatedLinear), None
@@ -185,7 +208,7 @@ class StepAdapters:
     def embedding(self, op: ops.Embed[ops.Value], out: ops.Value) -> bool:
         """Embed tokens by a table that adapters change, if any does."""
         found, changes = self._found(op.path)
-        if not found:
+        if changes is None:
             return False
         step, run, act, slots = self._step, self._run, self._adapters.act, self._slots[TOKENS]
         low = None
@@ -229,7 +252,7 @@ class StepAdapters:
 
     def norm(self, path: str, out: ops.Value, normalize: Callable[[Any, NormTensors], None]) -> None:
         """Replace rows of a norm by those of adapters' own norms."""
-        for slot in self._present:
+        for slot in self._adapters.norms if self.captured else self._present:
             own = self._adapters.norms[slot].get(path)
             if own is not None:
                 other = torch.empty_like(self._step[out])

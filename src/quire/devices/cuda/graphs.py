@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -55,14 +55,22 @@ class Graphs:
             self._capture = partial(_captured, pool=torch.cuda.graph_pool_handle())
         else:
             self._sizes = []
-        self._replays: dict[Hashable, Work] = {}
+        self._replays: dict[tuple[Any, ...], Work] = {}
+        self._version = 0
 
     def size_of(self, count: int) -> int:
         """The size of a step of `count` tokens or rows; 0: it is launched kernel by kernel."""
         place = bisect_left(self._sizes, count)
         return self._sizes[place] if count and place < len(self._sizes) else 0
 
-    def run_step(self, key: tuple[Hashable, ...] | None, given: Sequence[Piece], step: CudaStep) -> None:
+    def forget_all_but(self, version: int) -> None:
+        """Forget graphs of steps with adapters, but those of a version of them."""
+        if version != self._version:
+            self._version = version
+            kept = [key for key in self._replays if key[2] in (None, version)]
+            self._replays = {key: self._replays[key] for key in kept}
+
+    def run_step(self, key: tuple[Any, ...] | None, given: Sequence[Piece], step: CudaStep) -> None:
         """Launch operations over a step: those for the host, and others as graphs under a key; None: one by one."""
         for index, piece in enumerate(given):
             if piece.by_host or key is None:
@@ -70,7 +78,7 @@ class Graphs:
             else:
                 self.launch((*key, index), partial(launched, piece.calls, step))
 
-    def launch(self, key: Hashable, work: Work) -> None:
+    def launch(self, key: tuple[Any, ...], work: Work) -> None:
         """Do work that is captured under a key. A GPU that cannot capture it is asked no more."""
         if key in self._replays:
             return self._replays[key]()

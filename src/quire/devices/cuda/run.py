@@ -68,7 +68,7 @@ class CudaExecutable:
         ]
         self._body = pieces(self._calls[: own.body], by_host[: own.body])
         self._head = pieces(self._calls[own.body :], by_host[own.body :])
-        self._adapters = SlotAdapters(graph, recorder, limits.max_adapters)
+        self._adapters = SlotAdapters(graph, recorder, limits.max_adapters, limits.max_tokens)
         self._step: CudaStep | None = None
         self._padded: dict[int, CudaStep] = {}
         self._table: Any = None  # the block tables of all slots, as steps appended to them
@@ -109,10 +109,19 @@ class CudaExecutable:
         self._on_device()
         self._step = step = self._filled(inputs)
         step.fill_in(self._last_tokens, self._peers)
-        if inputs.adapters_B is not None:
-            step.adapters = StepAdapters(self._adapters, inputs, self._run, step)
-        self._graphs.run_step(("body", step.size) if step.size else None, self._body, step)
+        given = inputs.adapters_B is not None
+        step.adapters = StepAdapters(self._adapters, inputs, self._run, step) if given else None
+        if given:
+            self._graphs.forget_all_but(self._adapters.version)
+        self._graphs.run_step(self._key("body", step.size), self._body, step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
+
+    def _key(self, part: str, size: int) -> tuple[Any, ...] | None:
+        """Name the graph of a part of a step; steps with adapters, and without, have their own."""
+        version = (
+            self._adapters.version if self._step is not None and self._step.adapters is not None else None
+        )
+        return (part, size, version) if size else None
 
     def _filled(self, inputs: ModelInput) -> CudaStep:
         """A step of a graph's size, if its kernels can be captured; else one of its own size."""
@@ -122,7 +131,7 @@ class CudaExecutable:
         whole = inputs.appended_C3 is None and (not size or shape != self._table.shape)
         mirror = None if whole else self._table
         about = self._arena, self._memory, self._closed, self._kv, self._run
-        if size and mirror is not None and inputs.adapters_B is None:
+        if size and mirror is not None and (inputs.adapters_B is None or not self._adapters.replaces):
             step = self._padded.get(size) or CudaStep(*about, size)
             self._padded[size] = step
             if step.fill(inputs, mirror):
@@ -142,12 +151,13 @@ class CudaExecutable:
         if graph.logits is None:
             raise EngineError("this stage has no head: a step cannot ask it for logits")
         size = self._graphs.size_of(stop)
-        if step.adapters is not None or size > self._limits.max_logit_rows or start:
+        replaces = step.adapters is not None and self._adapters.replaces
+        if replaces or size > self._limits.max_logit_rows or start:
             size = 0
         step.narrow(graph.hidden, start, stop, size)
         if step.adapters is not None:
-            step.adapters.narrow(start, stop)
-        self._graphs.run_step(("head", size) if size else None, self._head, step)
+            step.adapters.narrow(start, stop, size)
+        self._graphs.run_step(self._key("head", size), self._head, step)
         return TorchLogits(step[graph.logits][: stop - start])
 
     def hidden(self) -> CudaRows:

@@ -65,6 +65,19 @@ class Changes:
     gains: Any = None
     shifts: Any = None
 
+    def take(self, other: Changes) -> bool:
+        """Become other changes in the same memory, for launches that have it; False if they do not fit."""
+        pairs = [
+            (self.downs.table, other.downs.table), (self.ups.table, other.ups.table), (self.ranks, other.ranks),
+            (self.gains, other.gains), (self.shifts, other.shifts),
+        ]  # fmt: skip
+        if other.largest > self.largest or any((own is None) != (new is None) for own, new in pairs):
+            return False
+        for own, new in pairs:
+            if own is not None:
+                own.copy_(new)
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
