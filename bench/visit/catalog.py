@@ -32,6 +32,7 @@ from quire.devices.cuda.kernels import (
     sparse,
 )
 from quire.devices.cuda.launch import Launcher
+from quire.devices.cuda.peers import RankSums
 from quire.devices.cuda.target import target_named
 from quire.devices.cuda.tiles import attention_tiles
 from quire.devices.cuda.work import WorkShape
@@ -189,6 +190,14 @@ def _routes(run: Launcher) -> None:
         routing.route(run, empty(9, count), about, numbers(9, 8), real(9, 8), real(count))
 
 
+def _rank_sums(run: Launcher) -> None:
+    x, weight = empty(9, 8192, dtype=torch.float32), empty(8192, dtype=torch.float32)
+    out, by, sums = empty(9, 8192), norm.NormTensors("rms", weight, None, 1e-5), RankSums(run, None, 8)
+    sums.add(x, out)
+    for parts in sums.ways(x):
+        norm.normalize(run, x, out, by, 1, norm.Sum(out, (1.0, 1.0), out), parts=parts)
+
+
 def _rows(run: Launcher) -> None:
     x, weight, numbers = empty(9, 4096), empty(4096, dtype=torch.float32), partial(empty, dtype=torch.int32)
     by = norm.NormTensors("rms", weight, None, 1e-5)
@@ -263,6 +272,7 @@ CASES: dict[str, Callable[[Launcher], None]] = {
     "scan of Mamba-2": partial(_scan, "space"),
     "scan of Mamba-1": partial(_scan, "selective"),
     "gated recurrence": partial(_scan, "gated"),
+    "sums over ranks": _rank_sums,
     "sampling": _sample,
     "routing": _routes,
     "rows": _rows,

@@ -88,6 +88,7 @@ def build_engine(
         if source.beside is not None:
             copy_side_files(source.beside, part)
         if plan is not None and isinstance(plan.backend, Builder):
+            plan.plan_ranks()
             plan.backend.write_artifacts(part / FOLDER, plan.memory.block_size)
     return manifest
 

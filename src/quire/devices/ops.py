@@ -319,10 +319,11 @@ class RunExperts(Op[T], frozen=True, eq=False):
 
 
 class AllReduce(Op[T], frozen=True, eq=False):
-    """The sum of all ranks' x, added in the order of ranks. `peers` may be None in a graph to measure."""
+    """The sum of all ranks' x, added in the order of `ranks`. `peers` may be None in a graph to measure."""
 
     x: T
     peers: Peers | None
+    ranks: int = 1
 
     def width(self: AllReduce[int], kv: KVSpec) -> int:
         return self.x

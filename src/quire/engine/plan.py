@@ -9,6 +9,7 @@ from msgspec.structs import replace as replaced
 
 from quire.config import DeviceConfig, EngineConfig, ModelConfig
 from quire.devices import registry as devices
+from quire.devices.graph import widths
 from quire.devices.protocol import (
     Arithmetic,
     Backend,
@@ -143,6 +144,19 @@ class EnginePlan:
     def executable(self, model: ServedModel, kv: KVCache) -> Executable:
         """Compile the model for the largest step."""
         return self.backend.compile(tapped(model, self.need.taps), kv, self.limits)
+
+    def plan_ranks(self) -> None:
+        """Tell the backend of those other ranks of the stage whose shares have shapes of their own."""
+        outline, known = self.backend.outline(), set[str]()
+        for rank in range(self.shard.size):
+            own = share_of(self.config.parallel, rank, self.model)
+            share = self.files.outline(outline, own)
+            kv_spec = self.model.kv_spec(kv_dtype(self.config, self.model.dtype), own)
+            graph = tapped(share, self.need.taps)
+            shapes = repr((kv_spec, widths(graph, kv_spec)))
+            if rank and shapes not in known:
+                outline.workspace_bytes(graph, kv_spec, self.limits)
+            known.add(shapes)
 
     @property
     def arithmetic(self) -> Arithmetic:

@@ -100,7 +100,7 @@ class Shard(msgspec.Struct, frozen=True):
 
     def sum(self, g: Recorder, part: Value) -> Value:
         """Sum the parts that the ranks computed."""
-        return part if self.whole else g(AllReduce(part, self.peers))
+        return part if self.whole else g(AllReduce(part, self.peers, self.size))
 
     def columns(self, size: int) -> range:
         """Choose the inner columns of an MLP, or rows of the head, of this rank."""

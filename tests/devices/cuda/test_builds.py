@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +71,30 @@ def test_a_directory_holds_weights_and_compiled_kernels(model: Path, engine: Pat
         one = ours.decoder.weights[path]
         pair = [w if isinstance(w, np.ndarray) else w.dequantize() for w in (one, weight)]
         np.testing.assert_array_equal(*pair)
+
+
+def test_a_directory_for_ranks_holds_the_kernels_of_each(tmp_path: Path) -> None:
+    """Three heads on two ranks: one and two, so ranks have other shapes; kernels of equal shapes are there once."""
+    odd = {
+        **SMALL,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "hidden_size": 48,
+        "num_hidden_layers": 1,
+    }
+    model, made = write_checkpoint(tmp_path / "model", "llama", "bfloat16", **odd), tmp_path / "engine"
+    few = {**FEW, "max_num_batched_tokens": 2}
+    build_engine(
+        EngineConfig.from_options(model=str(model), tensor_parallel_size=2, **few), made, target="sm_80"
+    )
+    kept, names = Artifacts.opened(made / FOLDER, ""), Counter[str]()
+    for key in kept.files:
+        names[kept.about(Kernel, key).name] += 1
+    assert names["add_parts"] >= 2  # gathered, and where they are
+    assert names["publish"] == 2
+    assert sum("RANKS=2" in key for key in kept.files if key.startswith("norm.")) >= 2
+    with pytest.raises(ConfigError, match="was built for --tensor-parallel-size 2, and 4 is asked for"):
+        plan_engine(EngineConfig.from_options(model=str(made), tensor_parallel_size=4, device="interpreter"))
 
 
 def test_a_start_takes_the_directory_s_kernels(engine: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
-from quire.devices.cuda.fuse import Room, Round
+from quire.devices.cuda.fuse import NormalizeParts, Room, Round
 from quire.devices.cuda.kernels.sparse import ROOM
 from quire.devices.cuda.pack import DTYPES, own_matrix
 from quire.devices.graph import Graph, last_reads, widths
@@ -128,7 +128,8 @@ class Arena:
 
 def unrounded(graph: Graph) -> set[Value]:
     """Find values that are not rounded: ids, and parts of sums, with a residual or not, that pass between ranks."""
-    found = {op.x for op in graph.ops if isinstance(op, AllReduce) and isinstance(graph.ops[op.x], Linear)}
+    parts = {op.x for op in graph.ops if isinstance(op, (AllReduce, NormalizeParts))}
+    found = {x for x in parts if isinstance(graph.ops[x], Linear)}
     found |= experts_of_tokens(graph)
     for index, op in enumerate(graph.ops):
         if isinstance(op, AllGather) and op.unrounded:

@@ -17,7 +17,7 @@ from quire import _native
 from quire.devices.choices import Choices
 from quire.devices.cpu.machine import measure_limits, usable_threads
 from quire.devices.cpu.sampler import NativeSampler
-from quire.devices.cuda import parts, selfcheck
+from quire.devices.cuda import parts, peers, selfcheck
 from quire.devices.cuda.admit import ROOM, Admission
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
@@ -33,6 +33,7 @@ from quire.devices.cuda.selfcheck import Checks
 from quire.devices.cuda.stored import export, restore
 from quire.devices.cuda.target import target_of
 from quire.devices.graph import Graph
+from quire.devices.ops import AllReduce
 from quire.devices.protocol import (
     Arithmetic,
     Array,
@@ -207,6 +208,7 @@ class CudaBackend:
         captured += arena.beside * min(max(limits.graphs, default=0), limits.max_tokens) // limits.max_tokens
         scratch = kv_spec.token_bytes(self.choices.block_size) * self.choices.block_size
         sums = 0 if self.admission is None else ROOM
+        sums += peers.ROOM if any(isinstance(op, AllReduce) for op in graph.ops) else 0
         return arena.nbytes + arena.beside + CLOSED_STATES + captured + scratch + sums
 
     def free_memory(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,8 @@ from quire.devices.cuda.pack import own_matrix
 from quire.devices.graph import Graph
 from quire.devices.kv import KVSpec
 from quire.devices.operands import Norm
-from quire.devices.ops import Add, GatedLinear, Linear, Normalize, Op, T, Value, operands, resolved
+from quire.devices.ops import Add, AllReduce, GatedLinear, Linear, Normalize, Op, T, Value, operands, resolved
+from quire.devices.peers import Peers
 
 SCALE = 32  # bytes for the scale of a row of codes, and to align them
 Named = tuple[Value, Op[Value]]
@@ -59,6 +61,13 @@ class NormalizeSum(Op[T], frozen=True, eq=False):
 
     def width(self: NormalizeSum[int], kv: KVSpec) -> int:
         return self.x
+
+
+class NormalizeParts(NormalizeSum[T], frozen=True, eq=False):
+    """NormalizeSum of the sum of all ranks' x, which it rounds first, as AllReduce does."""
+
+    peers: Peers | None = None
+    ranks: int = 1
 
 
 class RoundedLinear(Linear[T], frozen=True, eq=False, kw_only=True):
@@ -119,6 +128,36 @@ def norms_of_sums(found: Found) -> Edits:
     return edits
 
 
+def norms_of_parts(found: Found) -> Edits:
+    """A sum of all ranks' parts with the norm that reads it, or with a sum if nothing else reads it."""
+    edits: Edits = {}
+    for index, op in enumerate(found.ops[: found.graph.body]):
+        if not isinstance(op, AllReduce) or not (readers := found.readers[Value(index)]):
+            continue
+        name, after, about = Value(index), readers[0], {"x": op.x, "peers": op.peers, "ranks": op.ranks}
+        norm, rooms, last = found.ops[after], readers[:-1], readers[-1]
+        if isinstance(norm, Normalize) and found.is_norm(after):
+            edits[index] = [(name, Room(op.x))]
+            edits[after] = [
+                (Value(after), NormalizeParts(**about, total=name, norm=norm.norm, path=norm.path))
+            ]
+            continue
+        total: Any = found.ops[last]
+        if any(not isinstance(found.ops[room], Room) for room in rooms) or not isinstance(
+            total, NormalizeSum
+        ):
+            continue
+        if total.other is not None and (total.x == name or total.first is None):
+            other, factors = (
+                (total.other, total.factors) if total.x == name else (total.x, total.factors[::-1])
+            )
+            own = {field: getattr(total, field) for field in total.__struct_fields__} | about
+            edits[index] = []
+            edits[last] = [(Value(last), NormalizeParts(**own | {"other": other, "factors": factors}))]
+            edits.update((room, [(Value(room), Room(other))]) for room in rooms)
+    return edits
+
+
 def codes_of_products(found: Found) -> Edits:
     """Rows are rounded once for all products that take codes, and by the norm that makes them."""
     edits: Edits = {}
@@ -150,7 +189,7 @@ def _by_codes(op: Op[Value], codes: Value) -> Op[Value]:
     return kind(**{name: getattr(op, name) for name in op.__struct_fields__}, codes=codes)
 
 
-PATTERNS: tuple[Callable[[Found], Edits], ...] = norms_of_sums, codes_of_products
+PATTERNS: tuple[Callable[[Found], Edits], ...] = norms_of_sums, norms_of_parts, codes_of_products
 
 
 def fused(graph: Graph, adapters: bool = False) -> Graph:

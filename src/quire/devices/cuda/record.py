@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from quire.devices import ops
+from quire.devices.cuda import peers
 from quire.devices.cuda.arena import matrices
 from quire.devices.cuda.encoders import attention, exchanges, mixtures, products, rows, states
 from quire.devices.cuda.kernels import norm
@@ -18,6 +19,7 @@ from quire.devices.cuda.plain import encode_plain
 from quire.devices.graph import Graph
 from quire.devices.operands import Norm
 from quire.devices.ops import Op, Value
+from quire.devices.peers import Peers
 from quire.devices.protocol import Array
 from quire.devices.recurrent_ops import EmbedNgrams
 from quire.errors import ConfigError
@@ -34,10 +36,17 @@ class Recorder:
 
     def __init__(self, run: Launcher, device: Any, act: Any) -> None:
         self.run, self.device, self.act = run, device, act
+        self._sums: peers.RankSums | None = None
 
     def tensor(self, values: Array | None) -> Any:
         """Float32 values on the device; None stays None."""
         return None if values is None else torch.tensor(np.asarray(values, np.float32), device=self.device)
+
+    def sums(self, of: Peers | None, ranks: int) -> peers.RankSums:
+        """What adds the ranks' parts: one for all sums."""
+        if self._sums is None:
+            self._sums = peers.RankSums(self.run, of, ranks)
+        return self._sums
 
     def norm(self, given: Norm | None) -> Any:
         """Place a norm on the device; None stays None."""

@@ -102,7 +102,24 @@ class GlooExchange(Group):
 
 
 class TorchPeers(Group):
-    """`Peers` that take tensors where they are, too."""
+    """`Peers` that take tensors where they are, too. `stop` is a number that kernels read, 1 once a rank has gone."""
+
+    stop: Any = None
+
+    def abort(self, rank: int) -> None:
+        if self.stop is not None:
+            self.stop.fill_(1)
+        super().abort(rank)
+
+    def registered(self, device: Any) -> Any:
+        """Give the group a name by which memory of all ranks is found, and a `stop`."""
+        self.stop = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        group, kind = dist.ProcessGroup(self._store, self.rank, self.size), dist.ProcessGroup.BackendType.NCCL
+        group._set_group_name("quire")
+        group._register_backend(device, kind, self._group)
+        group._set_default_backend(kind)
+        torch._C._distributed_c10d._register_process_group("quire", group)  # type: ignore[arg-type]
+        return group
 
     def parts(self, x: Any) -> Any:
         """Gather the x of all ranks, of one shape and type: [size, ...]."""

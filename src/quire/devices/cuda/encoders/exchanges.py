@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.devices import ops
+from quire.devices.cuda import fuse
+from quire.devices.cuda.encoders import rows
 from quire.devices.ops import Value
-from quire.devices.torch.exchange import joined, summed
+from quire.devices.torch.exchange import joined
 
 if TYPE_CHECKING:
     from quire.devices.cuda.record import Call, Encoders, Recorder
@@ -30,9 +32,12 @@ def receive(r: Recorder, op: ops.Receive[Value], out: Value) -> Call:
 
 
 def all_reduce(r: Recorder, op: ops.AllReduce[Value], out: Value) -> Call:
-    return Collective(
-        lambda step: step.given(step[out], out).copy_(summed(step.given(step[op.x], op.x), op.peers))
-    )
+    sums = r.sums(op.peers, op.ranks)
+    return Collective(lambda step: sums.add(step.given(step[op.x], op.x), step.given(step[out], out)))
+
+
+def normalize_parts(r: Recorder, op: fuse.NormalizeParts[Value], out: Value) -> Call:
+    return Collective(rows.normalize_sum(r, op, out, r.sums(op.peers, op.ranks)))
 
 
 def all_gather(r: Recorder, op: ops.AllGather[Value], out: Value) -> Call:
@@ -43,4 +48,9 @@ def all_gather(r: Recorder, op: ops.AllGather[Value], out: Value) -> Call:
     )
 
 
-ENCODERS: Encoders = {ops.Receive: receive, ops.AllReduce: all_reduce, ops.AllGather: all_gather}
+ENCODERS: Encoders = {
+    ops.Receive: receive,
+    ops.AllReduce: all_reduce,
+    fuse.NormalizeParts: normalize_parts,
+    ops.AllGather: all_gather,
+}

@@ -14,6 +14,7 @@ from quire.devices.cuda.pack import own_matrix
 from quire.devices.ops import Op, Value
 
 if TYPE_CHECKING:
+    from quire.devices.cuda.peers import RankSums
     from quire.devices.cuda.record import Call, Encoders, Recorder
     from quire.devices.cuda.step import CudaStep
 
@@ -86,15 +87,24 @@ def normalize(r: Recorder, op: ops.Normalize[Value], out: Value) -> Call:
     return call
 
 
-def normalize_sum(r: Recorder, op: fuse.NormalizeSum[Value], out: Value) -> Call:
+def normalize_sum(
+    r: Recorder, op: fuse.NormalizeSum[Value], out: Value, sums: RankSums | None = None
+) -> Call:
     given, first = r.norm(op.norm), r.norm(op.first)
 
     def call(step: CudaStep) -> None:
-        total, summed = step[out if op.total is None else op.total], None
-        if op.other is not None:
-            summed = norm.Sum(step[op.other], op.factors, total, first)
+        x, total, summed = step[op.x], step[out if op.total is None else op.total], None
+        if sums is not None:  # ranks may pad steps unlike each other
+            x, total = step.given(x, op.x), step.given(total, out)
+        if op.other is not None or sums is not None:
+            summed = norm.Sum(step.optional(op.other), op.factors, total, first)
         codes = None if op.codes is None else step.codes(op.codes)
-        norm.normalize(r.run, step[op.x], step[out], given, summed=summed, codes=codes)
+        for parts in (None,) if sums is None else sums.ways(x):
+            source, own = x, summed
+            if parts is None and sums is not None:
+                source, own = (total, None) if op.other is None else (x, summed)
+                sums.add(x, source, total)
+            norm.normalize(r.run, source, step[out], given, summed=own, codes=codes, parts=parts)
         if step.adapters is not None and given is not None:
             step.adapters.norm(op.path, out, partial(norm.normalize, r.run, total))
 

@@ -13,17 +13,13 @@ from typing import Any
 import torch
 
 from quire.devices.cuda.kernels import packed
+from quire.devices.cuda.kernels.math import NUMBERS
 from quire.devices.cuda.kernels.packed import Form
 from quire.devices.cuda.kernels.products import FLOATS, closed, product_tiles, sums
 from quire.devices.cuda.kernels.routing import sort_pairs
 from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import ProductTile, ProductTiles
-
-NUMBERS = {
-    torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8,
-    torch.uint8: tl.uint8, torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5,
-}  # fmt: skip
 
 
 @triton.jit

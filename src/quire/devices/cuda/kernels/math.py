@@ -1,7 +1,14 @@
-"""Functions of float32 tiles that several kernels share. Each rounds every step by itself."""
+"""Functions of float32 tiles that several kernels share, each of which rounds every step by itself, and types."""
+
+import torch
 
 from quire.devices.cuda.language import tl, triton
 
+NUMBERS = {
+    torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.int8: tl.int8,
+    torch.uint8: tl.uint8, torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5,
+}  # fmt: skip
+"""NUMBERS are the types of elements at addresses."""
 LOG2E = tl.constexpr(1.4426950408889634)
 
 

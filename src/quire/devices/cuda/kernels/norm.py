@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from quire.devices.cuda.kernels.ranks import Parts, of_all
 from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import Shape
@@ -37,12 +38,20 @@ def rounded_row(v, inside, codes, scales, row, d, code_stride):
 
 @triton.jit
 def norm(x, first, first_bias, other, total, weight, bias, out, codes, scales, width, x_stride, out_stride,
-         code_stride, factor, other_factor, first_eps, eps,
-         FIRST_LAYER: tl.constexpr, LAYER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+         code_stride, factor, other_factor, first_eps, eps, parts, epochs, part_stride,
+         FIRST_LAYER: tl.constexpr, LAYER: tl.constexpr, BLOCK: tl.constexpr,
+         RANKS: tl.constexpr, NUMBER: tl.constexpr):  # fmt: skip
     """The norm of one group of a row. The other steps of `normalize`, where they are given, round as it says."""
     row, group, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     inside, column = d < width, group * width + d
-    v = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if parts is not None:
+        v = of_all(parts, epochs, part_stride, row * x_stride + column, inside, RANKS, NUMBER)
+        rounded = v.to(total.dtype.element_ty)
+        if other is None:
+            tl.store(total + row * x_stride + column, rounded, mask=inside)
+        v = rounded.to(tl.float32)
+    else:
+        v = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if first is not None:
         v = normed(v, inside, first, first_bias, column, width, first_eps, FIRST_LAYER)
         v = v.to(total.dtype.element_ty).to(tl.float32)
@@ -91,7 +100,10 @@ class NormTensors:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """x + `other`, each times its factor, stored in `total`; x is normed by `first` before. Tensors are like x."""
+    """x + `other`, each times its factor, stored in `total`; x is normed by `first` before. Tensors are like x.
+
+    Without `other` it is the sum of parts that is stored.
+    """
 
     other: Any
     factors: tuple[float, float]
@@ -101,17 +113,20 @@ class Sum:
 
 def normalize(
     run: Launcher, x: Any, out: Any, by: NormTensors | None, groups: int = 1, summed: Sum | None = None,
-    codes: tuple[Any, Any] | None = None,
+    codes: tuple[Any, Any] | None = None, parts: Parts | None = None,
 ) -> None:  # fmt: skip
     """Normalize x [T, D], groups of a row by themselves, or a sum with it; `by` is None: the sum alone.
 
-    The result is rounded to `codes` too: int8 [T, D], and their scales [T]. Each step rounds as one alone would.
+    If `parts` are given, x is their sum. The result is rounded to `codes` too: int8 [T, D], and their scales [T]. Each
+    step rounds as one alone would.
     """
     width, summed, by = x.shape[1] // groups, summed or Sum(None, (1.0, 1.0), None), by or NONE
     first, stride = summed.first or NONE, 0 if codes is None else codes[0].stride(0)
+    parts = parts or Parts(None, 1)
     launch(
         run, norm, (x.shape[0], groups, 1), x, first.weight, first.bias, summed.other, summed.total, by.weight, by.bias,
         out, *(codes or (None, None)), width, x.stride(0), out.stride(0), stride, *summed.factors, first.eps, by.eps,
+        parts.tensor, parts.epochs, parts.stride, RANKS=parts.ranks, NUMBER=parts.number,
         FIRST_LAYER=first.kind == "layer", LAYER=by.kind == "layer",
         BLOCK=triton.next_power_of_2(width), shape=shape_of(width),
     )  # fmt: skip

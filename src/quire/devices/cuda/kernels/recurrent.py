@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quire.devices.cuda.kernels.experts import NUMBERS
-from quire.devices.cuda.kernels.math import activate, exp, sigmoid
+from quire.devices.cuda.kernels.math import NUMBERS, activate, exp, sigmoid
 from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import Shape
