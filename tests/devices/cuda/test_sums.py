@@ -16,7 +16,7 @@ from quire.devices.cuda.aot import RecordingLauncher
 from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.kernels import norm
 from quire.devices.cuda.kernels.ranks import Parts, sum_parts
-from quire.devices.cuda.peers import MOST, ROOM, RankSums, SharedMemory
+from quire.devices.cuda.peers import MOST, PADS, PROGRAMS, ROOM, RankSums, SharedMemory
 from quire.devices.cuda.target import TARGETS
 from quire.devices.registry import make_backend
 from quire.model.shard import Shard
@@ -185,3 +185,80 @@ def test_sums_join_norms_with_the_bits_of_one_by_one(
     names, other = ran(backend, graph, spec)
     assert names["add_parts"] == sums
     assert other == found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_signal_all_others_and_wait_for_them(ranks: int) -> None:
+    """Here the others have signalled before, so that nobody has to wait: once, and once one barrier ahead."""
+    own = [torch.zeros(ROOM, dtype=torch.uint8) for _ in range(ranks)]
+    stop = torch.zeros(1, dtype=torch.int32)
+    pads = [memory[: 4 * PROGRAMS * ranks].view(torch.int32).view(PROGRAMS, ranks) for memory in own]
+    memory = SharedMemory(own[0], [one.data_ptr() for one in own], 0, stop.data_ptr())
+    x = torch.arange(5000, dtype=torch.float32)
+    for epoch, ahead in ((1, 0), (2, 1)):
+        pads[0][:] = epoch + ahead
+        shown = memory.publish(RUN, x)
+        assert all((pad[:, 0] == epoch).all() for pad in pads)
+        assert (pads[0][:, 1:] == epoch + ahead).all()
+        at = PADS + (epoch & 1) * MOST
+        assert own[0][at : at + x.nbytes].view(torch.float32).equal(x)
+        assert shown.ranks == ranks
+    if ranks > 1:  # nobody answers: a rank that has gone ends the wait
+        stop.fill_(1)
+        memory.publish(RUN, x)
+
+
+class Near:
+    """Two ranks of one machine, which always agree."""
+
+    rank, size = 0, 2
+    stop = torch.zeros(1, dtype=torch.int32)
+
+    def parts(self, x: Any) -> Any:
+        return torch.stack([x, x])
+
+    def registered(self, device: Any) -> str:
+        return "quire"
+
+
+def test_ranks_that_cannot_share_memory_say_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    near: Any = Near()
+    other: Any = Near()
+    other.parts = lambda x: torch.stack([x, x + 1])  # another GPU, on another machine
+    cpu, reached = torch.device("cpu"), []
+
+    def reaches(own: int, index: int) -> bool:
+        reached.append((own, index))
+        return False
+
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", reaches)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert peers.shared_memory(other, cpu) is None
+    assert "ranks gather parts of sums by NCCL" in caplog.text
+    apart: Any = Near()
+    apart.parts = lambda x: torch.stack([x, x + torch.tensor([1, 0])[: len(x)]])
+    assert peers.shared_memory(apart, cpu) is None
+    assert reached == [(0, 1)]
+
+    def refuse(*given: Any, **named: Any) -> Any:
+        raise RuntimeError("CUDA driver error: not supported\nmore")
+
+    monkeypatch.setattr(peers.symmetric, "empty", refuse)
+    caplog.clear()
+    assert peers.shared_memory(near, cpu) is None
+    assert caplog.messages[-1].endswith("do not read each other's memory: CUDA driver error: not supported")
+    monkeypatch.setattr(peers.symmetric, "empty", torch.empty)
+    monkeypatch.setattr(peers.symmetric, "rendezvous", lambda own, group: Handle(own))
+    found = peers.shared_memory(near, cpu)
+    assert found is not None
+    assert (found.rank, found.size) == (0, 2)
+
+
+class Handle:
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def get_buffer(self, rank: int, shape: Any, dtype: Any) -> Any:
+        return self.own[:1]

@@ -130,7 +130,7 @@ def shared_memory(peers: TorchPeers, device: Any) -> SharedMemory | None:
         if index != (device.index or 0)
     )
     memory, problem = None, "GPUs do not reach each other's memory"
-    if all(peers.parts(torch.tensor([near], device=device)).tolist()):
+    if all(peers.parts(torch.tensor([near], device=device)).flatten().tolist()):
         try:
             memory = _mapped(peers, device)
         except RuntimeError as error:

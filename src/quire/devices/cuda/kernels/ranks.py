@@ -15,6 +15,7 @@ from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 
 BLOCK = 1024
+SPINS = tl.constexpr(1024)  # between looks at the host's memory, which take long
 PROGRAMS = 32
 """PROGRAMS publish a part, always as many: each has a count of barriers, and parts lie by turns in two halves."""
 
@@ -81,10 +82,13 @@ def publish(x, parts, pads, epochs, count, rank, RANKS: tl.constexpr, LANES: tl.
         tl.atomic_xchg(theirs, epoch, mask=others, sem="release", scope="sys")
         mine = tl.load(pads + rank).to(tl.pointer_type(tl.int32)) + program * RANKS + peer
         found = tl.atomic_add(mine, 0, mask=others, sem="acquire", scope="sys")
-        stop = tl.load(pads + RANKS).to(tl.pointer_type(tl.int32))
-        # Others may be one ahead.
-        while (tl.min(tl.where(others, found - epoch, 0), 0) < 0) & (tl.load(stop, volatile=True) == 0):
+        spins = 0
+        while tl.min(tl.where(others, found - epoch, 0), 0) < 0:  # others may be one ahead
             found = tl.atomic_add(mine, 0, mask=others, sem="acquire", scope="sys")
+            spins += 1
+            if spins % SPINS == 0:
+                stop = tl.load(pads + RANKS).to(tl.pointer_type(tl.int32))
+                found = tl.where(tl.load(stop, volatile=True) == 0, found, epoch)
         tl.debug_barrier()
     tl.store(epochs + program, epoch)
 
