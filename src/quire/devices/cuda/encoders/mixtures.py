@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from quire.devices import ops
 from quire.devices.cuda.kernels import experts, routing
 from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
 from quire.devices.ops import Value
+from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.devices.cuda.record import Call, Encoders, Recorder
@@ -50,8 +52,17 @@ def mixture(r: Recorder, op: ops.RunExperts[Value]) -> experts.Experts:
     return experts.Experts(
         up, down, torch.tensor(sizes, dtype=torch.int32, device=r.device), max(sizes), op.activation, gated,
         first.limit, op.weigh_inputs, _biases(r, op, "up_bias", gated), _biases(r, op, "down_bias", False),
-        aligned and all(size % down.columns(run) == 0 for size in sizes),
+        aligned and all(size % down.columns(run) == 0 for size in sizes), *later_limit(op),
     )  # fmt: skip
+
+
+def later_limit(op: ops.RunExperts[Value]) -> tuple[float, int]:
+    """The limit of the last experts, and the first of them; 0 if all have one. ConfigError: there are more limits."""
+    limits = [(i, expert.limit) for i, expert in enumerate(op.experts) if expert is not None]
+    changes = [i for (_, before), (i, limit) in pairwise(limits) if limit != before]
+    if len(changes) > 1:
+        raise ConfigError("no GPU kernel computes experts of several limits: choose --device cpu")
+    return (limits[-1][1], changes[0]) if changes else (0.0, 0)
 
 
 def _weights(r: Recorder, given: list[CudaMatrix | None]) -> experts.Weights:

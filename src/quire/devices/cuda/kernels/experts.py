@@ -27,8 +27,9 @@ def expert_product(
     x, x_scales, addresses, scales, zeros, offsets, sizes, bias, out, weights, tile_experts, pairs, width, x_stride,
     out_stride, bias_stride,
     UP: tl.constexpr, CHOSEN: tl.constexpr, WEIGH: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    LIMIT: tl.constexpr, NUMBER: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, FINE: tl.constexpr,
-    E2M1: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    LIMIT: tl.constexpr, LATER: tl.constexpr, SPLIT: tl.constexpr, NUMBER: tl.constexpr, BITS: tl.constexpr,
+    GROUP: tl.constexpr, FINE: tl.constexpr, E2M1: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     expert = tl.load(tile_experts + tl.program_id(1))
     if expert < 0:
@@ -67,7 +68,13 @@ def expert_product(
         total *= tl.load(x_scales + source)[None, :]
     if bias is not None:
         bias += expert.to(tl.int64) * bias_stride
-    closed(total, bias, None, out, 0, pair, 0x7FFFFFFF, rows, out_stride, ACTIVATION, GATED, LIMIT)
+    if SPLIT > 0:
+        if expert < SPLIT:
+            closed(total, bias, None, out, 0, pair, 0x7FFFFFFF, rows, out_stride, ACTIVATION, GATED, LIMIT)
+        else:
+            closed(total, bias, None, out, 0, pair, 0x7FFFFFFF, rows, out_stride, ACTIVATION, GATED, LATER)
+    else:
+        closed(total, bias, None, out, 0, pair, 0x7FFFFFFF, rows, out_stride, ACTIVATION, GATED, LIMIT)
 
 
 @triton.jit
@@ -125,7 +132,7 @@ class Experts:
     """Experts on the device; rows of gated `up` are those of products.gated.
 
     `sizes` int32 [E] are the inner widths, `largest` of them the greatest. Biases are float32 [E, rows], or None.
-    `aligned`: all widths are multiples of tiles' columns.
+    `aligned`: all widths are multiples of tiles' columns. The limit of experts from `split` on is `later`, if not 0.
     """
 
     up: Weights
@@ -139,6 +146,8 @@ class Experts:
     up_bias: Any = None
     down_bias: Any = None
     aligned: bool = False
+    later: float = 0.0
+    split: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +215,8 @@ def multiply_pairs(
     activation: str = "",
     gated: bool = False,
     limit: float = 0.0,
+    later: float = 0.0,
+    split: int = 0,
     whole: bool = False,
     columns: int | None = None,
 ) -> None:
@@ -217,8 +228,8 @@ def multiply_pairs(
         run, expert_product, (triton.cdiv(rows, tile.rows), tile_experts.shape[0], 1), x, x_scales, table.table,
         table.scales, table.zeros, table.offsets, sizes, bias, out, weights, tile_experts, pairs, width, x.stride(0),
         out.stride(0), 0 if bias is None else bias.stride(0), UP=up, CHOSEN=chosen, WEIGH=weigh,
-        ACTIVATION=activation, GATED=gated, LIMIT=limit, NUMBER=NUMBERS[table.number], WHOLE=whole, ROWS=tile.rows,
-        TOKENS=tile.tokens, shape=tile.shape,
+        ACTIVATION=activation, GATED=gated, LIMIT=limit, LATER=later, SPLIT=split, NUMBER=NUMBERS[table.number],
+        WHOLE=whole, ROWS=tile.rows, TOKENS=tile.tokens, shape=tile.shape,
         **(table.constants(run) if columns is None else {**table.constants(run), "COLUMNS": columns}),
     )  # fmt: skip
 
@@ -242,7 +253,8 @@ def run_experts(
         multiply_pairs(
             run, x, table, experts.sizes, bias, out, weights, scratch.tile_experts, scratch.pairs, tile, rows, width,
             up=up, x_scales=scales, chosen=each, weigh=weigh, activation=experts.activation if up else "",
-            gated=up and experts.gated, limit=experts.limit, whole=experts.aligned,
+            gated=up and experts.gated, limit=experts.limit, later=experts.later, split=experts.split,
+            whole=experts.aligned,
         )  # fmt: skip
 
     rows, width = experts.largest * (2 if experts.gated else 1), out.shape[1]
