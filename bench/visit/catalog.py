@@ -126,7 +126,8 @@ def _experts(tokens: int, run: Launcher, form: packed.Form | None = None, rounds
     ids, weights = numbers(tokens, 8), real(tokens, 8)
     offsets = places if form is not None and form.offsets else None
     number = torch.bfloat16 if form is None else form.number
-    held = experts.Weights(places, number, form, places, offsets=offsets, rounds=rounds)
+    values = places if form is not None and form.table else None
+    held = experts.Weights(places, number, form, places, offsets=offsets, values=values, rounds=rounds)
     about = experts.Experts(held, held, numbers(128), 768, "silu", aligned=True)
     room = experts.expert_scratch(run, x, 8, about, 2048, empty)
     experts.run_experts(run, x, ids, weights, about, room, x)
@@ -244,6 +245,9 @@ PACKED: dict[str, tuple[packed.Form, bool]] = {
     "MXFP4": (packed.Form(torch.uint8, 32, e2m1=True), False),
     "NVFP4": (packed.Form(torch.uint8, 16, e2m1=True), False),
     "Q4_K": (packed.Form(torch.uint8, 32, offsets=True), False),
+    "NF4": (packed.Form(torch.uint8, 64, table=True), False),
+    "LUT4": (packed.Form(torch.uint8, table=True), False),
+    "IQ2_S": (packed.Form(torch.uint8, 16, table=True), False),
     "Q6_K": (packed.Form(torch.int8, 16), False),
     "FP8 weights in groups of 128": (packed.Form(FP8, 128), False),
 }

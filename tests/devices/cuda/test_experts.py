@@ -214,7 +214,7 @@ def test_mixtures(sizes: list[int], about: dict, dtype: Any) -> None:
 
 PACKED = [
     ("int8", 0, True), ("int8", 32, False), ("int4", 32, True), ("int4 with zeros", 64, False), ("fp8", 0, False),
-    ("e2m1", 16, False), ("int4 with offsets", 32, False),
+    ("e2m1", 16, False), ("int4 with offsets", 32, False), ("table", 64, False),
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ KINDS = [
     ("int8", 0, True), ("int8", 0, False), ("int8", 64, False), ("int4", 32, False), ("int4", 128, True),
     ("int4 with zeros", 64, False), ("int4 with zeros", 64, True), ("fp8", 0, False), ("fp8", 128, False),
     ("e2m1", 32, False), ("e2m1", 16, False), ("int4 with offsets", 32, False), ("int8 with offsets", 16, False),
+    ("table", 0, False), ("table", 16, False), ("table", 64, False),
 ]  # fmt: skip
 
 
@@ -47,6 +48,10 @@ def weight_of(kind: str, group: int, rows: int, columns: int, seed: int = 0) -> 
         form = Form(codes.dtype, group, offsets=offsets is not None)
         return PackedWeight.pack(form, codes, scales, offsets=offsets), codes.double() * wide - added
     codes = torch.randint(0, 16, (rows, columns), generator=draw).to(torch.uint8)
+    if kind == "table":
+        table = torch.randn(rows, 16, generator=draw)
+        weight = PackedWeight.pack(Form(codes.dtype, group, table=True), codes, scales, table=table)
+        return weight, table.double().gather(1, codes.long()) * wide
     zeros = torch.randint(0, 16, (rows, groups), generator=draw).to(torch.uint8) if "zeros" in kind else None
     form = Form(codes.dtype, group, "zeros" in kind, "offsets" in kind, kind == "e2m1")
     weight = PackedWeight.pack(form, codes, scales, zeros, offsets)

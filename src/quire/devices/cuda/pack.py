@@ -171,7 +171,7 @@ def _packed(
 
 
 def _sides(part: Array | QuantTensor, layout: AnyLayout, form: Form, place: slice) -> tuple[Any, ...]:
-    """Codes, scales, zeros and offsets of some rows."""
+    """Codes, scales, zeros, offsets and a table of some rows, as PackedWeight.pack takes them."""
     if isinstance(part, QuantTensor):
         some = part.rows(np.arange(place.start, place.stop))
     else:
@@ -179,7 +179,7 @@ def _sides(part: Array | QuantTensor, layout: AnyLayout, form: Form, place: slic
     if isinstance(some.layout, Blocks):
         apart = taken_apart(some)
         apart = apart if apart.form == form else apart.alike(form)
-        return apart.codes, apart.scales, None, apart.offsets
+        return apart.codes, apart.scales, None, apart.offsets, apart.table
     if form.number == torch.int8:
         return (some.codes ^ 128).view(np.int8), some.scales[:, :1], None, None
     zeros = some.zeros

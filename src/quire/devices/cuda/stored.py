@@ -32,7 +32,7 @@ class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 def name_of(form: Form) -> str:
     """The name of a packed form."""
-    words = [word for word in ("zeros", "offsets", "e2m1") if getattr(form, word)]
+    words = [word for word in ("zeros", "offsets", "e2m1", "table") if getattr(form, word)]
     return " ".join([str(form.number)[6:], str(form.group), *words])
 
 

@@ -65,6 +65,10 @@ SINGLE: dict[Family, ProductTiles] = {
 }  # fmt: skip
 """Products of float32, without tensor cores."""
 
+TABLED = ProductTiles(64, FOUR_BITS.sizes)
+LISTED: dict[Family, ProductTiles] = {"hopper": TABLED, "ampere": TABLED, "interpreter": ONE_SIZE}
+"""Products with weights of 4 bits that are places in tables."""
+
 NIBBLES: dict[Family, ProductTiles] = {"hopper": FOUR_BITS, "ampere": FOUR_BITS, "interpreter": ONE_SIZE}
 """Products with weights of 4 bits."""
 

@@ -72,14 +72,14 @@ def _weights(r: Recorder, given: list[CudaMatrix | None]) -> experts.Weights:
         values = [None if weight is None else weight.values for weight in given]
         return experts.Weights(experts.addresses(values, r.device), first.values.dtype)
     packs = [None if weight is None or weight.packed is None else weight.packed.tensors for weight in given]
-    sides = zip(*(pack or (None,) * 4 for pack in packs), strict=True)
+    sides = zip(*(pack or (None,) * 5 for pack in packs), strict=True)
     places = [
         experts.addresses(side, r.device) if has is not None else None
         for side, has in zip(sides, first.packed.tensors, strict=True)
     ]
     form = first.packed.form
-    scales, zeros, offsets = places[1:]
-    return experts.Weights(places[0], form.number, form, scales, zeros, offsets, first.rounds)
+    scales, zeros, offsets, table = places[1:]
+    return experts.Weights(places[0], form.number, form, scales, zeros, offsets, table, first.rounds)
 
 
 def _biases(r: Recorder, op: ops.RunExperts[Value], side: str, gated: bool) -> Any:

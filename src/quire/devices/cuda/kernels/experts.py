@@ -24,8 +24,8 @@ from quire.devices.cuda.tiles import ProductTile, ProductTiles
 
 @triton.jit
 def expert_product(
-    x, x_scales, addresses, scales, zeros, offsets, sizes, bias, out, weights, tile_experts, pairs, width, x_stride,
-    out_stride, bias_stride,
+    x, x_scales, addresses, scales, zeros, offsets, table, sizes, bias, out, weights, tile_experts, pairs, width,
+    x_stride, out_stride, bias_stride,
     UP: tl.constexpr, CHOSEN: tl.constexpr, WEIGH: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     LIMIT: tl.constexpr, LATER: tl.constexpr, SPLIT: tl.constexpr, NUMBER: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, FINE: tl.constexpr, E2M1: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
@@ -57,13 +57,15 @@ def expert_product(
             zeros = tl.load(zeros + expert).to(tl.pointer_type(tl.uint8))
         if offsets is not None:
             offsets = tl.load(offsets + expert).to(tl.pointer_type(tl.float32))
+        if table is not None:
+            table = tl.load(table + expert).to(tl.pointer_type(tl.float32))
     factor, byte = None, tl.arange(0, COLUMNS * BITS // 8 if BITS > 0 else COLUMNS)
     of_weight = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * stride + byte[None, :]
     of_x = x + source[None, :] * x_stride + tl.arange(0, COLUMNS)[:, None]
     if WEIGH:
         factor = tl.load(weights + pair, mask=pair >= 0, other=0.0)[None, :]
-    total = sums(of_weight, of_x, factor, scales, zeros, offsets, n, rows, columns, scale_stride, BITS, GROUP, FINE,
-                 E2M1, x_scales is not None, WHOLE, COLUMNS)  # fmt: skip
+    total = sums(of_weight, of_x, factor, scales, zeros, offsets, table, n, rows, columns, scale_stride, BITS, GROUP,
+                 FINE, E2M1, x_scales is not None, WHOLE, COLUMNS)  # fmt: skip
     if x_scales is not None:
         total *= tl.load(x_scales + source)[None, :]
     if bias is not None:
@@ -102,7 +104,7 @@ def sum_experts(y, x, ids, weights, addresses, out, width, x_stride, out_stride,
 class Weights:
     """One weight of each expert, by addresses int64 [E]: 0 for an expert that returns x.
 
-    `form` is that of packed weights; None: they are floats. scales, zeros and offsets are tables like `table`. With
+    `form` is that of packed weights; None: they are floats. Their other tensors have tables like `table`. With
     `rounds`, products round their inputs to int8.
     """
 
@@ -112,6 +114,7 @@ class Weights:
     scales: Any = None
     zeros: Any = None
     offsets: Any = None
+    values: Any = None
     rounds: bool = False
 
     def tiles(self, run: Launcher) -> ProductTiles:
@@ -226,8 +229,8 @@ def multiply_pairs(
     """
     launch(
         run, expert_product, (triton.cdiv(rows, tile.rows), tile_experts.shape[0], 1), x, x_scales, table.table,
-        table.scales, table.zeros, table.offsets, sizes, bias, out, weights, tile_experts, pairs, width, x.stride(0),
-        out.stride(0), 0 if bias is None else bias.stride(0), UP=up, CHOSEN=chosen, WEIGH=weigh,
+        table.scales, table.zeros, table.offsets, table.values, sizes, bias, out, weights, tile_experts, pairs, width,
+        x.stride(0), out.stride(0), 0 if bias is None else bias.stride(0), UP=up, CHOSEN=chosen, WEIGH=weigh,
         ACTIVATION=activation, GATED=gated, LIMIT=limit, LATER=later, SPLIT=split, NUMBER=NUMBERS[table.number],
         WHOLE=whole, ROWS=tile.rows, TOKENS=tile.tokens, shape=tile.shape,
         **(table.constants(run) if columns is None else {**table.constants(run), "COLUMNS": columns}),

@@ -17,7 +17,7 @@ from quire.devices.cuda.kernels.norm import rounded_row, shape_of
 from quire.devices.cuda.kernels.products import product, product_grid
 from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
-from quire.devices.cuda.tiles import NIBBLES, WIDE, ProductTiles
+from quire.devices.cuda.tiles import LISTED, NIBBLES, WIDE, ProductTiles
 
 
 @triton.jit
@@ -45,7 +45,8 @@ class Form:
     """What kernels know of a packed weight: the type of its codes, and what turns them into values.
 
     `group` columns share a scale, or all (0). uint8 is two codes of four bits: less 8, less `zeros`, or twice E2M1
-    numbers. With `offsets` values are scale * code - offset, and codes are what they are.
+    numbers. With `offsets` values are scale * code - offset, and codes are what they are. With a `table` codes of four
+    bits are places of numbers, of which each row has 16.
     """
 
     number: Any
@@ -53,6 +54,7 @@ class Form:
     zeros: bool = False
     offsets: bool = False
     e2m1: bool = False
+    table: bool = False
 
     @property
     def bits(self) -> int:
@@ -61,10 +63,11 @@ class Form:
     @property
     def fine(self) -> int:
         """The columns of a group whose numbers are scaled one by one; 0: scales multiply sums."""
-        return self.group if self.offsets or self.group % 32 else 0
+        return self.group if self.offsets or self.table or self.group % 32 else 0
 
     def tiles(self, run: Launcher) -> ProductTiles:
-        return (NIBBLES if self.bits == 4 or self.fine else WIDE)[run.target.family]
+        small = NIBBLES if self.bits == 4 or self.fine else WIDE
+        return (LISTED if self.table else small)[run.target.family]
 
     def columns(self, run: Launcher) -> int:
         """The columns of a tile, which is a group if scales multiply its sum."""
@@ -94,7 +97,7 @@ E2M1_TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -
 class PackedWeight:
     """A weight [O, K]: codes int8 or FP8 [O, K], or uint8 [O, K / 2] of two codes each, K padded to whole tiles.
 
-    scales and offsets float32, zeros uint8 [O, groups].
+    scales and offsets float32, zeros uint8 [O, groups]; table float32 [O, 16].
     """
 
     form: Form
@@ -103,17 +106,20 @@ class PackedWeight:
     scales: Any
     zeros: Any = None
     offsets: Any = None
+    table: Any = None
 
     @classmethod
     def pack(
-        cls, form: Form, codes: Any, scales: Any, zeros: Any = None, offsets: Any = None
+        cls, form: Form, codes: Any, scales: Any, zeros: Any = None, offsets: Any = None, table: Any = None
     ) -> PackedWeight:
         """Pack codes [O, K]: int8 or FP8, or uint8 from 0 to 15 for four bits."""
         columns = codes.shape[1]
         whole = torch.nn.functional.pad(codes.view(torch.uint8), (0, -columns % PADDED))
         packed = whole[:, ::2] | (whole[:, 1::2] << 4) if form.bits == 4 else whole.view(codes.dtype)
-        scales, offsets = (None if x is None else x.float().contiguous() for x in (scales, offsets))
-        return cls(form, columns, packed.contiguous(), scales, zeros, offsets)
+        scales, offsets, table = (
+            None if x is None else x.float().contiguous() for x in (scales, offsets, table)
+        )
+        return cls(form, columns, packed.contiguous(), scales, zeros, offsets, table)
 
     @classmethod
     def outline(cls, rows: int, columns: int, form: Form, device: Any = "meta") -> PackedWeight:
@@ -122,23 +128,25 @@ class PackedWeight:
         codes: Any = empty(rows, (columns + -columns % PADDED) * form.bits // 8, dtype=form.number)
         return cls(
             form, columns, codes, empty(rows, groups), empty(rows, groups, dtype=torch.uint8) if form.zeros else None,
-            empty(rows, groups) if form.offsets else None,
+            empty(rows, groups) if form.offsets else None, empty(rows, 16) if form.table else None,
         )  # fmt: skip
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """Codes, scales, zeros and offsets; None for those that it lacks."""
-        return self.codes, self.scales, self.zeros, self.offsets
+        """Codes, scales, zeros, offsets and the table; None for those that it lacks."""
+        return self.codes, self.scales, self.zeros, self.offsets, self.table
 
     def values(self) -> Any:
         """Float32 [O, K]."""
         codes: Any = self.codes
         if self.form.bits == 4:
             codes = torch.stack([codes & 15, codes >> 4], 2).flatten(1)
-            codes = codes.float() if self.form.zeros else self.form.widened(codes)
+            if self.table is not None:
+                codes = self.table.gather(1, codes.long())
+            codes = codes.float() if self.form.zeros or self.form.table else self.form.widened(codes)
         group = self.form.group or self.columns
         wide = [
-            None if x is None else x.repeat_interleave(group, 1)[:, : self.columns] for x in self.tensors[1:]
+            None if x is None else x.repeat_interleave(group, 1)[:, : self.columns] for x in self.tensors[1:4]
         ]
         values = codes[:, : self.columns].float()
         values = (values if wide[1] is None else values - wide[1]) * wide[0]

@@ -17,12 +17,17 @@ from quire.devices.cuda.tiles import SINGLE, WIDE, ProductTile, ProductTiles
 
 
 @triton.jit
-def numbers(codes, zeros, start, n, rows, scale_stride, BITS: tl.constexpr, GROUP: tl.constexpr,
+def numbers(codes, zeros, table, start, n, rows, scale_stride, BITS: tl.constexpr, GROUP: tl.constexpr,
             E2M1: tl.constexpr, PLAIN: tl.constexpr):  # fmt: skip
-    """A tile of whole numbers [rows, K] from codes: two in a byte, the low half first, if BITS is 4."""
+    """A tile of numbers [rows, K] from codes: two in a byte, the low half first, if BITS is 4.
+
+    They are whole, or float32 of a `table` of 16 for each row.
+    """
     if BITS == 4:
         w = tl.interleave(codes & 15, codes >> 4).to(tl.int8)
-        if E2M1:  # twice their values
+        if table is not None:
+            w = tl.gather(table, w.to(tl.int32), 1)
+        elif E2M1:  # twice their values
             m = w & 7
             m += tl.maximum(m - 4, 0) + 2 * tl.maximum(m - 6, 0)
             w = tl.where(w > 7, -m, m)
@@ -47,7 +52,7 @@ def spread(table, start, n, rows, stride, FINE: tl.constexpr, COLUMNS: tl.conste
 
 
 @triton.jit
-def sums(of_weight, of_x, factor, scales, zeros, offsets, n, rows, columns, scale_stride, BITS: tl.constexpr,
+def sums(of_weight, of_x, factor, scales, zeros, offsets, table, n, rows, columns, scale_stride, BITS: tl.constexpr,
          GROUP: tl.constexpr, FINE: tl.constexpr, E2M1: tl.constexpr, INTEGER: tl.constexpr, WHOLE: tl.constexpr,
          COLUMNS: tl.constexpr):  # fmt: skip
     """The sums of a tile, rows n of the weight by tokens: over floats, or over codes of BITS bits if that is not 0.
@@ -57,6 +62,8 @@ def sums(of_weight, of_x, factor, scales, zeros, offsets, n, rows, columns, scal
     kind: tl.constexpr = tl.int32 if INTEGER else tl.float32
     k = tl.arange(0, COLUMNS)
     total = tl.zeros([of_weight.shape[0], of_x.shape[1]], tl.float32 if GROUP > 0 else kind)
+    if table is not None:
+        table = tl.load(table + tl.minimum(n, rows - 1)[:, None] * 16 + tl.arange(0, 16)[None, :])
     for start in range(0, columns, COLUMNS):
         known = start + k < columns
         if BITS > 0:
@@ -69,7 +76,7 @@ def sums(of_weight, of_x, factor, scales, zeros, offsets, n, rows, columns, scal
             )
         seen = tl.load(of_x + start) if WHOLE else tl.load(of_x + start, mask=known[:, None], other=0)
         if BITS > 0:
-            w = numbers(w, zeros, start, n, rows, scale_stride, BITS, GROUP, E2M1, offsets is not None)
+            w = numbers(w, zeros, table, start, n, rows, scale_stride, BITS, GROUP, E2M1, offsets is not None)
         if FINE > 0:
             w = w.to(tl.float32) * spread(scales, start, n, rows, scale_stride, FINE, COLUMNS)
             if offsets is not None:
@@ -113,7 +120,7 @@ def closed(total, bias, residual, out, first, t, tokens, rows, out_stride, ACTIV
 
 @triton.jit(do_not_specialize=["tokens"])
 def product(
-    x, x_scales, weight, scales, zeros, offsets, bias, residual, out,
+    x, x_scales, weight, scales, zeros, offsets, table, bias, residual, out,
     tokens, rows, columns, x_stride, head_stride, weight_stride, scale_stride, out_stride,
     ACTIVATION: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     FINE: tl.constexpr, E2M1: tl.constexpr, INTEGER: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
@@ -134,8 +141,10 @@ def product(
         zeros += first * scale_stride
     if offsets is not None:
         offsets += first * scale_stride
-    total = sums(of_weight, of_x, None, scales, zeros, offsets, n, rows, columns, scale_stride, BITS, GROUP, FINE, E2M1,
-                 INTEGER, WHOLE, COLUMNS)  # fmt: skip
+    if table is not None:
+        table += first * 16
+    total = sums(of_weight, of_x, None, scales, zeros, offsets, table, n, rows, columns, scale_stride, BITS, GROUP,
+                 FINE, E2M1, INTEGER, WHOLE, COLUMNS)  # fmt: skip
     if INTEGER:
         total *= tl.load(x_scales + nearest * heads + head)[None, :]
     if bias is not None:
@@ -189,8 +198,8 @@ def _launch(
     tiles = product_tiles(run, x.dtype)
     tile = tiles.of(x.shape[0])
     launch(
-        run, product, product_grid(x, rows, tile, count), x, None, weights, None, None, None, bias, residual, out,
-        x.shape[0], rows, columns, x.stride(0), weights.stride(0), weights.stride(1), 0, out.stride(0),
+        run, product, product_grid(x, rows, tile, count), x, None, weights, None, None, None, None, bias, residual,
+        out, x.shape[0], rows, columns, x.stride(0), weights.stride(0), weights.stride(1), 0, out.stride(0),
         ACTIVATION=activation or "", GATED=is_gated, LIMIT=limit, **FLOATS, INTEGER=False,
         WHOLE=columns % tiles.columns == 0, ROWS=tile.rows, TOKENS=tile.tokens, COLUMNS=tiles.columns, shape=tile.shape,
     )  # fmt: skip
