@@ -29,6 +29,7 @@ from quire.model.info import UNLIMITED, Asked, EngineLimits, Limit, ModelInfo
 from quire.model.kv_scales import check_kv_scales
 from quire.model.load import BUILT, OLD, is_built
 from quire.model.loaded import LoadedModel
+from quire.model.packing import named
 from quire.model.parts.decoder import Decoder, DecoderConfig
 from quire.model.parts.part import config_of
 from quire.model.parts.source import Piece, Use, Weights, WeightSource
@@ -331,7 +332,9 @@ class _Reader:
         self._places, self._backend = places, backend
 
     def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
-        matrix = self._backend.restore(self._places.about(path), self._places.data(path))
+        about, data = self._places.about(path), self._places.data(path)
+        with named(path, ConfigError, ModelError):
+            matrix = self._backend.restore(about, data)
         shape = sum(piece.own_shape[0] for piece in pieces), pieces[0].own_shape[1]
         if matrix.shape != shape:
             raise ModelError(f"{path} is {list(matrix.shape)}, the model says {list(shape)}")

@@ -6,7 +6,8 @@ Knows checkpoints and backends; tensors/ knows the place of each piece.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -153,6 +154,15 @@ class Packer:
         return "int8" if joined.is_int8_by_row and whole_rows else joined
 
 
+@contextmanager
+def named(path: str, *kinds: type[ConfigError | ModelError]) -> Iterator[None]:
+    """Name a weight in errors of these kinds, which a device raises that cannot have it."""
+    try:
+        yield
+    except kinds as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
 class Parts(Protocol):
     """Places of pieces among a checkpoint's tensors."""
 
@@ -168,12 +178,14 @@ class Packed:
     told: Told = untold
 
     def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
-        matrix = self.packer.matrix([self.tensors.part(piece) for piece in pieces], use)
+        with named(path, ConfigError):
+            matrix = self.packer.matrix([self.tensors.part(piece) for piece in pieces], use)
         self.told(matrix.nbytes)
         return matrix
 
     def gated(self, path: str, gate: Piece, up: Piece) -> Matrix:
-        matrix = self.packer.gated(self.tensors.part(gate), self.tensors.part(up))
+        with named(path, ConfigError):
+            matrix = self.packer.gated(self.tensors.part(gate), self.tensors.part(up))
         self.told(matrix.nbytes)
         return matrix
 

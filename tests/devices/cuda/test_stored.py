@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,12 +17,14 @@ import torch
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.devices.cuda import stored
+from quire.devices.cuda.backend import CudaBackend
 from quire.devices.cuda.blocks import PROBES
 from quire.devices.cuda.loading import Ring
 from quire.devices.cuda.pack import CudaMatrix
 from quire.devices.registry import make_backend
 from quire.engine.source import quantized_weights
-from quire.errors import ModelError
+from quire.errors import ModelError, ResourceError
+from quire.model.engine_dir import read_manifest, write_manifest
 from quire.weights.layouts import AnyLayout, Blocks, Int4, Int8
 from quire.weights.layouts.blocks import KINDS
 from quire.weights.schemes import Kept, Quantized
@@ -172,3 +176,24 @@ def test_a_target_without_the_type_refuses_it() -> None:
     about, data = backend().export(packed(Blocks("e4m3_128")))
     with pytest.raises(ModelError, match="does not convert float8_e4m3fn 128"):
         stored.restore(about, data, Ring(CPU), e4m3=False)
+
+
+class Full(CudaBackend):
+    """Has no memory for one weight."""
+
+    def gated_matrix(self, *given: Any) -> Any:
+        raise ResourceError("no memory left")
+
+
+def test_errors_name_the_weight(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", "llama", **WIDE)
+    with pytest.raises(ResourceError, match=r"^layers\.0\.mlp\.[a-z_]+: no memory left"):
+        load_model(model, Full(None, backend().choices))
+    build_engine(EngineConfig.from_options(model=str(model), device="interpreter"), tmp_path / "engine")
+    manifest = read_manifest(tmp_path / "engine")
+    path = next(path for path in manifest.tensors if path.startswith("layers.0.mlp."))
+    about = {**manifest.tensors[path].about, "dtype": "int3"}
+    tensors = {**manifest.tensors, path: msgspec.structs.replace(manifest.tensors[path], about=about)}
+    write_manifest(tmp_path / "engine", msgspec.structs.replace(manifest, tensors=tensors))
+    with pytest.raises(ModelError, match=rf"{re.escape(path)}: a GPU has no weights of 'int3'"):
+        load_model(tmp_path / "engine", backend())
