@@ -195,6 +195,7 @@ def test_a_step_with_drafts_is_launched_without_waiting(
 
     given = params()
     given[0].speculative_decoding = False
+    given[0].logit_bias, given[0].min_tokens, given[0].stop_token_ids = {70: 3.0}, 3, [*range(60, 200)]
     wanted = answers(model, given, device="cpu")
     monkeypatch.setattr(Fetched, "result", read)
     monkeypatch.setattr(Runner, "submit", submit)

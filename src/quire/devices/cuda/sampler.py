@@ -133,7 +133,7 @@ class CudaSampler(NativeSampler):
         guessed = check_rows(len(logits), self.vocab_size, slots, positions, drafts, masks_LW)
         if unknown := [slot for slot in slots if slot not in self._states]:
             raise EngineError(f"slot {unknown[0]} was never set")
-        if not self._edited.isdisjoint(slots):
+        if not self.following.isdisjoint(slots):
             self.settle()
         found = self._draw(tensor, slots, positions, guessed, masks_LW)
         drawn = Drawn(self, Fetched(found), slots, guessed)
@@ -157,12 +157,15 @@ class CudaSampler(NativeSampler):
         self, logits: Any, slots: list[int], positions: list[int], drafts: list[int], masks: TokenMask | None
     ) -> Any:
         """Draw a token for each row as if the drafts before it were drawn: int32 [L]."""
-        behind: list[list[int]] = []
+        behind, before = list[list[int]](), list[int]()
         for i, slot in enumerate(slots):
-            state = self._states[slot]
-            behind.append([*behind[-1], drafts[i - 1]] if i and slots[i - 1] == slot else [])
-            if not self._open and positions[i] != state.position + len(behind[i]):
-                raise EngineError(f"slot {slot} is at position {state.position}, not {positions[i]}")
+            before = [*before, drafts[i - 1]] if i and slots[i - 1] == slot else []
+            unseen = positions[i] - self._states[slot].position - len(before)
+            if unseen and not self._open:
+                raise EngineError(
+                    f"slot {slot} is at position {self._states[slot].position}, not {positions[i]}"
+                )
+            behind.append([0] * unseen + before)  # their number counts, of slots that do not follow them
         given = None if masks is None else sent(masks.view(np.int32), logits.device)
         return self.drawn(self._changed(logits, slots, behind), slots, positions, given)
 
