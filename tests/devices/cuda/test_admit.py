@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -339,3 +340,63 @@ def test_options_say_what_is_tried(caplog: pytest.LogCaptureFixture) -> None:
     assert loose is not None
     assert [one.name for one in loose.libraries] == ["slices", "vectors"]
     assert "--no-batch-invariant" in caplog.text
+
+
+class Graph:
+    """A graph of torch on a GPU that counts."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses, self.replays = refuses, 0
+
+    def __enter__(self) -> None:
+        if self.refuses:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    def __exit__(self, *about: object) -> None: ...
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+def test_seconds_are_those_of_replays_and_what_cannot_be_captured_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, done, gpu = Graph(False), list[int](), SimpleNamespace(type="cuda")
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None: ...
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, end: Event) -> float:
+            return [7.0, 5.0, 5.0, 90.0, 5.0][graph.replays - 1]
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda given, capture_error_mode: given)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert admit.seconds(lambda: done.append(1), gpu) == pytest.approx(0.001)
+    assert len(done) == 6  # once to compile, then captured
+    graph.refuses = True
+    with pytest.raises(RuntimeError, match="not permitted"):
+        admit.seconds(lambda: None, gpu)
+
+
+def test_a_device_that_captures_nothing_admits_nothing(
+    tmp_path: Path,
+    checkpoint: Path,
+    some_sizes: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refused(work: Any, device: Any) -> float:
+        raise RuntimeError("no capture")
+
+    monkeypatch.setattr(admit, "seconds", refused)
+    backend: Any = make_backend(threads=1, device="interpreter")
+    backend.admission = admitted(tmp_path, ["ours"])
+    cache = backend.kv_cache(inspect_model(checkpoint).kv_spec("bfloat16"), 4, 16)
+    backend.compile(load_model(checkpoint, backend).graph, cache, Limits(16, 4, 8))
+    assert "no library computes Linear(" in caplog.text

@@ -27,6 +27,7 @@ from quire.devices.cuda.selfcheck import Checks, Verdict, Verdicts, described, f
 from quire.devices.graph import Graph, widths
 from quire.devices.ops import AllGather, AllReduce, GatedLinear, Linear, Receive, Value
 from quire.devices.protocol import KVSpec, Limits
+from quire.errors import QuireError
 
 if TYPE_CHECKING:
     from quire.devices.cuda.record import Call, Recorder
@@ -108,12 +109,12 @@ class Product:
         form.multiply(x, sums if form.parts else sums[:, 0])
         self.end(sums, out, residual)
 
-    def exactly(self, x: Any, out: Any, residual: Any) -> None:
-        """Compute the sums in float64."""
-        pieces = self.weight.dense(SINGLE).split(1024)
-        self.end(
-            torch.cat([x.double() @ piece.double().T for piece in pieces], 1).float()[:, None], out, residual
-        )
+    def exactly(self, x: Any, residual: Any) -> Any:
+        """Compute the sums in float64, and the rest in float32."""
+        sums = [x.double() @ piece.double().T for piece in self.weight.dense(SINGLE).split(1024)]
+        out = torch.empty(len(x), self.weight.shape[0] // (1 + self.gated), device=x.device)
+        self.end(torch.cat(sums, 1).float()[:, None], out, residual)
+        return out
 
 
 def pieces(
@@ -159,10 +160,8 @@ def admit(
             tried = [size for size in SIZES if size <= most]
             try:
                 checks.add(key, judge(product, names, about, tried, exact, every))
-            except torch.OutOfMemoryError:
-                log.warning(
-                    "no memory to try libraries (lower --gpu-memory-utilization): none computes %s", name
-                )
+            except (RuntimeError, QuireError) as error:
+                log.warning("no library computes %s: none can be tried (%s)", name, str(error)[:200])
         found = {name: checks.of(key)[name] for name in names}
         forms = dict[int, Form]()
         for name, verdict in found.items():
@@ -234,9 +233,9 @@ def judge(
     x, added = (torch.randn(most, size, generator=made).to(home) for size in (weight.shape[1], width))
     x, residual = x.to(about[0]), added.to(about[1]) if about[2] else None
 
-    def computed(compute: Compute, size: int, dtype: Any = about[1]) -> tuple[Any, float]:
+    def computed(compute: Compute, size: int) -> tuple[Any, float]:
         """The first rows, poisoned before, and seconds."""
-        out, rest = torch.full((size, width), torch.nan, dtype=dtype, device=home), residual
+        out = torch.full((size, width), torch.nan, dtype=about[1], device=home)
         rest = None if residual is None else residual[:size]
         return out, seconds(lambda: compute(x[:size], out, rest), home)
 
@@ -251,7 +250,7 @@ def judge(
             equal, steady = equal and _same(out, ours[:size]), steady and _same(out, own[:size])
         return Trial(times, accurate, equal, steady)
 
-    ours, wanted = computed(product.ours, most)[0], computed(product.exactly, min(CHECKED, most), SINGLE)[0]
+    ours, wanted = computed(product.ours, most)[0], product.exactly(x[:CHECKED], residual)
     most_of = float(wanted.abs().max())  # without values a weight proves nothing
     near = float((ours[: len(wanted)].float() - wanted).abs().max()) + 1e-6 * most_of
     trials = dict[str, Trial]()
