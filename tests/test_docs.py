@@ -65,11 +65,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_files_and_targets_exist(page: Path) -> None:
     text = page.read_text()
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z0-9.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for path in re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", text):
         if path.startswith((".venv/", "build/")):  # made by make
             continue
         places = (ROOT, ROOT / "src/quire", ROOT / "src")
         assert "NAME" in path or any((place / path).exists() for place in places), f"{page.name} names {path}"
-    for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE):
+    for target in re.findall(r"(?:^|`)make ([a-z0-9.-]+)", text, re.MULTILINE):
         assert target in targets, f"{page.name} names `make {target}`"

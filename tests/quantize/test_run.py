@@ -19,11 +19,9 @@ from quire.model.load import open_for_reading
 from quire.model.packing import WeightTypes, pack_weights
 from quire.model.split_matrices import taken_apart
 from quire.progress import Told, untold
-from quire.quantize.files import HIDDEN, STATE, Output
-from quire.quantize.folding import Folding
 from quire.quantize.layers import LayerRunner
 from quire.quantize.methods import BITS, Method, Name
-from quire.quantize.run import Quantizer
+from quire.quantize.run import HIDDEN, STATE, Folding, Output, Quantizer
 from quire.weights.checkpoint import open_checkpoint
 from tests.model.tiny_models import Session
 from tests.models import inspect_model, load_model

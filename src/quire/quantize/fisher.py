@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.devices.protocol import FloatArray, IntArray
+from quire.devices.protocol import IntArray
 from quire.lazy import Lazy, need
 from quire.pretrained import load_pretrained
+from quire.weights.tensor import FloatArray
 
 if TYPE_CHECKING:
     import torch

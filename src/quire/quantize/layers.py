@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.devices.protocol import Backend, FloatArray, IntArray, Limits, ModelInput, StateInput
+from quire.devices.protocol import Backend, IntArray, Limits, ModelInput, StateInput
 from quire.errors import ModelError
 from quire.model.families.names import TensorNames
 from quire.model.packing import Packer, WeightTypes
@@ -18,7 +18,7 @@ from quire.model.tensors import Tensors
 from quire.quantize.watch import Input, Noted, watched
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.checkpoint.protocol import Unquantized
-from quire.weights.tensor import Array
+from quire.weights.tensor import Array, FloatArray
 
 Observe = Callable[[Input, FloatArray], None]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,19 +14,174 @@ from typing import Any
 
 import numpy as np
 
-from quire.devices.protocol import Backend, FloatArray, IntArray
-from quire.errors import ModelError
-from quire.files import read_json
+from quire.devices.ops import Attend, GatedLinear, Normalize
+from quire.devices.protocol import Backend, IntArray
+from quire.errors import ConfigError, ModelError
+from quire.files import read_json, replaced
+from quire.model.families.names import TensorNames
 from quire.model.load import open_for_reading
+from quire.model.parts.layer import LayerConfig
 from quire.model.split_matrices import taken_apart
 from quire.progress import Told
-from quire.quantize.files import Output
-from quire.quantize.folding import Folding
 from quire.quantize.layers import LayerRunner
 from quire.quantize.methods import Method
 from quire.quantize.stats import SAMPLED, InputStats
-from quire.quantize.watch import Input
-from quire.weights.tensor import Array
+from quire.quantize.watch import Input, Noted
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.checkpoint.safetensors import write_safetensors
+from quire.weights.tensor import Array, FloatArray
+
+
+@dataclass(slots=True)
+class Folding:
+    """The tensors of one layer while factors are moved; `changed` has the modified ones, in float32."""
+
+    layer: LayerConfig
+    names: TensorNames
+    checkpoint: Checkpoint
+    prefix: str
+    changed: dict[str, Array] = field(default_factory=dict)
+
+    def read(self, name: str) -> FloatArray:
+        array = self.changed[name] if name in self.changed else self.checkpoint.get(name)
+        return np.asarray(array, np.float32)
+
+    def unfit(self, name: str, method: Method) -> str:
+        """Say why the method's format cannot hold a matrix; empty if it can."""
+        rows, columns = self.checkpoint.shape(name)
+        return method.unfit(rows, columns)
+
+    def fold(self, inputs: list[Input], stats: dict[int, InputStats], noted: Noted, method: Method) -> None:
+        """Fold each input that allows it; `stats`, by place among the inputs, then describe the divided inputs."""
+        for place, found in enumerate(inputs):
+            if not found.tensors or place not in stats:
+                continue
+            producer = self._producer(found, noted)
+            fit = [name for name in found.tensors if not self.unfit(name, method)]
+            if producer is None or not fit:
+                continue
+            factors = method.factors([self.read(name) for name in fit], stats[place])
+            if (factors == 1).all():
+                continue
+            self._divide(producer, factors)
+            for name in [*found.tensors, *found.others]:
+                self.changed[name] = self.read(name) * factors
+            stats[place] = stats[place].scaled(factors)
+
+    def _producer(self, found: Input, noted: Noted) -> tuple[str, str] | None:
+        """Find what makes an input, if nothing else reads it: ("norm" or "rows", module)."""
+        if found.shared:
+            return None
+        made = found.made
+        kind = made.path.rpartition(".")[2] if isinstance(made, Normalize) else ""
+        if kind in ("attention_norm", "mlp_norm"):
+            return ("norm", f"{self.prefix}{self.names[kind]}") if self.layer.norm.weight else None
+        if isinstance(made, GatedLinear) and made.activation != "clamped_swiglu" and not made.limit:
+            tensors = noted.tensors(made.path)
+            return ("rows", tensors[1].removesuffix(".weight")) if tensors and len(tensors) == 2 else None
+        mixer, plain = self.layer.mixer, isinstance(made, Attend) and len(found.tensors) == 1
+        if plain and not self.names["attention.qkv"] and mixer is not None and mixer.heads_apart:
+            return "rows", f"{self.prefix}{self.names['attention.v']}"
+        return None
+
+    def _divide(self, producer: tuple[str, str], factors: FloatArray) -> None:
+        kind, module = producer
+        present = set(self.checkpoint.names())
+        weight, bias = f"{module}.weight", f"{module}.bias"
+        if kind == "norm":
+            offset = np.float32(self.names.norm_offset)
+            self.changed[weight] = (self.read(weight) + offset) / factors - offset
+        else:
+            self.changed[weight] = self.read(weight) / factors[:, None]
+        if bias in present:
+            self.changed[bias] = self.read(bias) / factors
+
+
+STATE, HIDDEN, INDEX = "quantize-state.json", "quantize-hidden.npy", "model.safetensors.index.json"
+# Files of a model that are not its weights and not its config.
+COPIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.py", "LICENSE*", "README*")
+NOT_COPIED = ("config.json", INDEX, "pytorch_model.bin.index.json")
+
+
+@dataclass(slots=True)
+class Output:
+    """The output of a run. `settings` are all that the result depends on: a run resumes only with equal settings.
+
+    `done` shards are written; `kept` are the modules in them that stay float.
+    """
+
+    directory: Path
+    settings: Mapping[str, Any]
+    shards: int
+    done: int = 0
+    kept: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, directory: Path, settings: Mapping[str, Any], shards: int) -> Output:
+        """Open a directory. ConfigError if it holds anything but an unfinished run with these settings."""
+        output = cls(directory, settings, shards)
+        state = directory / STATE
+        if state.exists():
+            found = read_json(state)
+            if found.get("settings") != json.loads(json.dumps(settings)):
+                raise ConfigError(
+                    f"{directory} holds an unfinished run with other options: remove it, or give the same ones"
+                )
+            output.done, output.kept = int(found["done"]), list(found["kept"])
+        elif directory.exists() and any(directory.iterdir()):
+            raise ConfigError(f"{directory} is not empty: choose an empty or a new directory")
+        directory.mkdir(parents=True, exist_ok=True)
+        return output
+
+    def hidden(self) -> FloatArray | None:
+        """Read the input of the next layer, if the run was interrupted after a layer."""
+        path = self.directory / HIDDEN
+        if not self.done or not path.exists():
+            return None
+        values: FloatArray = np.load(path, allow_pickle=False)
+        return values
+
+    def write(self, tensors: Mapping[str, Array], hidden: FloatArray | None) -> None:
+        """Write the next shard, and the hidden states that the one after it needs."""
+        write_safetensors(self.directory / self._shard(self.done), tensors)
+        if hidden is not None:
+            with replaced(self.directory / HIDDEN) as path, path.open("wb") as file:
+                np.save(file, hidden, allow_pickle=False)
+        self.done += 1
+        with replaced(self.directory / STATE) as path:
+            path.write_text(json.dumps({"settings": self.settings, "done": self.done, "kept": self.kept}))
+
+    def finish(self, source: Path, config: Mapping[str, Any], beside: tuple[str, Any] | None) -> None:
+        """Write the index and the config, copy what belongs to the model, and forget the state."""
+        owners: dict[str, str] = {}
+        total = 0
+        for index in range(self.shards):
+            header, size = _header(self.directory / self._shard(index))
+            owners |= dict.fromkeys(header, self._shard(index))
+            total += size
+        index_file = {"metadata": {"total_size": total}, "weight_map": owners}
+        (self.directory / INDEX).write_text(json.dumps(index_file, indent=1))
+        for pattern in COPIED:
+            for path in source.glob(pattern):
+                if path.name not in NOT_COPIED and path.is_file():
+                    shutil.copyfile(path, self.directory / path.name)
+        if beside is not None:
+            (self.directory / beside[0]).write_text(json.dumps(beside[1], indent=1))
+        (self.directory / "config.json").write_text(json.dumps(config, indent=2))
+        for name in (STATE, HIDDEN):
+            (self.directory / name).unlink(missing_ok=True)
+
+    def _shard(self, index: int) -> str:
+        return f"model-{index + 1:05d}-of-{self.shards:05d}.safetensors"
+
+
+def _header(path: Path) -> tuple[list[str], int]:
+    """List the tensors of a file that was written here, and their size in bytes."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return [name for name in header if name != "__metadata__"], path.stat().st_size - 8 - size
+
 
 log = logging.getLogger("quire")
 

@@ -23,8 +23,7 @@ from quire.hooks import ENDPOINTS as ENTRY_POINTS
 from quire.hooks import load_hooks
 from quire.lazy import Lazy
 from quire.serve.admission import VERSION, Admission, CountAnswer, HeadLimits, is_anthropic, route_path
-from quire.serve.anthropic import count_tokens, messages
-from quire.serve.anthropic import models as anthropic_models
+from quire.serve.anthropic import messages
 from quire.serve.anthropic.protocol import CountRequest, MessageObject, MessagesRequest, error_body
 from quire.serve.endpoints import Dialect, Endpoint, Generating, Plain
 from quire.serve.errors import ErrorInfo, HttpError, as_http
@@ -92,9 +91,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Plain(
         "/v1/messages/count_tokens",
-        count_tokens.count,
+        messages.count,
         CountRequest,
-        count_tokens.TokenCount,
+        messages.TokenCount,
         "Count the tokens of a conversation (Anthropic)",
     ),
     Plain(
@@ -306,11 +305,11 @@ def add_model_cards(
 
     async def all_models(http: HttpRequest) -> Response:
         cards = all_cards(http.state.operator)
-        return json_response(anthropic_models.models(cards) if VERSION in http.headers else cards)
+        return json_response(messages.models(cards) if VERSION in http.headers else cards)
 
     async def one_model(http: HttpRequest, model_id: str) -> Response:
         card = find(model_id, http.state.operator)
-        return json_response(anthropic_models.model(card) if VERSION in http.headers else card)
+        return json_response(messages.model(card) if VERSION in http.headers else card)
 
     add_get(app, "/v1/models", all_models, models.ModelList, "The served names")
     add_get(app, "/v1/models/{model_id:path}", one_model, models.ServedModelCard, "One served name")

@@ -102,22 +102,15 @@ def read_ctrl(config: ConfigReader) -> DecoderConfig:
 
 def read_xglm(config: ConfigReader) -> DecoderConfig:
     """Lin et al. 2021, arXiv:2112.10668."""
-    return read_decoder(
-        config,
-        **PLAIN,
-        norm_eps=1e-5,
-        rotated=0,
-        positions_offset=2,
-        positions_sinusoid="half_less_one",
-        embedding_scale=config.integer("hidden_size") ** 0.5 if config.boolean("scale_embedding") else 1.0,
-    )
+    return read_biogpt(config, positions_sinusoid="half_less_one")
 
 
-def read_biogpt(config: ConfigReader) -> DecoderConfig:
+def read_biogpt(config: ConfigReader, **fields: Any) -> DecoderConfig:
     """Luo et al. 2022, arXiv:2210.10341. The epsilon of the config is not used."""
     return read_decoder(
         config,
         **PLAIN,
+        **fields,
         norm_eps=1e-5,
         rotated=0,
         positions_offset=2,

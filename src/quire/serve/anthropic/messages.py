@@ -1,7 +1,8 @@
-"""/v1/messages: Anthropic's API, for text."""
+"""Anthropic's API, for text: /v1/messages, its count of tokens, and /v1/models in its shape."""
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,8 +11,10 @@ from starlette.requests import Request as HttpRequest
 from quire.lazy import Lazy
 from quire.serve.anthropic.conversation import conversation
 from quire.serve.anthropic.protocol import (
+    COUNT_TOKENS,
     MESSAGES,
     Block,
+    CountRequest,
     MessageObject,
     MessagesRequest,
     MessageUsage,
@@ -22,7 +25,8 @@ from quire.serve.anthropic.protocol import (
 )
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, named
-from quire.serve.openai.conversation import prepare
+from quire.serve.openai.conversation import prepare, render
+from quire.serve.openai.models import ModelList, ServedModelCard
 from quire.serve.openai.protocol import DrawFields
 from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.output_items import Change, Item, Items
@@ -170,3 +174,51 @@ def _changed(changes: list[Change]) -> list[bytes]:
             delta = {"type": kind, field: text}
             events.append(_event("content_block_delta", index=item.index, delta=delta))
     return events
+
+
+class TokenCount(msgspec.Struct):
+    """Answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+async def count(service: Service, http: HttpRequest) -> bytes:
+    """Read, check and count a conversation."""
+    body = await service.read(http, COUNT_TOKENS)
+    service.check_model(body.model)
+    tools = reading.tools_of(body.tools or (), body.tool_choice)
+    count = await service.work(http, lambda: _count(service, body, tools), renders=True)
+    for name in tools.dropped:
+        service.notice(http, name)
+    return _encode(TokenCount(count))
+
+
+def _count(service: Service, body: CountRequest, tools: Tools) -> int:
+    chat = conversation(body, tools)
+    text = render(service, chat, service.offer(chat)).text
+    return len(service.front.encode(text, add_special_tokens=False))
+
+
+class AnthropicModel(msgspec.Struct, tag="model"):
+    id: str
+    display_name: str
+    created_at: str
+
+
+class AnthropicModels(msgspec.Struct):
+    """All models, on one page."""
+
+    data: list[AnthropicModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False
+
+
+def model(card: ServedModelCard) -> AnthropicModel:
+    created = datetime.fromtimestamp(card.created, timezone.utc)
+    return AnthropicModel(card.id, card.id, created.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def models(cards: ModelList) -> AnthropicModels:
+    data = [model(card) for card in cards.data]
+    return AnthropicModels(data, data[0].id, data[-1].id)
