@@ -248,7 +248,7 @@ from quire.config import EngineConfig
 from quire.engine import process
 process._load_maker("quire.client.start").start_core(EngineConfig.from_options(max_model_len=64, threads=1))
 """
-MOST_LINES = {"generate": 20_660, "server": 21_100, "engine": 18_270}
+MOST_LINES = {"generate": 20_660, "server": 21_070, "engine": 18_270}
 """Lines that a run imports at most. The aim is 15,000 for generate: lower a bound when less is imported."""
 SPINE_ONLY = ("weights.gguf.", "weights.readers.", "text.formats.", "text.output.", "serve.")
 
