@@ -19,7 +19,7 @@ class Choices(msgspec.Struct, frozen=True):
     `read_gbs` gigabytes and to compute `gflops` billion operations per second, a CPU with each thread, until steps
     are measured. Ranks of a machine have `shared_memory`, or a device each. If it `launches`, executables and samplers
     return at once, and steps overlap (`async_scheduling`). `batch_invariant`: other rows change no bit of a row. Steps
-    are padded to the next of `graphs` tokens, and captured.
+    are padded to the next of `graphs` tokens, and captured, by a server while it is idle if it `prepares`.
     """
 
     max_num_batched_tokens: int = 1024
@@ -34,6 +34,7 @@ class Choices(msgspec.Struct, frozen=True):
     async_scheduling: bool = False
     batch_invariant: bool = True
     graphs: tuple[int, ...] = ()
+    prepares: bool = False
 
     def with_threads(self, count: int) -> Choices:
         """Return the choices of a CPU that computes with `count` threads."""

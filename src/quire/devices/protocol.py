@@ -11,7 +11,7 @@ G key/value heads, H head_dim, V vocabulary, S slots, M blocks per sequence, O a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -165,6 +165,13 @@ class Executable(Protocol):
 
     def taps(self) -> tuple[HiddenRows, ...]:
         """Rows [T, D]: hidden states after the layers Graph.taps, in order. Host arrays may be views as in `hidden`."""
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """An executable that does a piece of what later steps would wait for; False if nothing is left."""
+
+    def prepare(self, block_table_SM: IntArray) -> bool: ...
 
 
 class MachineLimits(msgspec.Struct, frozen=True):

@@ -53,6 +53,7 @@ GPU = Choices(
     launches=True,
     async_scheduling=True,
     graphs=(1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 513, 32)),
+    prepares=True,
 )
 INTERPRETER = Choices(block_size=64, launches=True, async_scheduling=True, graphs=(1, 2, 4, 8))
 PLAIN = Choices(batch_invariant=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import numpy as np
 
-from quire.devices.protocol import Executable, KVCache, ModelInput
+from quire.devices.protocol import Executable, KVCache, ModelInput, Prepares
 from quire.devices.sampling import Pending
 from quire.errors import DeviceLostError, EngineError, FailedStepError, message_of
 from quire.runtime.inputs import InputBuilder, StepLayout, StepRows
@@ -113,6 +113,11 @@ class Runner:
         if executable is None:
             raise EngineError("the engine sleeps: wake it up before it loads an adapter")
         return executable.adapt(slot, adapter)
+
+    def prepare(self) -> bool:
+        """Let the device do something that later steps would wait for; False if nothing is left."""
+        executable = self._executable
+        return isinstance(executable, Prepares) and executable.prepare(self._inputs.block_table_SM)
 
     def submit(self, batch: ScheduledBatch) -> Pending[StepOutput]:
         """Compute `batch` after earlier ones. Its result may be an exception."""

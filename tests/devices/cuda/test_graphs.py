@@ -112,12 +112,12 @@ def outputs(
     target: Any = INTERPRETER,
     steps: Any = STEPS,
     adapted: Any = None,
-    kinds: Any = (),
+    kinds: Any = (), ahead: int = 0,
 ) -> tuple[list[Any], Any]:  # fmt: skip
     """The bytes of each step's logits, hidden states and taps; memory is poisoned between steps.
 
-    `adapted` gives a step's adapters by slot of its sequences; adapters, of operations of some kinds, change before the
-    last two steps.
+    `ahead` sizes are captured before. `adapted` gives a step's adapters by slot of its sequences; adapters, of
+    operations of some kinds, change before the last two steps.
     """
     backend: Any = make_backend(threads=1, device="interpreter")
     backend._run = InterpretedLauncher(target)
@@ -133,6 +133,7 @@ def outputs(
         tapped(loaded, (0,)), cache, Limits(320, 4, 4, 0 if adapted is None else 2, graphs=sizes)
     )
     sequences, found = Sequences(info.spec.vocab_size), []
+    assert all(executable.prepare(sequences.table) for _ in range(ahead))
     backend._last_tokens[3] = 65
     for number, (counts, rows) in enumerate(steps):
         if adapted is not None and number in (0, len(steps) - 2):
@@ -195,6 +196,20 @@ def test_steps_with_adapters_are_replayed_for_any_of_them(tmp_path: Path, kinds:
     assert version == len(changed) + (kinds == CHANGEABLE)  # other products change in place
     assert outputs(model, (), **given)[0] == found
     assert outputs(model, (), steps=given["steps"])[0] != found
+
+
+@pytest.mark.parametrize("family", ["qwen3", "lfm2"])
+def test_sizes_are_captured_before_steps_come(tmp_path: Path, family: str) -> None:
+    model, sizes = write_checkpoint(tmp_path, family, "bfloat16"), (2, 4, 8)
+    wanted, first = outputs(model, sizes, steps=STEPS[1:5])
+    found, executable = outputs(model, sizes, steps=STEPS[1:5], ahead=2)
+    assert found == wanted
+    assert [*executable._padded] == [8, 4]  # the largest first
+    assert {*first._graphs._replays} == {*executable._graphs._replays}
+    table = np.zeros((4, COLUMNS), np.int32)
+    assert [executable.prepare(table) for _ in range(2)] == [True, False]
+    assert ("body", 2, None, 0) in executable._graphs._replays
+    assert not outputs(model, (), steps=STEPS[1:2])[1].prepare(table)
 
 
 def test_operations_of_the_host_lie_between_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

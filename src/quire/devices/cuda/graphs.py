@@ -46,7 +46,7 @@ class Graphs:
     """
 
     def __init__(self, sizes: Sequence[int], run: Launcher, device: Any) -> None:
-        self._sizes, self.run = sorted(sizes), run
+        self.sizes, self.run = sorted(sizes), run
         self._capture: Callable[[Work], Work | None] = _captured
         if device.type == "cpu" and sizes:
             self.run = tape = Tape(run)
@@ -54,14 +54,14 @@ class Graphs:
         elif device.type == "cuda":  # one replay at a time, so all may use the same memory within
             self._capture = partial(_captured, pool=torch.cuda.graph_pool_handle())
         else:
-            self._sizes = []
+            self.sizes = []
         self._replays: dict[tuple[Any, ...], Work] = {}
         self._version = 0
 
     def size_of(self, count: int) -> int:
         """The size of a step of `count` tokens or rows; 0: it is launched kernel by kernel."""
-        place = bisect_left(self._sizes, count)
-        return self._sizes[place] if count and place < len(self._sizes) else 0
+        place = bisect_left(self.sizes, count)
+        return self.sizes[place] if count and place < len(self.sizes) else 0
 
     def forget_all_but(self, version: int) -> None:
         """Forget graphs of steps with adapters, but those of a version of them."""
@@ -73,6 +73,8 @@ class Graphs:
     def run_step(self, key: tuple[Any, ...] | None, given: Sequence[Piece], step: CudaStep) -> None:
         """Launch operations over a step: those for the host, and others as graphs under a key; None: one by one."""
         for index, piece in enumerate(given):
+            if piece.by_host and not len(step.inputs.tokens_T):
+                continue  # padding alone is captured
             if piece.by_host or key is None:
                 launched(piece.calls, step)
             else:
@@ -82,11 +84,11 @@ class Graphs:
         """Do work that is captured under a key. A GPU that cannot capture it is asked no more."""
         if key in self._replays:
             return self._replays[key]()
-        if not self._sizes:
+        if not self.sizes:
             return work()
         again = self._capture(work)
         if again is None:
-            self._sizes = []
+            self.sizes = []
         else:
             self._replays[key] = again
         return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire.devices.adapters import Adapter
@@ -24,9 +26,11 @@ from quire.devices.cuda.step import CudaStep
 from quire.devices.graph import widths
 from quire.devices.inputs import check_input, check_logit_rows, check_states
 from quire.devices.ops import AllGather, AllReduce
-from quire.devices.protocol import Graph, Limits, ModelInput
+from quire.devices.protocol import Graph, IntArray, Limits, ModelInput, StateInput
 from quire.devices.torch.run import TorchLogits
-from quire.errors import EngineError, ResourceError
+from quire.errors import DeviceMemoryError, EngineError, ResourceError
+
+log = logging.getLogger("quire.devices")
 
 
 class CudaExecutable:
@@ -116,6 +120,36 @@ class CudaExecutable:
         self._graphs.run_step(self._key("body", step.size), self._body, step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
+    def prepare(self, block_table_SM: IntArray) -> bool:
+        """Capture the graphs of the largest size that has none."""
+        sizes = [size for size in self._graphs.sizes if size not in self._padded]
+        if sizes:
+            before = self._step  # whose results nobody may have read
+            try:
+                self._capture(sizes[-1], block_table_SM)
+            except DeviceMemoryError as error:
+                log.warning("steps are launched kernel by kernel: %s", error)
+                self._graphs.sizes = []
+            self._step = before
+        return bool(sizes)
+
+    @device_errors()
+    def _capture(self, size: int, block_table_SM: IntArray) -> None:
+        """Capture the graphs of a size by a step of padding alone."""
+        none, rows = np.zeros(0, np.int32), np.zeros((0, 3), np.int32)
+        states = StateInput(none, none, none, rows) if self._kv.num_states else None
+        bounds = np.zeros(1, np.int32)
+        inputs = ModelInput(
+            none, none, bounds, none, none, block_table_SM, none, appended_C3=rows, states=states
+        )
+        self._on_device()
+        self._step = step = self._filled(inputs, size)
+        step.adapters = None
+        self._graphs.run_step(self._key("body", size), self._body, step)
+        if self._graph.logits is not None and size <= self._limits.max_logit_rows:
+            step.narrow(self._graph.hidden, 0, 0, size)
+            self._graphs.run_step(self._key("head", size), self._head, step)
+
     def _key(self, part: str, size: int) -> tuple[Any, ...] | None:
         """Name the graph of a part of a step; steps with adapters, and without, have their own."""
         version = (
@@ -123,9 +157,9 @@ class CudaExecutable:
         )
         return (part, size, version) if size else None
 
-    def _filled(self, inputs: ModelInput) -> CudaStep:
+    def _filled(self, inputs: ModelInput, size: int = 0) -> CudaStep:
         """A step of a graph's size, if its kernels can be captured; else one of its own size."""
-        size, shape = self._graphs.size_of(len(inputs.tokens_T)), inputs.block_table_SM.shape
+        size, shape = size or self._graphs.size_of(len(inputs.tokens_T)), inputs.block_table_SM.shape
         if self._table is None and (size or inputs.appended_C3 is not None):
             self._table = torch.zeros(shape, dtype=torch.int32, device=self._kv.device)
         whole = inputs.appended_C3 is None and (not size or shape != self._table.shape)
