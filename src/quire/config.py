@@ -271,6 +271,7 @@ class DeviceConfig:
     enforce_eager: bool = option(False, "Launch a GPU's kernels one by one: capture no graphs of steps.")
     cudagraph_capture_sizes: tuple[str, ...] = option((), "Tokens of the steps that a GPU captures.")
     max_cudagraph_capture_size: int | None = option(None, "Most tokens of such a step.", low=0)
+    compilation_config: str | int | dict[str, Any] | None = option(None, "vLLM's JSON: graphs or none.")
     machine_limits: str | None = option(
         None, "Limits beside which /metrics shows steps' work: measure, or GB/s,GFLOP/s such as 50,1000."
     )

@@ -34,6 +34,6 @@ def test_an_idle_engine_prepares_piece_by_piece(pieces: int) -> None:
     channel: Any = Idle()
     EngineLoop(core, channel, 1.0).run()
     assert channel.waited == [*[0] * pieces, None]
-    core.on_idle, channel.waited = None, []
+    core.on_idle, channel.waited = bool, []
     EngineLoop(core, channel, 1.0).run()
     assert channel.waited == [None]

@@ -112,7 +112,7 @@ class ScriptedCore:
     max_running: int
     delay: float = 0.0
     on_batch: Callable[[ScheduledBatch], None] | None = None
-    on_idle: Callable[[], bool] | None = None
+    on_idle: Callable[[], bool] = bool
     on_step: Callable[[float, float], None] | None = None
     waiting: list[Seq] = field(default_factory=list)
     running: list[Seq] = field(default_factory=list)

@@ -169,8 +169,7 @@ class Executable(Protocol):
 
 @runtime_checkable
 class Prepares(Protocol):
-    """An executable that does a piece of what later steps would wait for; False if nothing is left."""
-
+    # An executable that does a piece of what later steps would wait for; False if nothing is left.
     def prepare(self, block_table_SM: IntArray) -> bool: ...
 
 

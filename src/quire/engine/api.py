@@ -20,7 +20,7 @@ class Core(Protocol):
     on_batch: Callable[[ScheduledBatch], None] | None  # called before a batch with new sequences
     watch: Watch
     on_step: Callable[[float, float], None] | None  # called with seconds of a step and of its prompts
-    on_idle: Callable[[], bool] | None  # called while nothing is to be done, until it returns False
+    on_idle: Callable[[], bool]  # called while nothing is to be done, until it returns False
 
     @property
     def has_work(self) -> bool: ...

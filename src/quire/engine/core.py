@@ -65,7 +65,7 @@ class EngineCore:
         self.on_batch: Callable[[ScheduledBatch], None] | None = None
         self.on_step: Callable[[float, float], None] | None = None
         self.on_computed: Callable[[float, float, ScheduledBatch], None] | None = None
-        self.on_idle: Callable[[], bool] | None = None  # see Core
+        self.on_idle: Callable[[], bool] = bool  # see Core
         self.asleep = False  # compute nothing
         self.handlers: dict[type, Handler] = {Ping: lambda _: None, ResetPrefixCache: self._reset}
         self._executor = executor

@@ -38,7 +38,9 @@ from quire.weights.hub import local
 if TYPE_CHECKING:
     from quire.engine import fitting, preview
     from quire.engine.feature import Joined
+    from quire.flags import compilation
 else:
+    compilation = Lazy("quire.flags.compilation")
     fitting, preview = Lazy("quire.engine.fitting"), Lazy("quire.engine.preview")
 
 
@@ -62,6 +64,8 @@ def make_backend(device: DeviceConfig, model: ModelInfo | None = None) -> Backen
         kind = device.backend, device.threads, device.isa, device.device
         made = None if model is None else model.directory
         graphs = device.enforce_eager, device.cudagraph_capture_sizes, device.max_cudagraph_capture_size
+        if device.compilation_config is not None:
+            graphs = compilation.read_graphs(device.compilation_config, *graphs)
         return devices.make_backend(*kind, device.batch_invariant, made, graphs, device.libraries)
     for option, value, own in (("backend", device.backend, ()), ("device", device.device, ("cpu",))):
         if value not in ("auto", *own):

@@ -108,8 +108,7 @@ class EngineLoop:
         """Read all waiting commands; block for one if there is nothing else to do."""
         if not (self._core.has_work or self._calls or self._refused):
             self._watch.enter(IDLE)
-            prepared = self._core.on_idle is not None and self._core.on_idle()
-            self._channel.wait(0 if prepared else JOB_POLL if self._jobs else None)
+            self._channel.wait(0 if self._core.on_idle() else JOB_POLL if self._jobs else None)
         self._watch.enter(COMMANDS)
         for frame in self._channel.receive():
             if self._running:

@@ -116,8 +116,7 @@ def begin_start(
         released = release(runner, model, load, parts.kv_cache, parts.executable, plan.backend.free_memory)
         stages = config.parallel.pipeline_parallel_size
         core = EngineCore(_make_scheduler(plan, known), runner, stages + config.scheduler.async_scheduling)
-        if plan.backend.choices.prepares and division is None:
-            core.on_idle = runner.prepare
+        core.on_idle = runner.prepare if plan.backend.choices.prepares and division is None else bool
         _obey(core, (StartProfile, StopProfile), lambda: trace.Tracer(core, config.device.trace_directory))
         _obey(core, (Sleep, WakeUp), lambda: sleep.Sleeper(core, released))
         _obey(core, (Identify,), lambda: identity.Identifier(core, plan))

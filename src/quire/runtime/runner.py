@@ -116,8 +116,8 @@ class Runner:
 
     def prepare(self) -> bool:
         """Let the device do something that later steps would wait for; False if nothing is left."""
-        executable = self._executable
-        return isinstance(executable, Prepares) and executable.prepare(self._inputs.block_table_SM)
+        own = self._executable
+        return isinstance(own, Prepares) and own.prepare(self._inputs.block_table_SM)
 
     def submit(self, batch: ScheduledBatch) -> Pending[StepOutput]:
         """Compute `batch` after earlier ones. Its result may be an exception."""
