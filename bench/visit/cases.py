@@ -18,7 +18,10 @@ from quire.devices.cuda.tiles import AttentionTile, attention_tiles
 from quire.devices.cuda.work import WorkShape, work_list
 
 FP8 = catalog.FP8
-PACKED = {**catalog.PACKED, "FP8": (packed.Form(FP8), False)}
+PACKED = {
+    **{name: about for name, about in catalog.PACKED.items() if not about[0].table},
+    "FP8": (packed.Form(FP8), False),
+}
 FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CACHES = {**FLOATS, "int8": torch.int8, "FP8 e4m3": FP8, "FP8 e5m2": torch.float8_e5m2}
 CLOSE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 5e-6}
