@@ -36,9 +36,10 @@ _DECODERS = {
     "Qwen3MoeForCausalLM:qwen3_moe",
     "gemma": "GemmaForCausalLM:gemma Gemma2ForCausalLM:gemma2 Gemma3ForCausalLM:gemma3_text "
     "VaultGemmaForCausalLM:vaultgemma",
+    "gemma3n": "Gemma3nForCausalLM:gemma3n_text",
     "gated_delta": "Qwen3NextForCausalLM:qwen3_next Qwen3_5ForCausalLM:qwen3_5_text "
-    "Qwen3_5MoeForCausalLM:qwen3_5_moe_text OlmoHybridForCausalLM:olmo_hybrid "
-    "Qwen4ExpForCausalLM:qwen4_exp_text",
+    "Qwen3_5MoeForCausalLM:qwen3_5_moe_text OlmoHybridForCausalLM:olmo_hybrid",
+    "qwen4": "Qwen4ExpForCausalLM:qwen4_exp_text",
     "minimax_m3": "MiniMaxM3ForCausalLM:minimax_m3 MiniMaxM3VLForCausalLM:minimax_m3_vl_text",
     "kimi_linear": "KimiLinearForCausalLM:kimi_linear",
     "hyper": "DeepseekV4ForCausalLM:deepseek_v4 Glm5NextForCausalLM:glm5_next_text",
@@ -49,9 +50,7 @@ _DECODERS = {
     "griffin": "RecurrentGemmaForCausalLM:recurrent_gemma",
     "zamba": "Zamba2ForCausalLM:zamba2",
     "jamba": "JambaForCausalLM:jamba MambaForCausalLM:mamba FalconMambaForCausalLM:falcon_mamba",
-    "phi": "PhiForCausalLM:phi Phi3ForCausalLM:phi3 Starcoder2ForCausalLM:starcoder2 "
-    "GlmForCausalLM:glm Glm4ForCausalLM:glm4 "
-    "Ernie4_5ForCausalLM:ernie4_5 Ernie4_5_MoeForCausalLM:ernie4_5_moe",
+    "phi": "PhiForCausalLM:phi Phi3ForCausalLM:phi3 Starcoder2ForCausalLM:starcoder2",
     "olmo": "OlmoForCausalLM:olmo Olmo2ForCausalLM:olmo2 Olmo3ForCausalLM:olmo3 OlmoeForCausalLM:olmoe "
     "FlexOlmoForCausalLM:flex_olmo Exaone4ForCausalLM:exaone4",
     "granite": "GraniteForCausalLM:granite GraniteSWAForCausalLM:granite_swa GraniteMoeForCausalLM:granitemoe "
@@ -60,6 +59,7 @@ _DECODERS = {
     "relu2": "ArceeForCausalLM:arcee Jais2ForCausalLM:jais2 NemotronForCausalLM:nemotron BitNetForCausalLM:bitnet "
     "NanoChatForCausalLM:nanochat ApertusForCausalLM:apertus "
     "Apertus1p5TextForCausalLM:apertus1p5_text",
+    "ernie": "Ernie4_5ForCausalLM:ernie4_5 Ernie4_5_MoeForCausalLM:ernie4_5_moe",
     "hunyuan": "HunYuanDenseV1ForCausalLM:hunyuan_v1_dense HunYuanMoEV1ForCausalLM:hunyuan_v1_moe "
     "HYV3ForCausalLM:hy_v3",
     "mixtures": "MiniMaxM2ForCausalLM:minimax_m2 Glm4MoeForCausalLM:glm4_moe SolarOpenForCausalLM:solar_open "
@@ -70,9 +70,10 @@ _DECODERS = {
     "BailingHybridForCausalLM:bailing_hybrid "
     "SarvamMoEForCausalLM:sarvam_moe",
     "cohere": "CohereForCausalLM:cohere Cohere2ForCausalLM:cohere2 Cohere2MoeForCausalLM:cohere2_moe",
+    "glm": "GlmForCausalLM:glm Glm4ForCausalLM:glm4",
     "gpt": "GPT2LMHeadModel:gpt2 GPTJForCausalLM:gptj GPTNeoXForCausalLM:gpt_neox "
-    "GPTNeoXJapaneseForCausalLM:gpt_neox_japanese OPTForCausalLM:opt "
-    "FalconForCausalLM:falcon BloomForCausalLM:bloom",
+    "GPTNeoXJapaneseForCausalLM:gpt_neox_japanese OPTForCausalLM:opt",
+    "falcon": "FalconForCausalLM:falcon BloomForCausalLM:bloom",
     "gpt_oss": "GptOssForCausalLM:gpt_oss",
     "deepseek": "DeepseekV2ForCausalLM:deepseek_v2 DeepseekV3ForCausalLM:deepseek_v3 "
     "Glm4MoeLiteForCausalLM:glm4_moe_lite AXK1ForCausalLM:axk1 YoutuForCausalLM:youtu MiniCPM3ForCausalLM:minicpm3 "
@@ -80,8 +81,7 @@ _DECODERS = {
     "indexed": "DeepseekV32ForCausalLM:deepseek_v32 GlmMoeDsaForCausalLM:glm_moe_dsa "
     "HYV4ForCausalLM:hy_v4 HYV4VLTextForCausalLM:hy_v4_vl_text MistralLarge4ForCausalLM:mistral_large4_text",
     "unlike": "Gemma4ForCausalLM:gemma4_text MiMoV2FlashForCausalLM:mimo_v2_flash LagunaForCausalLM:laguna "
-    "DeciLMForCausalLM:nemotron-nas "
-    "Gemma3nForCausalLM:gemma3n_text",
+    "DeciLMForCausalLM:nemotron-nas",
     "step": "Step3p5ForCausalLM:step3p5",
     "older": "GPTBigCodeForCausalLM:gpt_bigcode CodeGenForCausalLM:codegen GPTNeoForCausalLM:gpt_neo "
     "OpenAIGPTLMHeadModel:openai-gpt CTRLLMHeadModel:ctrl XGLMForCausalLM:xglm BioGptForCausalLM:biogpt "
