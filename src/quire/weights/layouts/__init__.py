@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.weights.layouts.blocks import Blocks
-from quire.weights.layouts.int4 import Int4, Int8
+from quire.weights.layouts.integers import Int4, Int8
 from quire.weights.tensor import QuantTensor
 
 PANEL = 16  # rows that a device packs together, which must be of one kind
