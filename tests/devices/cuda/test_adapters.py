@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.devices.adapters import Adapter, Change, Up
+from quire.devices.ops import Linear
+from quire.devices.registry import make_backend
 from quire.errors import QuireError
 from tests.adapter_files import write_adapter
 from tests.devices.cuda.test_engine import BLOCKS, SMALL
+from tests.models import load_model
 from tests.tiny import write_checkpoint
 
 pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+
+import torch
+
+from quire.devices.cuda.adapters import SlotAdapters
+from quire.devices.cuda.record import Recorder
 
 KINDS: tuple[dict[str, Any], ...] = (
     {"rank": 4},
@@ -68,6 +79,33 @@ def test_bits_of_adapters_and_of_the_base_depend_on_a_request_alone(tmp_path: Pa
         together[2],
         together[4],
     ]
+
+
+def test_adapters_that_threads_put_side_by_side_are_all_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_checkpoint(tmp_path / "model", "llama", num_hidden_layers=1)
+    backend: Any = make_backend(threads=1, device="interpreter")
+    loaded, rng = load_model(model, backend), np.random.default_rng(0)
+    slots = SlotAdapters(loaded.graph, Recorder(backend._run, backend._device, torch.float32), 2, 8)
+    path, shape = next((op.path, op.weight.shape) for op in loaded.graph.ops if isinstance(op, Linear))
+    down, up = (rng.normal(size=size).astype(np.float32) for size in ((2, shape[1]), (shape[0], 2)))
+    adapter = Adapter({path: Change(down, (Up(up, 0, 0),))})
+    other, known = Thread(target=slots.put, args=(1, adapter)), SlotAdapters._table
+
+    def table(self: SlotAdapters, *about: Any) -> Any:
+        if other.ident is None:
+            other.start()
+            other.join(0.2)  # it waits, or changes what this call has read
+        return known(self, *about)
+
+    monkeypatch.setattr(SlotAdapters, "_table", table)
+    slots.put(0, adapter)
+    other.join()
+    by_slot, changes = slots.of(path)
+    assert {*by_slot} == {0, 1}
+    assert changes is not None
+    assert (changes.ranks > 0).all()
 
 
 def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:

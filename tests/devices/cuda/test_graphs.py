@@ -97,13 +97,16 @@ STEPS: list[tuple[dict[int, int], list[int]]] = [
 
 def drawn_adapter(graph: Any, seed: int, kinds: tuple[type[Any], ...]) -> Adapter:
     """An adapter of some operations; its rank is one of four."""
-    rng, changes = np.random.default_rng(seed), {}
+    rng, changes, norms = np.random.default_rng(seed), {}, {}
     for op in graph.ops:
+        if isinstance(op, kinds) and isinstance(op, ops.Normalize):
+            norms[op.path] = msgspec.structs.replace(op.norm, weight=op.norm.weight * 2)
+            continue
         if isinstance(op, kinds):
             rows, columns = op.table.shape[::-1] if isinstance(op, ops.Embed) else op.weight.shape
             down, up = (rng.normal(0, 0.3, shape).astype(np.float32) for shape in ((2, columns), (rows, 2)))
             changes[op.path] = Change(down, (Up(up, 0, 0),))
-    return Adapter(changes)
+    return Adapter(changes, norms)
 
 
 def outputs(
@@ -196,6 +199,14 @@ def test_steps_with_adapters_are_replayed_for_any_of_them(tmp_path: Path, kinds:
     assert version == len(changed) + (kinds == CHANGEABLE)  # other products change in place
     assert outputs(model, (), **given)[0] == found
     assert outputs(model, (), steps=given["steps"])[0] != found
+
+
+def test_a_size_is_captured_anew_behind_steps_with_fewer_logit_rows(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, "qwen2", "bfloat16", num_hidden_layers=1)
+    steps = [({1: 5}, [4]), ({0: 2, 2: 4}, [0, 1, 3, 5]), ({1: 6}, [1, 2, 3]), ({0: 3, 3: 2}, [2, 4])]
+    given: dict[str, Any] = {"steps": steps, "adapted": {0: 1, 2: 0, 3: 1}}
+    given["kinds"] = (ops.Linear, ops.Normalize)
+    assert outputs(model, (2, 4, 8), **given)[0] == outputs(model, (), **given)[0]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "lfm2"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,11 +45,13 @@ class SlotAdapters:
     """The adapters in the slots of an executable. Low-rank weights have the type of activations.
 
     What is launched for all of them stays the same until `version` changes. `rows` is room for the slots of a step's
-    tokens, and of its logit rows.
+    tokens, and of its logit rows. If one `replaces` whole weights, steps compute its products where they need them.
+
+    Threads put adapters while steps go on: what a step reads is replaced whole, and before `version` tells of it.
     """
 
     def __init__(self, graph: Graph, recorder: Recorder, most: int, max_tokens: int) -> None:
-        self.version = 0
+        self.version, self.replaces, self._lock = 0, False, Lock()
         self.rows = torch.full((2, -(-max_tokens // 4) * 4 if most else 0), -1, dtype=torch.int32).to(
             recorder.device
         )
@@ -68,28 +71,30 @@ class SlotAdapters:
                 raise EngineError(
                     f"the adapter changes {path}, which no GPU kernel changes: choose --device cpu"
                 )
-        taken = place_adapter(self.adapters, slot, adapter, self.most)
         changes, norms = ({}, {}) if adapter is None else (adapter.changes, adapter.norms)
-        if norms or self.norms.get(slot):
-            self.version += 1
-        self.norms[slot] = {path: self._recorder.norm(norm) for path, norm in norms.items()}
-        for path in {*changes, *(path for path, by_slot in self._placed.items() if slot in by_slot)}:
-            by_slot = {**self._placed.get(path, {})}
-            by_slot.pop(slot, None)
-            if path in changes:
-                by_slot[slot] = self._place(self._ops[path], changes[path])
-            table, old, op = self._table(self._ops[path], by_slot), self._tables.get(path), self._ops[path]
-            if isinstance(op, ops.Embed) or old is None or not old.take(table):
-                self._tables[path], self.version = table, self.version + 1
-            self._placed[path] = by_slot
+        made = {path: self._place(self._ops[path], change) for path, change in changes.items()}
+        own = {path: self._recorder.norm(norm) for path, norm in norms.items()}
+        with self._lock:
+            taken, before = place_adapter(self.adapters, slot, adapter, self.most), self.norms.get(slot)
+            self.norms = {**self.norms, slot: own}
+            self.version += bool(own or before)
+            for path in {*made, *(path for path, by_slot in self._placed.items() if slot in by_slot)}:
+                self._change(path, slot, made.get(path))
+            placed = [one for by_slot in self._placed.values() for one in by_slot.values()]
+            self.replaces = any(one.weight is not None for one in placed)
         return taken
 
-    @property
-    def replaces(self) -> bool:
-        """Whether an adapter brings whole weights, whose products steps compute where they need them."""
-        return any(
-            placed.weight is not None for by_slot in self._placed.values() for placed in by_slot.values()
-        )
+    def _change(self, path: str, slot: int, placed: Placed | None) -> None:
+        """Replace a slot's change of a product, in the memory that launches have if it fits."""
+        by_slot, op, old = {**self._placed.get(path, {})}, self._ops[path], self._tables.get(path)
+        before = by_slot.pop(slot, None)
+        if placed is not None:
+            by_slot[slot] = placed
+        table, self._placed[path] = self._table(op, by_slot), by_slot
+        whole = any(one is not None and one.weight is not None for one in (before, placed))
+        if whole or isinstance(op, ops.Embed) or old is None or not old.take(table):
+            self._tables[path] = table
+            self.version += 1
 
     def of(self, path: str) -> tuple[dict[int, Placed], adapted.Changes | None]:
         """Find the changes of the product at a path, by slot and in tables; None if no adapter ever changed it."""

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -73,6 +74,16 @@ def without_lines() -> Iterator[None]:
         yield
 
 
+class Source(ASTSource):  # type: ignore[misc]
+    """A kernel's source, of which threads read one at a time: Python 3.11 counts the depth of all parsers together."""
+
+    turns = Lock()
+
+    def make_ir(self, *given: Any, **named: Any) -> Any:
+        with self.turns:
+            return super().make_ir(*given, **named)
+
+
 def compile_launch(launch: Launch, target: Target) -> CompiledKernel:
     """Compile a launch. Pointers, and integers divisible by 16, are promised to stay so, as Triton's JIT does."""
     find_cache()
@@ -87,7 +98,7 @@ def compile_launch(launch: Launch, target: Target) -> CompiledKernel:
         types[name], _, aligned = kind.partition(":")
         if aligned:
             attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=launch.kernel, signature=types, constexprs=constants, attrs=attributes)
+    source = Source(fn=launch.kernel, signature=types, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", target.capability, WARP), options=options(launch))
 
 

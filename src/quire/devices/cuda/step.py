@@ -85,6 +85,7 @@ class CudaStep:
         else:
             self._numbers.copy_(own)
         self._given = {TOKENS: len(inputs.tokens_T), ROWS: len(inputs.logit_rows_L), PIECE: 0}
+        self._views = {}  # the last step narrowed the hidden states
         for kept, new in zip(self._lists.values(), others, strict=False):
             kept.copy_(new)
         table, *self._unseen = (
