@@ -150,12 +150,18 @@ def said(kind: str, text: str) -> Any:
     assert sum(block.startswith(ENDS) for block in events) == 1, (kind, text[-300:])
     assert events[-1].startswith(ENDS), kind
     if kind in ("program", "lanes"):
-        return [re.sub(r'"cached_tokens":\d+', "", event) for event in events]
+        found = [re.sub(r'"cached_tokens":\d+', "", event) for event in events]
+        return sorted(found, key=_lane)  # on busy cores lanes take turns in another order
     found = joined(events)
     for usage in [one for parts in found.values() for one in parts if isinstance(one, dict)]:
         for cached in ("prompt_tokens_details", "cache_read_input_tokens", "input_tokens"):
             usage.pop(cached, None)  # another replica finds other prefixes in its cache
     return found
+
+
+def _lane(event: str) -> str:
+    found = re.search(r'"lane":"([^"]*)"', event)
+    return "~" if found is None else found[1]
 
 
 class Load:
