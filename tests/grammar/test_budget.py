@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.grammar.budget import BudgetMatcher
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import GrammarError, Matcher
-from quire.grammar.part import BudgetMatcher
 from quire.grammar.vocabulary import Vocabulary
 from quire.params import StructuredOutputsParams
 from quire.types import ThinkingBudget
