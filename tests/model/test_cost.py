@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from quire.devices.cpu.backend import NativeBackend
 from quire.devices.protocol import KVLayer, KVSpec
-from quire.engine.report import step_rates
+from quire.engine.card import step_rates
 from quire.model.cost import Attended, Cost, attended
 from quire.model.families import read_model
 from quire.model.parts.decoder import DecoderConfig

@@ -24,9 +24,9 @@ from quire.config import EngineConfig, check_options, option
 from quire.devices.choices import read_limits
 from quire.devices.protocol import MachineLimits
 from quire.engine import garbage
+from quire.engine.card import step_rates
 from quire.engine.plan import EnginePlan, plan_engine, plan_files
 from quire.engine.preview import unfetched
-from quire.engine.report import step_rates
 from quire.engine.source import quantized_weights
 from quire.errors import ConfigError, ResourceError
 from quire.flags.uses import PLANNING

@@ -14,12 +14,13 @@ from msgspec.structs import replace as replaced
 from quire.config import EngineConfig
 from quire.devices.choices import read_limits
 from quire.engine import registry
+from quire.engine.card import card_of, step_rates
 from quire.engine.core import EngineCore
 from quire.engine.directory import has_tokenizer, load_tokenizer
 from quire.engine.feature import Features, Joined
 from quire.engine.memory_release import MemoryRelease
 from quire.engine.plan import EnginePlan, plan_engine
-from quire.engine.report import StartReport, card_of, step_rates
+from quire.engine.report import StartReport
 from quire.engine.verbs import Identify, Result, Sleep, StartProfile, StopProfile, Verb, WakeUp
 from quire.lazy import Lazy
 from quire.model.loaded import ServedModel
@@ -123,19 +124,10 @@ def begin_start(
         if tokenizer is None and has_tokenizer(config.model):
             tokenizer = partial(load_tokenizer, config.model)
         features = Features(config, plan.features)
+        fitted = None if tokenizer is None else partial(_fitted, tokenizer, spec.vocab_size)
         engine = Joined(
-            plan,
-            model,
-            sampler,
-            sampling,
-            inputs,
-            runner,
-            released,
-            core,
-            features,
-            None if tokenizer is None else partial(_fitted, tokenizer, spec.vocab_size),
-            tuple(processors),
-        )
+            plan, model, sampler, sampling, inputs, runner, released, core, features, fitted, tuple(processors),
+        )  # fmt: skip
         features.begin(engine)
         if processors:
             features.join("processors")
