@@ -312,6 +312,12 @@ def test_a_second_start_compiles_nothing(cache: Path, compiled: list[str]) -> No
         assert len(driver.launched) == 1
 
 
+def compiled_as(code: bytes) -> Any:
+    """What the compiler would return."""
+    facts = {"name": "kernel", "shared": 0, "global_scratch_size": 0, "profile_scratch_size": 0}
+    return SimpleNamespace(metadata=SimpleNamespace(**facts), asm={"cubin": code})
+
+
 def test_a_first_start_compiles_all_that_a_model_launches_and_a_second_one_looks_at_nothing(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,8 +325,7 @@ def test_a_first_start_compiles_all_that_a_model_launches_and_a_second_one_looks
 
     def compile_launch(launch: Launch, target: Any) -> Any:
         made.append(described(launch))
-        facts = {"name": "kernel", "shared": 0, "global_scratch_size": 0, "profile_scratch_size": 0}
-        return SimpleNamespace(metadata=SimpleNamespace(**facts), asm={"cubin": made[-1].encode()})
+        return compiled_as(made[-1].encode())
 
     monkeypatch.setattr(jit, "compile_launch", compile_launch)
     model = write_checkpoint(tmp_path / "model", "llama", "bfloat16", **SMALL)
@@ -349,8 +354,7 @@ def test_kernels_are_compiled_while_weights_are_loaded(
     def compile_launch(launch: Launch, target: Any) -> Any:
         assert loaded.wait(60)
         made.append(described(launch))
-        facts = {"name": "kernel", "shared": 0, "global_scratch_size": 0, "profile_scratch_size": 0}
-        return SimpleNamespace(metadata=SimpleNamespace(**facts), asm={"cubin": made[-1].encode()})
+        return compiled_as(made[-1].encode())
 
     monkeypatch.setattr(jit, "compile_launch", compile_launch)
     model = write_checkpoint(tmp_path / "model", "llama", "bfloat16", **SMALL)
