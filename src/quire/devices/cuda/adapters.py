@@ -14,10 +14,11 @@ from quire.devices import ops
 from quire.devices.adapters import Adapter, Change, check_slots, place_adapter
 from quire.devices.cuda.arena import PIECE, ROWS, TOKENS
 from quire.devices.cuda.copies import sent
+from quire.devices.cuda.encoders.products import ordered
 from quire.devices.cuda.kernels import adapted, experts, rows
 from quire.devices.cuda.kernels.norm import NormTensors
 from quire.devices.cuda.launch import Launcher
-from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
+from quire.devices.cuda.pack import CudaMatrix, own_matrix
 from quire.devices.graph import Graph
 from quire.devices.protocol import Array, ModelInput
 from quire.errors import EngineError
@@ -52,10 +53,9 @@ class SlotAdapters:
 
     def __init__(self, graph: Graph, recorder: Recorder, most: int, max_tokens: int) -> None:
         self.version, self.replaces, self._lock = 0, False, Lock()
-        self.rows = torch.full((2, -(-max_tokens // 4) * 4 if most else 0), -1, dtype=torch.int32).to(
-            recorder.device
-        )
         self.device, self.act, self.most = recorder.device, recorder.act, most
+        room = -(-max_tokens // 4) * 4 if most else 0
+        self.rows = torch.full((2, room), -1, dtype=torch.int32, device=self.device)
         self._recorder = recorder
         self.adapters: dict[int, Adapter] = {}
         self._ops: dict[str, Changeable] = {op.path: op for op in graph.ops if isinstance(op, CHANGEABLE)}
@@ -111,7 +111,7 @@ class SlotAdapters:
             for part in change.ups:
                 (height, rank), start, first = part.weight.shape, part.start, part.first
                 whole[start : start + height, first : first + rank] = part.weight
-            up = self._tensor(_ordered(op, whole))
+            up = self._tensor(ordered(op, whole))
             down = self._tensor(np.ascontiguousarray(down.T) if isinstance(op, ops.Embed) else down)
         gain, bias = change.gain, getattr(op, "bias", None) if change.bias is None else change.bias
         shift = None
@@ -119,14 +119,14 @@ class SlotAdapters:
             shift = np.zeros(outputs, np.float32) + (0 if bias is None else bias)
             shift = shift + (0 if change.shift is None else change.shift)
         return Placed(
-            down, up, None if gain is None else _ordered(op, gain), None if shift is None else _ordered(op, shift),
+            down, up, None if gain is None else ordered(op, gain), None if shift is None else ordered(op, shift),
             None if change.weight is None else own_matrix(change.weight),
         )  # fmt: skip
 
     def _table(self, op: Changeable, by_slot: dict[int, Placed]) -> adapted.Changes:
         found = [by_slot.get(slot) for slot in range(self.most)]
         bias = getattr(op, "bias", None)
-        plain = np.zeros(_outputs(op), np.float32) if bias is None else _ordered(op, bias)
+        plain = np.zeros(_outputs(op), np.float32) if bias is None else ordered(op, bias)
 
         def stacked(vectors: list[Array | None], other: Array) -> Any:
             """One row for each slot; None if no slot has its own."""
@@ -147,11 +147,6 @@ class SlotAdapters:
 
 def _outputs(op: Changeable) -> int:
     return op.table.shape[1] if isinstance(op, ops.Embed) else op.weight.shape[0]
-
-
-def _ordered(op: Changeable, values: Array) -> Array:
-    """Rows of a change in the order of the weight's rows."""
-    return alternating(values) if isinstance(op, ops.GatedLinear) else values
 
 
 class StepAdapters:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quire.devices.cuda.arena import PIECE, Arena
-from quire.devices.cuda.encoders.products import multiply
+from quire.devices.cuda.encoders.products import ending_of, multiply, residual_of
 from quire.devices.cuda.kernels import few
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.libraries import OURS, SINGLE, Form, Library, installed
-from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
+from quire.devices.cuda.pack import CudaMatrix, own_matrix
 from quire.devices.cuda.selfcheck import Checks, Verdict, Verdicts, described, fingerprint
 from quire.devices.graph import Graph, widths
 from quire.devices.ops import AllGather, AllReduce, GatedLinear, Linear, Receive, Value
@@ -84,10 +84,7 @@ class Product:
 
     @classmethod
     def of(cls, recorder: Recorder, op: Any) -> Product:
-        gated = isinstance(op, GatedLinear)
-        bias = alternating(op.bias) if gated and op.bias is not None else op.bias
-        about = recorder.tensor(bias), op.activation, getattr(op, "limit", 0.0), gated
-        return cls(recorder.run, own_matrix(op.weight), *about)
+        return cls(recorder.run, own_matrix(op.weight), *ending_of(recorder, op))
 
     def ours(self, x: Any, out: Any, residual: Any) -> None:
         about = self.bias, self.activation, residual, self.limit, self.gated
@@ -150,7 +147,7 @@ def admit(
         if type(op) not in (Linear, GatedLinear) or index in wrong or own_matrix(op.weight).rounds:
             continue
         product, place = Product.of(recorder, op), arena.places[index]
-        about = arena.places[op.x].dtype, place.dtype, getattr(op, "residual", None) is not None
+        about = arena.places[op.x].dtype, place.dtype, residual_of(op) is not None
         name = f"{described(op, index, sizes)}{' bias' * (op.bias is not None)} {place.dtype}{' or ours' * every}"
         names = {f"{library.name} for {name}": library for library in libraries}
         if not names.keys() <= checks.of(key).keys():
@@ -191,7 +188,7 @@ def launch_ends(graph: Graph, recorder: Recorder, arena: Arena) -> None:
     for op, place in zip(ops, arena.places, strict=True):
         if type(op) in (Linear, GatedLinear) and not own_matrix(op.weight).rounds:
             product, empty = Product.of(recorder, op), partial(torch.empty, device=recorder.device)
-            added = getattr(op, "residual", None) is not None
+            added = residual_of(op) is not None
             for dtype in dict.fromkeys((place.dtype, SINGLE)):
                 given = empty(1, place.width, dtype=place.dtype) if added else None
                 product.end(empty(1, 1, op.weight.shape[0]), empty(1, place.width, dtype=dtype), given)
@@ -203,7 +200,7 @@ def _served(op: Any, out: Value, product: Product, given: tuple[Any, bool, bool]
     def call(step: CudaStep) -> None:
         if step.adapters is not None:
             return ours(step)
-        x, made, residual = step[op.x], step[out], step.optional(getattr(op, "residual", None))
+        x, made, residual = step[op.x], step[out], step.optional(residual_of(op))
         for start, stop, form in pieces(len(x), *given):
             compute: Compute = product.ours if form is None else partial(product.by, form)
             compute(x[start:stop], made[start:stop], None if residual is None else residual[start:stop])

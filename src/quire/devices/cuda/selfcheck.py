@@ -262,10 +262,7 @@ class Asked(Checks):
     """Verdicts of this run alone, which change nothing."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Verdicts] = {}
+        super().__init__(None, exact=False)
 
     def judge(self, verdicts: Verdicts, instead: str = "") -> set[str]:
         return set()
-
-    def add(self, device: str, verdicts: Verdicts) -> None:
-        self._all[device] = self.of(device) | verdicts

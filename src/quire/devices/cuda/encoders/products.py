@@ -14,41 +14,45 @@ from quire.devices.cuda.kernels import packed, products
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
 from quire.devices.ops import Value
+from quire.devices.protocol import Array
 
 if TYPE_CHECKING:
     from quire.devices.cuda.record import Call, Encoders, Recorder
     from quire.devices.cuda.step import CudaStep
 
+Product = ops.Linear[Value] | ops.GatedLinear[Value]
 
-def linear(r: Recorder, op: ops.Linear[Value], out: Value) -> Call:
-    weight, bias = own_matrix(op.weight), r.tensor(op.bias)
+
+def linear(r: Recorder, op: Product, out: Value) -> Call:
+    weight, ending = own_matrix(op.weight), ending_of(r, op)
 
     def call(step: CudaStep) -> None:
+        bias, activation, limit, gated = ending
         sums = product(r, op, step)
-        ending = bias, op.activation, step.optional(op.residual)
-        if step.adapters is None or not step.adapters.product(op, out, sums, ending):
-            sums(weight, step[out], *ending)
+        about = bias, activation, step.optional(residual_of(op)), limit, gated
+        if step.adapters is None or not step.adapters.product(op, out, sums, about):
+            sums(weight, step[out], *about)
 
     return call
 
 
-def gated_linear(r: Recorder, op: ops.GatedLinear[Value], out: Value) -> Call:
-    weight, bias = own_matrix(op.weight), None
-    if op.bias is not None:
-        bias = r.tensor(alternating(op.bias))
-
-    def call(step: CudaStep) -> None:
-        sums = product(r, op, step)
-        ending = bias, op.activation, None, op.limit, True
-        if step.adapters is None or not step.adapters.product(op, out, sums, ending):
-            sums(weight, step[out], *ending)
-
-    return call
+def ending_of(r: Recorder, op: Product) -> tuple[Any, str | None, float, bool]:
+    """What follows the sums of a product: bias, activation, limit, and whether it is gated."""
+    bias = None if op.bias is None else r.tensor(ordered(op, op.bias))
+    gated = isinstance(op, ops.GatedLinear)
+    return bias, op.activation, getattr(op, "limit", 0.0), gated
 
 
-def product(
-    r: Recorder, op: ops.Linear[Value] | ops.GatedLinear[Value], step: CudaStep
-) -> Callable[..., None]:
+def residual_of(op: Product) -> Value | None:
+    return op.residual if isinstance(op, ops.Linear) else None
+
+
+def ordered(op: Any, rows: Array) -> Array:
+    """Rows in the order of the weight of an operation."""
+    return alternating(rows) if isinstance(op, ops.GatedLinear) else rows
+
+
+def product(r: Recorder, op: Product, step: CudaStep) -> Callable[..., None]:
     """The product of an operation's x with floats or a packed weight, gated or not."""
     x = step[op.x]
     rounded = x, None
@@ -98,7 +102,7 @@ def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:
 ENCODERS: Encoders = {
     ops.Linear: linear,
     fuse.RoundedLinear: linear,
-    ops.GatedLinear: gated_linear,
-    fuse.RoundedGatedLinear: gated_linear,
+    ops.GatedLinear: linear,
+    fuse.RoundedGatedLinear: linear,
     ops.HeadLinear: head_linear,
 }
