@@ -17,7 +17,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # where `tests` is a package
 
 from tests.cluster.fleet import Fleet, Load
-from tests.cluster.stand_in import router, wait_until
+from tests.cluster.stand_in import router
+from tests.waiting import wait_until
 
 HARMS = ("kill", "engine", "freeze", "drain", "freeze engine")
 

@@ -276,13 +276,3 @@ def started(*words: str) -> Iterator[Running]:
         assert process.stderr is not None
         process.stderr.close()
     assert "Traceback" not in running.log, running.log
-
-
-def wait_until(check: Any, seconds: float = 20) -> None:
-    """Wait until `check()` holds."""
-    step = threading.Event()
-    for _ in range(int(seconds / 0.05)):
-        if check():
-            return
-        step.wait(0.05)
-    raise AssertionError("it did not come to pass")

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.fleet import Fleet, Load, ask, said
-from tests.cluster.stand_in import Running, router, wait_until
+from tests.cluster.stand_in import Running, router
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

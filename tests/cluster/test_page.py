@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.cluster.fleet import free_port
-from tests.cluster.stand_in import wait_until
+from tests.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from quire import cli
-from tests.cluster.stand_in import started, wait_until
+from tests.cluster.stand_in import started
+from tests.waiting import wait_until
 
 
 def children(pid: int) -> list[int]:

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.stand_in import KEY, Loop, Running, StandIn, router, wait_until
+from tests.cluster.stand_in import KEY, Loop, Running, StandIn, router
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

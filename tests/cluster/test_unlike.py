@@ -14,8 +14,9 @@ import pytest
 
 from quire import _native, assets
 from tests.adapter_files import write_adapter
-from tests.cluster.stand_in import KEY, Running, router, wait_until
+from tests.cluster.stand_in import KEY, Running, router
 from tests.serve.running import Server, start
+from tests.waiting import wait_until
 
 BOSS = {"authorization": "Bearer boss"}
 PROMPTS = ("Once upon a time", "A dog", "The sun", "Lily saw")

@@ -22,6 +22,7 @@ import pytest
 
 from tests.serve import scripted
 from tests.serve.running import Server, start
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -48,13 +49,6 @@ def serving(**options: object) -> Iterator[tuple[Server, httpx.Client]]:
             yield server, http
     finally:
         server.stop()
-
-
-def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def status_of(http: httpx.Client, path: str = "/health") -> int:
@@ -85,9 +79,9 @@ def raw(server: Server, body: dict[str, object]) -> socket.socket:
 def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
     with serving(model="scripted:delay=0.01") as (server, http):
         connection = raw(server, {**LONG, "stream": stream, "n": 3})
-        until(lambda: stats(http)["num_running"] == 3)
+        wait_until(lambda: stats(http)["num_running"] == 3)
         connection.close()
-        until(lambda: stats(http)["num_running"] == 0, 2)
+        wait_until(lambda: stats(http)["num_running"] == 0, 2)
         now = stats(http)
         assert now["num_used_blocks"] == now["num_waiting"] == 0
         steps = now["num_steps"]
@@ -106,7 +100,7 @@ def test_a_slow_reader_holds_up_nobody_and_gets_everything() -> None:
             answer = http.post("/v1/completions", json={"prompt": f"quick {i}", "max_tokens": 50}).json()
             assert answer["usage"]["completion_tokens"] == 50
         assert time.monotonic() - begun < 30
-        until(lambda: stats(http)["num_running"] == 0, 60)  # the engine does not wait for the reader
+        wait_until(lambda: stats(http)["num_running"] == 0, 60)  # the engine does not wait for the reader
         slow.settimeout(60)
         received = b""
         while b"[DONE]" not in received[-200:]:
@@ -132,7 +126,7 @@ def test_a_killed_engine_is_replaced_and_running_requests_get_typed_errors(offic
         failed: list[httpx.Response] = []
         waiting = threading.Thread(target=lambda: failed.append(server.post("/v1/completions", LONG)))
         waiting.start()
-        until(lambda: stats(http)["num_running"] == 2)
+        wait_until(lambda: stats(http)["num_running"] == 2)
         first = server.engine_pid
         os.kill(first, signal.SIGKILL)
         with stream, pytest.raises(openai.APIError, match="killed by signal 9") as caught:
@@ -145,7 +139,7 @@ def test_a_killed_engine_is_replaced_and_running_requests_get_typed_errors(offic
         refused = http.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
-        until(lambda: status_of(http) == 200)
+        wait_until(lambda: status_of(http) == 200)
         assert server.engine_pid != first
         assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 5}).status_code == 200
         assert "quire:engine_restarts_total" in http.get("/metrics").text
@@ -158,7 +152,7 @@ def test_the_official_client_outlasts_a_restart_by_itself(official: Official) ->
     with serving(model="scripted:start=0.2") as (server, http):
         client = official(server, max_retries=10)
         os.kill(server.engine_pid, signal.SIGKILL)
-        until(lambda: status_of(http) == 503)
+        wait_until(lambda: status_of(http) == 503)
         assert client.completions.create(model="scripted", prompt="x", max_tokens=4).choices[0].text
 
 
@@ -167,7 +161,7 @@ def test_a_crash_by_one_request_restarts_and_says_so() -> None:
         answer = http.post("/v1/completions", json={"prompt": "!raise", "max_tokens": 9})
         assert answer.status_code == 500
         assert "a kernel failed" in answer.json()["error"]["message"]
-        until(lambda: status_of(http) == 200)
+        wait_until(lambda: status_of(http) == 200)
 
 
 def test_a_server_whose_engine_never_starts_again_ends(tmp_path: Path) -> None:
@@ -191,9 +185,9 @@ def test_the_engine_goes_with_a_killed_server() -> None:
 def test_a_full_queue_is_503_with_retry_after(official: Official) -> None:
     with serving(model="scripted:delay=0.05", max_num_seqs=1, max_num_queued_reqs=2) as (server, http):
         running = raw(server, {**LONG, "stream": True})
-        until(lambda: stats(http)["num_running"] == 1)
+        wait_until(lambda: stats(http)["num_running"] == 1)
         queued = [raw(server, {**LONG, "stream": True}) for _ in range(2)]
-        until(lambda: http.get("/stats").json()["requests_queued"] == 2)
+        wait_until(lambda: http.get("/stats").json()["requests_queued"] == 2)
         answer = http.post("/v1/completions", json={"prompt": "x"})
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "overloaded"
@@ -206,7 +200,9 @@ def test_a_full_queue_is_503_with_retry_after(official: Official) -> None:
         )
         for connection in (running, *queued):
             connection.close()
-        until(lambda: http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200)
+        wait_until(
+            lambda: http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+        )
 
 
 def test_a_request_that_takes_too_long_is_ended() -> None:
@@ -242,7 +238,7 @@ def test_sigterm_lets_running_requests_finish(official: Official) -> None:
     chunks = [next(iter(stream))]
     with server.client as http:
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: status_of(http) == 503)
+        wait_until(lambda: status_of(http) == 503)
         refused = http.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503
         assert "shutting down" in refused.json()["error"]["message"]
@@ -273,7 +269,7 @@ def test_a_second_signal_stops_at_once() -> None:
     server = start(model="scripted:delay=0.02", shutdown_timeout=1000.0)
     connection = raw(server, {**LONG, "stream": True})
     with server.client as http:
-        until(lambda: stats(http)["num_running"] == 1)
+        wait_until(lambda: stats(http)["num_running"] == 1)
     server.process.send_signal(signal.SIGTERM)
     server.process.send_signal(signal.SIGTERM)  # the same again, at once: counts once
     time.sleep(0.2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from quire.errors import ConfigError
 from quire.serve.options import ServerConfig
 from quire.serve.tls import check_tls
 from tests.serve.running import Server, start
+from tests.waiting import wait_until
 
 PLUGIN = """
 from quire.text.formats.shapes import ReasoningFormat
@@ -174,10 +174,10 @@ def test_tls_files_are_read_again_when_they_change(tmp_path: Path) -> None:
 
         first = served()
         Path(files["cert.pem"]).write_text("broken")
-        wait_for(lambda: "cannot be loaded yet" in running.log)
+        wait_until(lambda: "cannot be loaded yet" in running.log)
         assert served() == first
         issue(authority, files)
-        wait_for(lambda: served() != first)
+        wait_until(lambda: served() != first)
         with httpx.Client(verify=context) as client:
             assert client.get(f"{url}/version").status_code == 200
     finally:
@@ -189,10 +189,3 @@ def issue(authority: trustme.CA, files: dict[str, str]) -> None:
     cert = authority.issue_cert("localhost")
     cert.private_key_pem.write_to_path(files["key.pem"])
     cert.cert_chain_pems[0].write_to_path(files["cert.pem"])
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -18,9 +18,9 @@ from quire import SamplingParams
 from quire.client.metrics import Metrics, RequestTimes
 from quire.serve.internal import Events, Load
 from quire.types import EngineStats, Request
-from tests.cluster.stand_in import wait_until
 from tests.serve.running import Server, start
 from tests.serve.test_tools import BLOCKS, CALLS, FLAT, TOOLS, say
+from tests.waiting import wait_until
 
 KEY = "the-router"
 ROUTE = {"id": "asked-1", "created": 1234, "seed": 77, "owner": "abc", "resumable": True}

@@ -28,6 +28,7 @@ from quire.serve.options import ServerConfig
 from quire.weights.hub import ASSETS
 from tests.serve.many.crowd import MB, children, entry, listed
 from tests.serve.running import Server, start
+from tests.waiting import wait_until
 
 MAKER = "quire.client.start"
 OPTIONS = {"maker": MAKER, "model": "", "threads": 1, "skip_tokenizer_init": True}
@@ -57,10 +58,7 @@ def cards(server: Server) -> list[dict[str, Any]]:
 
 def unload(server: Server, name: str) -> None:
     assert server.post("/v1/models/unload", {"model": name}).status_code == 200
-    limit = time.monotonic() + 20
-    while states(server)[name] != "unloaded" and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert states(server)[name] == "unloaded"
+    wait_until(lambda: states(server)[name] == "unloaded")
 
 
 def states(server: Server) -> dict[str, str]:
@@ -125,15 +123,23 @@ def test_a_stream_that_waits_is_kept_alive(server: Server) -> None:
 
 
 def test_clients_that_leave_give_up_their_place(server: Server) -> None:
-    long = body("a", stream=True, max_tokens=200, ignore_eos=True)
-    with server.client as client, client.stream("POST", "/v1/completions", json=long):  # a is busy
-        for _ in range(3):
-            with pytest.raises(httpx.TimeoutException):
-                server.post("/v1/completions", body("b"), timeout=0.05)
-    limit = time.monotonic() + 20
-    while any(card["waiting"] or card["running"] for card in cards(server)) and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert not any(card["waiting"] or card["running"] for card in cards(server))
+    def counted() -> list[tuple[int, int]]:
+        return [(card["running"], card["waiting"]) for card in cards(server)]
+
+    server.post("/v1/completions", body("a"))
+    engine, _ = children(server)
+    with ThreadPoolExecutor(1) as pool:
+        os.kill(engine, signal.SIGSTOP)  # a stays busy, however fast the machine is
+        try:
+            answer = pool.submit(server.post, "/v1/completions", body("a"))
+            wait_until(lambda: counted() == [(1, 0), (0, 0)])
+            for _ in range(3):
+                with pytest.raises(httpx.TimeoutException):
+                    server.post("/v1/completions", body("b"), timeout=0.3)
+            wait_until(lambda: counted() == [(1, 0), (0, 0)])
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        assert tokens(answer.result())
     assert tokens(server.post("/v1/completions", body("b")))
 
 
