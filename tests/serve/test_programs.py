@@ -15,7 +15,8 @@ import pytest
 import quire.program as sgl
 from quire.errors import EngineError, ProgramError, RequestError
 from tests.serve.running import Server, start
-from tests.serve.test_faults import serving, stats, until
+from tests.serve.test_faults import serving, stats
+from tests.waiting import wait_until
 
 FOREVER = {"type": "gen", "name": "x", "max_tokens": 1500, "ignore_eos": True}
 
@@ -47,7 +48,7 @@ def slow() -> Iterator[Server]:
 
 @pytest.fixture
 def http(slow: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=slow.url, timeout=30, headers={"Authorization": "Bearer one"}) as client:
+    with httpx.Client(base_url=slow.url, timeout=60, headers={"Authorization": "Bearer one"}) as client:
         yield client
 
 
@@ -96,14 +97,14 @@ def test_events_name_lanes_steps_and_variables(http: httpx.Client) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_all_branches(slow: Server, http: httpx.Client, stream: bool) -> None:
     body = {"steps": forked(*[[FOREVER]] * 5), "stream": stream}
-    with httpx.Client(base_url=slow.url, timeout=0.5, headers=http.headers) as leaving:
+    with httpx.Client(base_url=slow.url, timeout=60, headers=http.headers) as leaving:
         if stream:
             with leaving.stream("POST", "/v1/programs", json=body) as answer:
                 assert next(answer.iter_lines()).startswith("data: ")
         else:
             with pytest.raises(httpx.ReadTimeout):
-                leaving.post("/v1/programs", json=body)
-    until(lambda: stats(http)["num_running"] == stats(http)["num_programs"] == 0)
+                leaving.post("/v1/programs", json=body, timeout=httpx.Timeout(60, read=0.5))
+    wait_until(lambda: stats(http)["num_running"] == stats(http)["num_programs"] == 0)
     assert stats(http)["num_used_blocks"] == 0
 
 
@@ -122,7 +123,7 @@ def test_a_step_that_fails_ends_all_branches(http: httpx.Client, stream: bool) -
         assert {(end["lane"], end["finish_reason"]) for end in ends} == {
             (f"fork.{i}", "error") for i in range(3)
         }
-    until(lambda: stats(http)["num_running"] == 0)
+    wait_until(lambda: stats(http)["num_running"] == 0)
 
 
 @pytest.mark.parametrize("fault", ["crash", "kill"])
@@ -141,7 +142,7 @@ def test_an_engine_that_dies_ends_all_branches(fault: str) -> None:
             ("fork.0", "error"),
             ("fork.1", "error"),
         }
-        until(lambda: http.get("/health").status_code == 200)
+        wait_until(lambda: http.get("/health").status_code == 200)
         assert http.post("/v1/programs", json={"steps": [text("A")]}).json()["text"] == "A"
 
 
