@@ -14,7 +14,6 @@ from quire.serve.anthropic.protocol import (
     COUNT_TOKENS,
     MESSAGES,
     Block,
-    CountRequest,
     MessageObject,
     MessagesRequest,
     MessageUsage,
@@ -25,10 +24,9 @@ from quire.serve.anthropic.protocol import (
 )
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, named
-from quire.serve.openai.conversation import prepare, render
+from quire.serve.openai.conversation import count_tokens, make_prompt
 from quire.serve.openai.models import ModelList, ServedModelCard
 from quire.serve.openai.protocol import DrawFields
-from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.output_items import Change, Item, Items
 from quire.serve.service import Service
 from quire.serve.stream import event
@@ -36,11 +34,10 @@ from quire.text.partial import partial_object
 from quire.types import Usage
 
 if TYPE_CHECKING:
-    from quire.serve import marks as marked
     from quire.serve.anthropic import input as reading
     from quire.serve.anthropic.input import Tools
 else:
-    reading, marked = Lazy("quire.serve.anthropic.input"), Lazy("quire.serve.marks")
+    reading = Lazy("quire.serve.anthropic.input")
 
 _encode = msgspec.json.Encoder().encode
 _DELTAS = {
@@ -65,27 +62,11 @@ async def create(service: Service, http: HttpRequest) -> MessageAnswer:
 
 
 def _make(service: Service, body: MessagesRequest, tools: Tools, call_id: str) -> Prompt:
-    front = service.front
     given = {name: getattr(body, name) for name in DrawFields.__struct_fields__}
     given = {name: value for name, value in given.items() if value is not None}
     chat = msgspec.structs.replace(conversation(body, tools), **given, stop=body.stop_sequences)
-    params = sampling_params(front, chat, body.max_tokens, None)
-    text, params, field, reading = prepare(service, chat, params)
-    tokens = front.encode(text, add_special_tokens=False)
-    kept = truncated(tokens, chat, body.max_tokens, front.info.max_model_len)
-    marks: tuple[int, ...] = ()
-    if front.info.recurrent and len(kept) == len(tokens):
-        marks = marked.marks_of(front, [{"content": body.system}, *body.messages], text)
-    request = front.request(
-        service.next_request_id(call_id),
-        kept,
-        params,
-        marks=marks,
-        priority=body.priority,
-        salt=body.cache_salt or "",
-        place=reading.place if reading else None,
-    )
-    return Prompt(request, text, "output_config" if field == "response_format" else field, reading)
+    marked = [{"content": body.system}, *body.messages]
+    return make_prompt(service, chat, call_id, body.max_tokens, None, "output_config", marked)
 
 
 class MessageAnswer:
@@ -187,16 +168,14 @@ async def count(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, COUNT_TOKENS)
     service.check_model(body.model)
     tools = reading.tools_of(body.tools or (), body.tool_choice)
-    count = await service.work(http, lambda: _count(service, body, tools), renders=True)
+
+    def job() -> int:
+        return count_tokens(service, conversation(body, tools))
+
+    count = await service.work(http, job, renders=True)
     for name in tools.dropped:
         service.notice(http, name)
     return _encode(TokenCount(count))
-
-
-def _count(service: Service, body: CountRequest, tools: Tools) -> int:
-    chat = conversation(body, tools)
-    text = render(service, chat, service.offer(chat)).text
-    return len(service.front.encode(text, add_special_tokens=False))
 
 
 class AnthropicModel(msgspec.Struct, tag="model"):

@@ -28,10 +28,9 @@ from quire.serve.openai.chat_protocol import (
     ToolCall,
     ToolCallDelta,
 )
-from quire.serve.openai.conversation import prepare, render
+from quire.serve.openai.conversation import count_tokens, make_prompt
 from quire.serve.openai.logprobs import AnswerLogprobs, ChatLogprobs, TokenNames, prompt_logprobs
 from quire.serve.openai.responses_protocol import InputTokens
-from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.usage import UsageReport
 from quire.serve.service import Service
 from quire.serve.stream import DONE, event
@@ -41,9 +40,8 @@ from quire.text.output.events import ToolCall as Called
 
 if TYPE_CHECKING:
     from quire.serve import custom_tools
-    from quire.serve import marks as marked
 else:
-    custom_tools, marked = Lazy("quire.serve.custom_tools"), Lazy("quire.serve.marks")
+    custom_tools = Lazy("quire.serve.custom_tools")
 
 _encode = msgspec.json.Encoder().encode
 _NOTHING = ChatDelta()
@@ -66,17 +64,9 @@ async def count_input(service: Service, http: HttpRequest) -> bytes:
     """/v1/chat/completions/input_tokens: the length of a conversation as a prompt."""
     body = await service.read(http, CHAT_TOKENS)
     service.check_model(body.model)
-
-    def job() -> int:
-        text = render(service, body, service.offer(body)).text
-        return len(service.front.encode(text, add_special_tokens=bool(body.add_special_tokens)))
-
-    return _encode(
-        InputTokens(
-            await service.work(http, job, renders=True, slow=body.chat_template is not None),
-            "chat.completion.input_tokens",
-        )
-    )
+    slow = body.chat_template is not None
+    count = await service.work(http, lambda: count_tokens(service, body), renders=True, slow=slow)
+    return _encode(InputTokens(count, "chat.completion.input_tokens"))
 
 
 def _check(body: ChatRequest) -> None:
@@ -92,27 +82,8 @@ def _check(body: ChatRequest) -> None:
 
 
 def _make(service: Service, body: ChatRequest, call_id: str) -> Prompt:
-    front = service.front
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    params = sampling_params(front, body, limit, (body.top_logprobs or 0) if body.logprobs else None)
-    params.return_progress = body.return_progress and bool(body.stream)
-    text, params, field, reading = prepare(service, body, params)
-    special = bool(body.add_special_tokens)
-    tokens = front.encode(text, add_special_tokens=special)
-    kept = truncated(tokens, body, limit, front.info.max_model_len)
-    marks: tuple[int, ...] = ()
-    if front.info.recurrent and len(kept) == len(tokens):
-        marks = marked.marks_of(front, body.messages, text, special)
-    request = front.request(
-        service.next_request_id(call_id),
-        kept,
-        params,
-        marks=marks,
-        priority=body.priority,
-        salt=body.cache_salt or "",
-        place=reading.place if reading else None,
-    )
-    return Prompt(request, text, field, reading)
+    return make_prompt(service, body, call_id, limit, (body.top_logprobs or 0) if body.logprobs else None)
 
 
 def last_text(messages: list[dict[str, Any]]) -> str:

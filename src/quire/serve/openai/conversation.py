@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from quire.params import SamplingParams
+from quire.lazy import Lazy
+from quire.serve.call import Prompt
 from quire.serve.errors import invalid, unsupported
 from quire.serve.openai.chat_protocol import ChatRequest
+from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.structured import constrained_by
 from quire.serve.service import Service
-from quire.serve.tools import Offer, Reading, reading_of, with_tools
+from quire.serve.tools import Offer, reading_of, with_tools
 from quire.text.formats.shapes import thinking
 
 if TYPE_CHECKING:
+    from quire.serve import marks
     from quire.text.template.render import Rendered
+else:
+    marks = Lazy("quire.serve.marks")
 
 # Arguments of the template that the body sets by fields of its own.
 _OWN_FIELDS = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
@@ -53,19 +59,46 @@ def begins_turn(body: ChatRequest) -> bool:
     return body.add_generation_prompt
 
 
-class Prepared(NamedTuple):
-    """A rendered conversation: `field` names the field that constrains the answer, `reading` says how to read it."""
-
-    text: str
-    params: SamplingParams
-    field: str | None
-    reading: Reading | None
+def count_tokens(service: Service, body: ChatRequest) -> int:
+    """Count the tokens of a conversation as a prompt."""
+    text = render(service, body, service.offer(body)).text
+    return len(service.front.encode(text, add_special_tokens=bool(body.add_special_tokens)))
 
 
-def prepare(service: Service, body: ChatRequest, params: SamplingParams) -> Prepared:
-    """Apply the tools, the constraint and the reasoning format of a chat. Raises HttpError or RequestError."""
+def make_prompt(
+    service: Service,
+    body: ChatRequest,
+    call_id: str,
+    max_tokens: int | None,
+    logprobs: int | None,
+    format_field: str = "response_format",
+    marked: Iterable[Mapping[str, Any]] | None = None,
+) -> Prompt:
+    """Make the request of a chat. Raises HttpError or RequestError.
+
+    `format_field` is what the caller's API calls `response_format`. `marked`: the messages with their `cache_control`,
+    where those of the chat have none.
+    """
+    front, special = service.front, bool(body.add_special_tokens)
+    params = sampling_params(front, body, max_tokens, logprobs)
+    params.return_progress = body.return_progress and bool(body.stream)
     offer = service.offer(body)
     rendered = render(service, body, offer)
     reading = reading_of(service.formats, offer, rendered)
     params, field = with_tools(params, service.formats, offer, reading)
-    return Prepared(rendered.text, params, field or constrained_by(body), reading)
+    tokens = front.encode(rendered.text, add_special_tokens=special)
+    kept = truncated(tokens, body, max_tokens, front.info.max_model_len)
+    places: tuple[int, ...] = ()
+    if front.info.recurrent and len(kept) == len(tokens):
+        places = marks.marks_of(front, body.messages if marked is None else marked, rendered.text, special)
+    request = front.request(
+        service.next_request_id(call_id),
+        kept,
+        params,
+        marks=places,
+        priority=body.priority,
+        salt=body.cache_salt or "",
+        place=reading.place if reading else None,
+    )
+    field = field or constrained_by(body)
+    return Prompt(request, rendered.text, format_field if field == "response_format" else field, reading)

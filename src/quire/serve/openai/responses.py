@@ -13,7 +13,7 @@ from quire.lazy import Lazy
 from quire.serve.call import Call, Piece, Prompt
 from quire.serve.errors import HttpError, invalid, named
 from quire.serve.openai.chat_protocol import ChatRequest
-from quire.serve.openai.conversation import prepare, render
+from quire.serve.openai.conversation import count_tokens, make_prompt
 from quire.serve.openai.logprobs import AnswerLogprobs, TokenLogprob, TokenNames
 from quire.serve.openai.protocol import DrawFields
 from quire.serve.openai.responses_protocol import (
@@ -34,7 +34,6 @@ from quire.serve.openai.responses_protocol import (
     ResponsesRequest,
     ResponseUsage,
 )
-from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.structured import text_format
 from quire.serve.output_items import Change, Item, Items
 from quire.serve.service import Service
@@ -74,9 +73,7 @@ async def count_input(service: Service, http: HttpRequest) -> bytes:
     tools = responses_input.tools_of(body.tools or (), body.tool_choice, body.input)
 
     def job() -> int:
-        chat = _conversation(body, tools)
-        text = render(service, chat, service.offer(chat)).text
-        return len(service.front.encode(text, add_special_tokens=False))
+        return count_tokens(service, _conversation(body, tools))
 
     return _encode(InputTokens(await service.work(http, job, renders=True)))
 
@@ -115,21 +112,8 @@ def _conversation(body: ResponsesRequest, tools: Tools) -> ChatRequest:
 
 
 def _make(service: Service, body: ResponsesRequest, tools: Tools, call_id: str) -> Prompt:
-    front, conversation = service.front, _conversation(body, tools)
-    params = sampling_params(
-        front, conversation, body.max_output_tokens, (body.top_logprobs or 0) if _scored(body) else None
-    )
-    text, params, field, reading = prepare(service, conversation, params)
-    tokens = front.encode(text, add_special_tokens=False)
-    request = front.request(
-        service.next_request_id(call_id),
-        truncated(tokens, conversation, body.max_output_tokens, front.info.max_model_len),
-        params,
-        priority=body.priority,
-        salt=body.cache_salt or "",
-        place=reading.place if reading else None,
-    )
-    return Prompt(request, text, "text" if field == "response_format" else field, reading)
+    chat, logprobs = _conversation(body, tools), (body.top_logprobs or 0) if _scored(body) else None
+    return make_prompt(service, chat, call_id, body.max_output_tokens, logprobs, "text")
 
 
 def _scored(body: ResponsesRequest) -> bool:
