@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from importlib.resources import files
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -14,10 +15,12 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.client.client import AsyncEngine
 from quire.client.metrics import Metrics, RequestTimes
 from quire.params import SamplingParams
+from quire.serve.dashboard.history import SPANS, History, Reading, quantile
 from quire.serve.dashboard.router import dashboard_router, load_assets, open_paths
-from quire.serve.dashboard.stats import SPANS, History, PageSource, Reading, quantile, request_row
+from quire.serve.dashboard.stats import PageSource, request_row
 from quire.types import EngineStats, Request
 from tests.serve.dashboard_page import World, app_of
 
@@ -132,7 +135,8 @@ def test_a_snapshot_shows_what_is_recent() -> None:
     metrics.stats = EngineStats(num_running=2, num_blocks=8, num_used_blocks=3)
     metrics.generation_tokens = 11
     now = [100.0]
-    source = PageSource(metrics, state=lambda: {"healthy": True}, clock=lambda: now[0])
+    engine = cast(AsyncEngine, SimpleNamespace(metrics=metrics, live_times=list))
+    source = PageSource(engine, lambda: {"healthy": True}, dict, clock=lambda: now[0])
 
     def take() -> dict[str, Any]:
         return asyncio.run(source.snapshot())

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from quire.serve import bodies
 from quire.serve.errors import HttpError
+from quire.serve.fields.accept import MAX_UNKNOWN
 from quire.serve.openai.texts import MAX_PROMPTS
-from quire.serve.service import MAX_UNKNOWN
 from tests.serve.running import Server
 
 TEXT = st.text(alphabet='a,:{["\\\né', max_size=8)

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from quire.serve.anthropic.protocol import MESSAGES
+from quire.serve.fields.accept import accept
 from quire.serve.marks import marks_of
 from quire.serve.openai.chat_protocol import CHAT
-from quire.serve.service import accept
 from tests.serve.running import start
 from tests.tiny import write_checkpoint
 

@@ -33,8 +33,7 @@ def check_tokens(tokens: Sequence[int], info: ModelCard) -> None:
     for token in tokens:
         if type(token) is not int or not 0 <= token < info.vocab_size:
             raise RequestError(
-                f"token id {token!r} is outside the vocabulary (0 to {info.vocab_size - 1})",
-                "prompt",
+                f"token id {token!r} is outside the vocabulary (0 to {info.vocab_size - 1})", "prompt"
             )
 
 

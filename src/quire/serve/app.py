@@ -41,7 +41,7 @@ from quire.serve.native.protocol import (
     ScoreRequest,
     TokenizeRequest,
 )
-from quire.serve.openai import chat, completions, models, responses, texts
+from quire.serve.openai import chat, completions, embeddings, models, responses
 from quire.serve.openai.adapters import add_adapters
 from quire.serve.openai.chat_protocol import ChatCompletion, ChatRequest
 from quire.serve.openai.protocol import Completion, CompletionRequest
@@ -62,13 +62,7 @@ log = logging.getLogger("quire.serve")
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (
-    Generating(
-        "/v1/completions",
-        completions.complete,
-        CompletionRequest,
-        Completion,
-        "Continue prompts",
-    ),
+    Generating("/v1/completions", completions.complete, CompletionRequest, Completion, "Continue prompts"),
     Generating("/v1/chat/completions", chat.chat, ChatRequest, ChatCompletion, "Answer a conversation"),
     Generating("/v1/responses", responses.respond, ResponsesRequest, ResponseObject, "Answer an input"),
     Generating("/v1/programs", programs.run_program, ProgramRequest, programs.ProgramObject, "Run a program"),
@@ -98,9 +92,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Plain(
         "/v1/embeddings",
-        texts.embed,
+        embeddings.embed,
         EmbeddingRequest,
-        texts.Embeddings,
+        embeddings.Embeddings,
         "Vectors of texts",
         binary=True,
     ),
@@ -113,11 +107,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         binary=True,
     ),
     Plain(
-        "/classify",
-        pooling.classify,
-        ClassifyRequest,
-        pooling.ClassifyAnswer,
-        "Class probabilities of texts",
+        "/classify", pooling.classify, ClassifyRequest, pooling.ClassifyAnswer, "Class probabilities of texts"
     ),
     *(
         Plain(path, score.score, ScoreRequest, score.ScoreAnswer, "Scores of pairs of texts")
@@ -128,13 +118,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     Plain("/tokenize", tokenize.tokenize, TokenizeRequest, tokenize.Tokenized, "Text to token ids"),
-    Plain(
-        "/detokenize",
-        tokenize.detokenize,
-        DetokenizeRequest,
-        tokenize.Detokenized,
-        "Token ids to text",
-    ),
+    Plain("/detokenize", tokenize.detokenize, DetokenizeRequest, tokenize.Detokenized, "Token ids to text"),
 )
 
 

@@ -75,8 +75,7 @@ class ServerConfig(WebConfig):
         "Format of the model's tool calls: hermes, llama3_json, ...; auto detects it from the chat template.",
     )
     reasoning_parser: str = option(
-        "auto",
-        "Format of the model's reasoning: qwen3, deepseek_r1, ..., none; auto detects it likewise.",
+        "auto", "Format of the model's reasoning: qwen3, deepseek_r1, ..., none; auto detects it likewise."
     )
     tool_parser_plugin: str | None = option(
         None, "Python file whose FORMAT (a ToolFormat) --tool-call-parser may name."

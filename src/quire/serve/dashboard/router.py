@@ -1,4 +1,4 @@
-"""The page at `/`: its files, and the live data that it draws. Knows no engine.
+"""The page at `/`: its files, and the live data that it draws. The data is `PageSource`'s.
 
 Pages and scripts hold no data and need no key. Everything else here does; the page asks for the key and sends it like
 any client. Nothing is loaded from other servers, and the page has no inline script or style.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+if TYPE_CHECKING:
+    from quire.serve.dashboard.stats import PageSource
 
 INTERVAL = 0.5
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -33,29 +36,6 @@ HEADERS = {
 DATA_HEADERS = {**HEADERS, "Cache-Control": "no-store"}
 
 _encode = msgspec.json.Encoder().encode
-
-
-class PageData(Protocol):
-    """The server as the page sees it."""
-
-    async def snapshot(self, owner: str | None) -> Mapping[str, Any]:
-        """The fields of EngineStats and what `quire.serve.dashboard.stats` adds; `draining` ends the stream.
-
-        Its live requests are the owner's, or for None (an operator) all.
-        """
-        ...
-
-    def history(self) -> Mapping[str, Any]:
-        """The rings of `quire.serve.dashboard.stats` by their length in seconds."""
-        ...
-
-    def about(self) -> Mapping[str, Any]:
-        """The model and the defaults of a request (`quire.serve.native.operations`)."""
-        ...
-
-    def stop_request(self, request_id: str, owner: str | None) -> bool:
-        """End a live request of the owner (None: of anybody) with an error that says so; False if none has the id."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +70,7 @@ def open_paths() -> frozenset[str]:
     return frozenset({"/", "/dashboard/reference"} | {f"/dashboard/{name}" for name in names})
 
 
-def dashboard_router(source: PageData, interval: float = INTERVAL) -> APIRouter:
+def dashboard_router(source: PageSource, interval: float = INTERVAL) -> APIRouter:
     """Make the page's routes, none of them in the API's document.
 
     The application's middleware checks keys and lets `open_paths` through. While somebody watches, events come every
@@ -151,7 +131,7 @@ def _json(value: Any) -> Response:
     return Response(_encode(value), media_type="application/json", headers=DATA_HEADERS)
 
 
-async def _events(source: PageData, owner: str | None, interval: float) -> AsyncIterator[bytes]:
+async def _events(source: PageSource, owner: str | None, interval: float) -> AsyncIterator[bytes]:
     """Snapshots as server-sent events until the server drains, so that a viewer never delays shutdown."""
     while True:
         snapshot = await source.snapshot(owner)

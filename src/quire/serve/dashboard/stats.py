@@ -8,97 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from quire.client.metrics import Metrics, RequestTimes
-
-# Seconds that a ring covers, and seconds per row: 300, 240 and 288 rows.
-SPANS = ((300, 1.0), (3600, 15.0), (86400, 300.0))
-TICK = 1.0
-
-
-def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """Find the value below which `share` of the observations lie; None without any.
-
-    `counts` has one entry more than `bounds`, for values above the last, which count as the last bound. Buckets are
-    taken as evenly filled.
-    """
-    total = sum(counts)
-    if not total:
-        return None
-    rank, below = share * total, 0
-    for i, count in enumerate(counts[: len(bounds)]):
-        if count and below + count >= rank:
-            low = bounds[i - 1] if i else 0.0
-            return low + (bounds[i] - low) * (rank - below) / count
-        below += count
-    return bounds[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Counters and histograms at one moment. `time` is wall-clock seconds, so that rows survive a reload."""
-
-    time: float
-    generation_tokens: int
-    num_running: int
-    num_waiting: int
-    restarts: int
-    histograms: Mapping[str, tuple[Sequence[float], Sequence[int]]]  # name -> bounds, counts
-
-
-def row(before: Reading, now: Reading) -> dict[str, Any]:
-    """Make the row of the interval between two readings."""
-    seconds = max(now.time - before.time, 1e-6)
-    found: dict[str, Any] = {
-        "time": now.time,
-        "rate": max(0, now.generation_tokens - before.generation_tokens) / seconds,
-        "running": now.num_running,
-        "waiting": now.num_waiting,
-        "restarts": now.restarts,
-    }
-    for name, (bounds, counts) in now.histograms.items():
-        fresh = [new - old for new, old in zip(counts, before.histograms[name][1], strict=True)]
-        found[f"{name}_p50"] = quantile(bounds, fresh, 0.5)
-    return found
-
-
-@dataclass(slots=True)
-class Ring:
-    """Rows of one resolution; `base` is the reading at the end of the last row."""
-
-    interval: float
-    rows: deque[dict[str, Any]]
-    base: Reading | None = None
-
-
-class History:
-    """Rings that `tick` fills; it must be called about once a second."""
-
-    def __init__(self, read: Callable[[], Reading]) -> None:
-        self._read = read
-        self._rings = {span: Ring(each, deque(maxlen=int(span / each))) for span, each in SPANS}
-
-    def tick(self) -> None:
-        """Take a reading; close the rows whose interval is over."""
-        now = self._read()
-        for ring in self._rings.values():
-            if ring.base is None or now.time < ring.base.time:
-                ring.base = now
-            elif now.time - ring.base.time >= ring.interval * 0.95:
-                ring.rows.append(row(ring.base, now))
-                ring.base = now
-
-    def rings(self) -> dict[str, list[dict[str, Any]]]:
-        """Give all rows by the seconds that their ring covers, oldest first."""
-        return {str(span): list(ring.rows) for span, ring in self._rings.items()}
-
-    def latest(self) -> dict[str, dict[str, Any]]:
-        """Give the newest row of each ring that has one."""
-        return {str(span): ring.rows[-1] for span, ring in self._rings.items() if ring.rows}
-
+from quire.client.client import AsyncEngine
+from quire.client.metrics import RequestTimes
+from quire.serve.dashboard.history import TICK, History, Reading, quantile
 
 WINDOW = 30.0
 QUANTILES = {"p50": 0.5, "p99": 0.99}
@@ -107,26 +22,18 @@ LATENCIES = {"ttft": "time_to_first_token_seconds", "itl": "inter_token_latency_
 MOST_ROWS = 50  # of live requests in a snapshot
 
 
-class Requests(Protocol):
-    """The engine client as far as the table of live requests needs it."""
-
-    def live_times(self) -> list[RequestTimes]: ...
-    def stop_request(self, request_id: str, owner: str | None = None) -> bool: ...
-
-
 class PageSource:
     """The data that the page shows. `state` adds the server's state; `about` describes the model."""
 
     def __init__(
         self,
-        metrics: Metrics,
-        requests: Requests | None = None,
-        state: Callable[[], dict[str, Any]] = dict,
-        about: Callable[[], dict[str, Any]] = dict,
+        engine: AsyncEngine,
+        state: Callable[[], dict[str, Any]],
+        about: Callable[[], dict[str, Any]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._metrics = metrics
-        self._requests = requests
+        self._metrics = engine.metrics
+        self._engine = engine
         self._state = state
         self.about = about
         self._clock = clock
@@ -143,15 +50,17 @@ class PageSource:
             await asyncio.sleep(TICK)
 
     def history(self) -> dict[str, Any]:
+        """Give the rings of rows by their length in seconds."""
         return self._history.rings()
 
     def stop_request(self, request_id: str, owner: str | None = None) -> bool:
-        return self._requests is not None and self._requests.stop_request(request_id, owner)
+        """End a live request of the owner (None: of anybody) with an error that says so; False if none has the id."""
+        return self._engine.stop_request(request_id, owner)
 
     async def snapshot(self, owner: str | None = None) -> dict[str, Any]:
-        """EngineStats, latency quantiles in seconds (`ttft_p50`, ..., None if nothing was observed), requests by how
-        they ended, live requests (of the owner, if given), the newest rows of the history, `time` (steady) and `wall`
-        seconds, and `state`."""
+        """Give EngineStats, latency quantiles in seconds (`ttft_p50`, ..., None if nothing was observed), requests by
+        how they ended, live requests (of the owner, if given), the newest rows of the history, `time` (steady) and
+        `wall` seconds, and `state`, whose `draining` ends the stream."""
         now, metrics = self._clock(), self._metrics
         found: dict[str, Any] = {
             "time": now,
@@ -174,10 +83,8 @@ class PageSource:
 
     def _live(self, now: float, owner: str | None) -> dict[str, Any]:
         """Give the oldest live requests as rows, and the number of others."""
-        if self._requests is None:
-            return {"requests": [], "requests_hidden": 0}
         block_size = int(self._metrics.cache_config.get("block_size", 0)) or 1
-        live = [one for one in self._requests.live_times() if owner in (None, one.request.owner)]
+        live = [one for one in self._engine.live_times() if owner in (None, one.request.owner)]
         rows = [request_row(times, now, block_size) for times in live[:MOST_ROWS]]
         return {"requests": rows, "requests_hidden": len(live) - len(rows)}
 

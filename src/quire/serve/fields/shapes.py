@@ -110,13 +110,9 @@ REPETITION = Shape(names("max_pattern_size min_pattern_size min_count"))
 
 CONTENT = Shape(
     names("type text refusal cache_control"),
-    ignored={
-        "annotations": "they are no text",
-        "logprobs": "they are no text",
-    },
+    ignored={"annotations": "they are no text", "logprobs": "they are no text"},
     refused=dict.fromkeys(
-        ("image_url", "image", "input_audio", "audio_url", "video_url", "file"),
-        Refused("content is text"),
+        ("image_url", "image", "input_audio", "audio_url", "video_url", "file"), Refused("content is text")
     ),
     template=True,
     nulls=True,

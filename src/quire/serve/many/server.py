@@ -11,7 +11,6 @@ import time
 from fastapi import FastAPI
 
 from quire.client.client import AsyncEngine
-from quire.client.engine_process import Spawned, spawn
 from quire.config import EngineConfig
 from quire.engine.plan import make_backend
 from quire.errors import ConfigError, EngineError
@@ -21,37 +20,11 @@ from quire.serve.app import add_handlers
 from quire.serve.many.app import make_house
 from quire.serve.many.entries import Sized, read_entries, sized
 from quire.serve.many.house import House, Housed
+from quire.serve.many.spare import Spare
 from quire.serve.options import ServerConfig
 from quire.serve.served import Served
 from quire.serve.tls import check_tls
 from quire.serve.web import WebServer, listening, url_of
-
-AHEAD = "quire.engine.start"
-
-
-class Spare:
-    """The process that the next engine takes; another follows it, from the first engine on. For one event loop."""
-
-    def __init__(self) -> None:
-        self._next: asyncio.Task[Spawned] | None = None
-
-    async def take(self, patient: bool) -> Spawned:
-        """Return a process that waits for its launch. `patient` is for ranks, which a server of many models has not."""
-        while True:
-            taken, self._next = self._next or self._begin(), self._begin()
-            spawned = await taken
-            if spawned.process.returncode is None:
-                return spawned
-            await spawned.end()
-
-    async def close(self) -> None:
-        """End the process."""
-        if self._next is not None:
-            await (await self._next).end()
-
-    def _begin(self) -> asyncio.Task[Spawned]:
-        return asyncio.create_task(spawn(False, AHEAD))
-
 
 log = logging.getLogger("quire.serve")
 

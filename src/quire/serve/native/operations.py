@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import ProcessCollector
@@ -12,11 +12,8 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.client.client import AsyncEngine
-from quire.engine.directory import SHIPPED_MODEL
 from quire.engine.verbs import ResetPrefixCache
-from quire.lazy import Lazy
-from quire.params import SamplingParams
-from quire.serve.banner import example_call
+from quire.serve.dashboard.about import about_model
 from quire.serve.dashboard.router import dashboard_router
 from quire.serve.dashboard.stats import PageSource
 from quire.serve.errors import unavailable
@@ -25,66 +22,12 @@ from quire.serve.openapi import add_get, json_response
 from quire.serve.service import Service
 from quire.serve.throughput import Throughput
 
-if TYPE_CHECKING:
-    from quire.engine import suggested
-else:
-    suggested = Lazy("quire.engine.suggested")
-
-GREETING = "Shall I tell you a story?"
-IDEAS = (
-    "Tell me a story about a lighthouse keeper and a small boat.",
-    "Tell me a story about a fox who finds a red ball.",
-    "Tell me a story about the first snow.",
-)
-EFFORTS = ("low", "medium", "high")
-# Sampling fields with the value that a request has if it says nothing.
-DEFAULTS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-)
-
-
-def about_model(service: Service) -> dict[str, Any]:
-    """Describe the served model as the page shows it."""
-    front, info = service.front, service.front.info
-    template = "" if front.template is None else front.template.source
-    params: SamplingParams = front.default_params()
-    found: dict[str, Any] = {
-        "model": service.name,
-        "version": __version__,
-        "max_model_len": info.max_model_len,
-        "parameters": info.num_parameters,
-        "weight_bytes": info.weight_bytes,
-        "max_logprobs": info.max_logprobs,
-        "generates": info.generates,
-        "scores": info.scores,
-        "labels": list(info.labels),
-        "chat": bool(template),
-        "defaults": {name: getattr(params, name) for name in DEFAULTS},
-        "thinking": front.template is not None and front.template.switches_thinking,
-        "efforts": list(EFFORTS) if "reasoning_effort" in template else [],
-    }
-    if not info.generates:
-        found["call"] = "Over HTTP: POST {} {}".format(*example_call(service))
-    if info.name == SHIPPED_MODEL:
-        found |= {"greeting": GREETING, "ideas": list(IDEAS), "advice": suggested.advice("quire serve")}
-    return found
-
-
 STATS_TIMEOUT = 0.5  # seconds to wait for fresh numbers from a busy engine
 
 
 def add_operations(app: FastAPI, service: Service) -> None:
     """Add the routes to the application."""
-    source = PageSource(
-        service.metrics, service.engine, lambda: _state(service), lambda: about_model(service)
-    )
+    source = PageSource(service.engine, lambda: _state(service), lambda: about_model(service))
     service.background.append(source.run)
     if not service.config.disable_log_stats:
         service.background.append(Throughput(service.metrics).run)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 
 from quire.client.outputs import CompletionOutput, OutputStream
-from quire.client.requests import Front
 from quire.params import SamplingParams
 from quire.serve.call import Call, Piece, Prompt
-from quire.serve.errors import HttpError, invalid, unsupported
+from quire.serve.errors import HttpError, invalid
+from quire.serve.openai.infill import infill
 from quire.serve.openai.logprobs import (
     CompletionLogprobs,
     TokenNames,
@@ -21,12 +21,7 @@ from quire.serve.openai.logprobs import (
     prompt_logprobs,
     shown_prompt,
 )
-from quire.serve.openai.protocol import (
-    COMPLETIONS,
-    Completion,
-    CompletionChoice,
-    CompletionRequest,
-)
+from quire.serve.openai.protocol import COMPLETIONS, Completion, CompletionChoice, CompletionRequest
 from quire.serve.openai.sampling import sampling_params, truncated
 from quire.serve.openai.structured import constrained_by
 from quire.serve.openai.texts import MAX_PROMPTS, split_prompts
@@ -34,49 +29,6 @@ from quire.serve.openai.usage import UsageReport
 from quire.serve.service import Service
 from quire.serve.stream import DONE, event
 from quire.types import Usage
-
-
-class Tokens(NamedTuple):
-    """The tokens before the prefix, before the suffix, and before the middle; models without the last put the suffix
-    first."""
-
-    prefix: str
-    suffix: str
-    middle: str = ""
-
-
-FORMS = (
-    Tokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
-    Tokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
-    Tokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    Tokens("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
-    Tokens("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4
-    Tokens("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
-    Tokens("[PREFIX]", "[SUFFIX]"),  # Codestral
-)
-
-
-def infill(front: Front, prefix: str, suffix: str, add_special_tokens: bool) -> list[int]:
-    """The prompt's tokens. 400 if the model has no tokens for it."""
-    tokenizer = front.tokenizer
-    for form in FORMS if tokenizer is not None else ():
-        assert tokenizer is not None
-        ids = [tokenizer.token_to_id(name) for name in form if name]
-        if None in ids:
-            continue
-        marks = [token for token in ids if token is not None]
-        before = [marks[0], *front.encode(prefix, add_special_tokens=False)]
-        after = [marks[1], *front.encode(suffix, add_special_tokens=False)]
-        begin = _beginning(front) if add_special_tokens else []
-        return begin + (before + after + marks[2:] if form.middle else after + before)
-    raise unsupported("suffix", "this model has no tokens for filling in the middle")
-
-
-def _beginning(front: Front) -> list[int]:
-    """The token that the tokenizer puts before a text, if it does."""
-    first = front.encode("a")[:1]
-    return first if front.tokenizer is not None and first == [front.tokenizer.bos_token_id] else []
-
 
 DEFAULT_MAX_TOKENS = 16
 MAX_BEST_OF = 20  # OpenAI's limit

@@ -132,9 +132,7 @@ RESPONSES = Fields(
         ),
         "input": _ITEMS,
         "tools": Shape(
-            {**FUNCTION.taken, **names("type format")},
-            ignored=FUNCTION.ignored,
-            kinds=("function", "custom"),
+            {**FUNCTION.taken, **names("type format")}, ignored=FUNCTION.ignored, kinds=("function", "custom")
         ),
     },
 )

@@ -19,7 +19,7 @@ from quire.client.generation import Generation
 from quire.client.vectors import by_token, check_dimensions, shortened
 from quire.errors import EngineError
 from quire.serve.errors import invalid
-from quire.serve.native.protocol import EMBEDDINGS, TextsRequest, VectorsRequest
+from quire.serve.native.protocol import TextsRequest, VectorsRequest
 from quire.serve.openai.chat_protocol import ChatRequest
 from quire.serve.openai.conversation import render
 from quire.serve.service import Service
@@ -97,10 +97,7 @@ class Vectors:
         return _encode(ListAnswer(self.id, self.created, self.model, data, usage, self.fingerprint))
 
     def as_bytes(
-        self,
-        body: VectorsRequest,
-        vectors: list[list[float]],
-        tokens: Sequence[int | None] | None = None,
+        self, body: VectorsRequest, vectors: list[list[float]], tokens: Sequence[int | None] | None = None
     ) -> Response:
         """Answer with `vectors` as bytes; `tokens` counts the tokens of each text that has a vector of each."""
         usage = usage_of(self.requests)
@@ -258,35 +255,3 @@ def as_bytes(
             at = end
         headers["metadata"] = msgspec.json.encode({**head, "data": places}).decode()
     return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
-
-
-class Embedding(msgspec.Struct):
-    """The vector of a text."""
-
-    index: int
-    embedding: list[float | list[float]] | str
-    object: Literal["embedding"] = "embedding"
-
-
-class Embeddings(ListAnswer[Embedding]):
-    """Answer of /v1/embeddings."""
-
-
-async def embed(service: Service, http: HttpRequest) -> bytes | Response:
-    """Read, check, queue and wait. Vectors come in the order of the input."""
-    body = await service.read(http, EMBEDDINGS)
-    model = service.check_model(body.model)
-    if service.front.info.scores is not None:
-        raise invalid(
-            f"{model} is a classifier: use /classify, /score or /rerank", "model", "unsupported_parameter"
-        )
-    pooling = body.pooling or service.config.pooling
-    found = await vectors_for(service, http, body, "embd-", pooling, "pooling")
-
-    def answer() -> bytes | Response:
-        kept = vectors_of(service, found.vectors, body.dimensions)
-        if body.encoding_format.startswith("bytes"):
-            return found.as_bytes(body, kept)
-        return found.answer([Embedding(i, coded(vector, body)) for i, vector in enumerate(kept)])
-
-    return await service.make(len(found.vectors), answer)

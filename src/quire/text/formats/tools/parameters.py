@@ -82,12 +82,7 @@ FORMATS = (
     ),
     # Seed-OSS: function and parameter tags.
     ToolFormat(
-        "seed_oss",
-        (ASSIGNED,),
-        begin=("<seed:tool_call>",),
-        end="</seed:tool_call>",
-        pad="\n",
-        joint="\n",
+        "seed_oss", (ASSIGNED,), begin=("<seed:tool_call>",), end="</seed:tool_call>", pad="\n", joint="\n"
     ),
     # Qwen3-Coder, Qwen3.5, Step-3.5, Nemotron 3: function and parameter tags.
     ToolFormat(
