@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from quire import LLM
-from quire.runtime.inputs import StepLayout, StepRows
+from quire.runtime.inputs import StepLayout
+from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import Collect
 from quire.types import NewSeq, StepOutput
 from tests.exactness.requests import PARAMS, make_prompts

@@ -12,7 +12,8 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.config import SchedulerConfig
 from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, SlotSampling, takes_largest
-from quire.runtime.inputs import StepLayout, StepRows
+from quire.runtime.inputs import StepLayout
+from quire.runtime.rows import StepRows
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart
 from quire.sched.pace import Pace

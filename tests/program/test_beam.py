@@ -19,7 +19,7 @@ from quire import LLM, BeamSearchParams, SamplingParams
 from quire.engine.feature import Features
 from quire.errors import RequestError
 from quire.params import BeamRules, StructuredOutputsParams
-from quire.program.beam_requests import BeamSearch, Candidate
+from quire.program.beam_search import BeamSearch, Candidate
 from tests.shared import DATA, needs
 
 STORY = (

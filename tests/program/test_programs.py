@@ -14,9 +14,9 @@ from quire.engine.core import EngineCore
 from quire.engine.directory import ASSETS, SHIPPED_MODEL
 from quire.errors import ProgramError, RequestError, SessionExpiredError
 from quire.params import StructuredOutputsParams
-from quire.program import calls, host
-from quire.program.host import SECONDS
+from quire.program import calls, sessions
 from quire.program.lane import Lane
+from quire.program.sessions import SECONDS
 from quire.program.tasks import Tasks, Turn
 from quire.program.texts import Cuts, Encoder
 from quire.text.tokenizer import Tokenizer
@@ -286,7 +286,7 @@ def test_sessions_are_bounded_in_time_and_memory(llm: LLM, monkeypatch: pytest.M
 
 
 def test_the_owner_with_most_sessions_makes_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "MAX_SESSIONS", 8)
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 8)
     kept: list[str] = []
 
     class Core:
@@ -297,7 +297,7 @@ def test_the_owner_with_most_sessions_makes_room_first(monkeypatch: pytest.Monke
         def let_go(self, key: str) -> None:
             kept.remove(key)
 
-    pool = host.Sessions(Core(), lambda: 0.0)  # type: ignore[arg-type]
+    pool = sessions.Sessions(Core(), lambda: 0.0)  # type: ignore[arg-type]
 
     def put(name: str, owner: str, size: int = 10) -> None:
         request = Request(id=name, tokens=[1], sampling=SamplingParams(), seed=0, max_tokens=1, owner=owner)
@@ -312,7 +312,7 @@ def test_the_owner_with_most_sessions_makes_room_first(monkeypatch: pytest.Monke
         "modest",
         "modest 2",
     ]
-    put("large", "b", host.MAX_CHARACTERS)
+    put("large", "b", sessions.MAX_CHARACTERS)
     assert pool.take("large") is None
     assert pool.take("greedy 279") is not None
 

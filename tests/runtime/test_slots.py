@@ -15,7 +15,8 @@ from quire.devices.reference.sampler import ReferenceSampler
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.part import GrammarPart
 from quire.pooling.part import PoolingPart
-from quire.runtime.inputs import InputBuilder, StepLayout, StepRows
+from quire.runtime.inputs import InputBuilder, StepLayout
+from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import SlotPart
 from quire.runtime.slots.sampling import SamplingPart
 from quire.runtime.slots.scoring import ScoringPart

@@ -15,7 +15,8 @@ from quire.grammar.budget import BudgetMatcher
 from quire.grammar.compiler import Grammar, GrammarCompiler
 from quire.grammar.masks import MAX_SECONDS, NUM_THREADS, Constraint, MaskWork
 from quire.grammar.matcher import Matcher, TokenMask
-from quire.runtime.inputs import StepLayout, StepRows
+from quire.runtime.inputs import StepLayout
+from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import Collect
 from quire.runtime.slots.sampling import Draws, SamplingPart, draws_of
 from quire.types import NewSeq, StepOutput, ThinkingBudget

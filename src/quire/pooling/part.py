@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.model.pooling_head import PoolingHead
-from quire.runtime.inputs import StepLayout, StepRows
+from quire.runtime.inputs import StepLayout
+from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import Collect
 from quire.types import NewSeq, Pooling, StepOutput
 

@@ -19,7 +19,8 @@ from quire.devices.protocol import FloatArray
 from quire.devices.sampling import NOT_DRAWN, Logits, Sampler, Samples, SlotSampling, TokenMask, is_greedy
 from quire.logits_processor import AdapterLogitsProcessor, BatchUpdate, ProcessorClass, takes_prompt
 from quire.params import SamplingParams
-from quire.runtime.inputs import StepLayout, StepRows
+from quire.runtime.inputs import StepLayout
+from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import Collect, slot_sampling
 from quire.runtime.slots.scoring import with_asked
 from quire.types import NewSeq, StepOutput, TokenLogprobs

@@ -166,7 +166,7 @@ class Calls:
 
     async def _entries(self, scored: Scored) -> list[Entry]:
         await self._tasks
-        return [(e.logprob, e.token, token_text(self._tokenizer, e.token)) for e in scored.entries]
+        return _entries(self._tokenizer, scored.entries)
 
 
 class Scored:
@@ -249,24 +249,21 @@ class Generated:
             "completion_tokens": num_output,
         }
         if tokenizer is not None:
-            entries = self._logprobs[0]
-            meta["output_token_logprobs"] = [
-                (e.logprob, e.token, token_text(tokenizer, e.token)) for e in entries
-            ]
+            meta["output_token_logprobs"] = _entries(tokenizer, self._logprobs[0])
             if self._request.sampling.logprobs:
                 meta["output_top_logprobs"] = [
                     [(p, t, token_text(tokenizer, t)) for t, p in zip(e.top_ids, e.top, strict=True)]
-                    for e in entries
+                    for e in self._logprobs[0]
                 ]
             if self._request.sampling.scores_prompt:
-                meta["input_token_logprobs"] = [
-                    (e.logprob, e.token, token_text(tokenizer, e.token)) for e in self._prompt_logprobs
-                ]
+                meta["input_token_logprobs"] = _entries(tokenizer, self._prompt_logprobs)
         return Result(self._texts, reason, self.counts, meta)
 
 
+def _entries(tokenizer: Tokenizer, scored: Iterable[TokenLogprobs]) -> list[Entry]:
+    return [(e.logprob, e.token, token_text(tokenizer, e.token)) for e in scored]
+
+
 def _total(counts: Iterable[Counts]) -> Counts:
-    found = [0, 0, 0]
-    for one in counts:
-        found = [a + b for a, b in zip(found, one, strict=True)]
-    return found[0], found[1], found[2]
+    prompt, cached, output = map(sum, zip(*counts, strict=True))
+    return prompt, cached, output

@@ -14,7 +14,8 @@ import numpy as np
 from quire.devices.protocol import Executable, KVCache, ModelInput, Prepares
 from quire.devices.sampling import Pending
 from quire.errors import DeviceLostError, EngineError, FailedStepError, message_of
-from quire.runtime.inputs import InputBuilder, StepLayout, StepRows
+from quire.runtime.inputs import InputBuilder, StepLayout
+from quire.runtime.rows import StepRows
 from quire.runtime.watch import FORWARD_PASS, RESULTS, SLOTS, Watch
 from quire.types import NewSeq, ScheduledBatch, StepOutput
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from quire.devices.shared import Shared
-from quire.runtime.inputs import InputBuilder, StepLayout, StepRows
+from quire.runtime.inputs import InputBuilder, StepLayout
+from quire.runtime.rows import StepRows
 from quire.spec_decode.acceptance import Odds, Tally
 from quire.spec_decode.controller import PROBE_SHARE, Controller
 from quire.spec_decode.lookup import PredictionProposer

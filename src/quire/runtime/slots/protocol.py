@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.devices.sampling import SlotSampling
-from quire.runtime.inputs import StepLayout, StepRows
+from quire.runtime.inputs import StepLayout
+from quire.runtime.rows import StepRows
 from quire.types import NewSeq, StepOutput
 
 

@@ -18,7 +18,8 @@ from quire.devices.sampling import (
     TokenMask,
     takes_largest,
 )
-from quire.runtime.inputs import StepLayout, StepRows
+from quire.runtime.inputs import StepLayout
+from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import Collect, slot_sampling
 from quire.types import NewSeq, StepOutput
 

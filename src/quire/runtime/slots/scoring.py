@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from quire.devices.sampling import Logits, Sampler
-from quire.runtime.inputs import StepLayout, StepRows
+from quire.runtime.inputs import StepLayout
+from quire.runtime.rows import StepRows
 from quire.runtime.slots.protocol import Collect
 from quire.types import NewSeq, Request, StepOutput, TokenLogprobs
 
