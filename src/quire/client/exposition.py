@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -55,6 +58,20 @@ class Families(Collector):
     def _name(self, name: str) -> str:
         return f"{self._metrics.prefix}:{name}"
 
+    def _family(
+        self,
+        kind: type[Gauge | Counter],
+        name: str,
+        text: str,
+        *samples: tuple[Any, ...],
+        labels: tuple[str, ...] = (),
+    ) -> Metric:
+        """Make a family of the model. A sample has a value of each of the `labels`, and a number."""
+        family = kind(self._name(name), text, labels=("model_name", "engine", *labels))
+        for *values, number in samples:
+            family.add_metric((self._metrics.model_name, "0", *values), number)
+        return family
+
     def _gauges(self) -> Iterator[Metric]:
         metrics, stats = self._metrics, self._metrics.stats
         held = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
@@ -70,53 +87,33 @@ class Families(Collector):
             ("num_programs_running", "Running programs.", stats.num_programs),
             ("num_program_sessions", "Programs that wait for their next call.", stats.num_sessions),
         ):
-            family = GaugeMetricFamily(self._name(name), text, labels=("model_name", "engine"))
-            family.add_metric((metrics.model_name, "0"), value)
-            yield family
+            yield self._family(Gauge, name, text, (value,))
         for name, value in metrics.work.shares(time.monotonic()).items():
-            family = GaugeMetricFamily(
-                self._name(f"engine_{name}"), WORKED[name], labels=("model_name", "engine")
-            )
-            family.add_metric((metrics.model_name, "0"), value)
-            yield family
-        reasons = GaugeMetricFamily(
-            self._name("num_requests_waiting_by_reason"),
-            "Waiting sequences, by reason.",
-            labels=("model_name", "engine", "reason"),
+            yield self._family(Gauge, f"engine_{name}", WORKED[name], (value,))
+        waiting = ("capacity", stats.num_waiting)
+        text = "Waiting sequences, by reason."
+        yield self._family(Gauge, "num_requests_waiting_by_reason", text, waiting, labels=("reason",))
+        text = (
+            "The longest time that the engine's loop spent on something other than a forward pass, by cause."
         )
-        reasons.add_metric((metrics.model_name, "0", "capacity"), stats.num_waiting)
-        yield reasons
-        stays = GaugeMetricFamily(
-            self._name("engine_longest_stay_seconds"),
-            "The longest time that the engine's loop spent on something other than a forward pass, by cause.",
-            labels=("model_name", "engine", "cause"),
-        )
-        for cause, seconds in stats.longest_stays.items():
-            stays.add_metric((metrics.model_name, "0", cause), seconds)
-        yield stays
+        stays = stats.longest_stays.items()
+        yield self._family(Gauge, "engine_longest_stay_seconds", text, *stays, labels=("cause",))
         yield from self._memory()
         if metrics.fingerprint:
-            family = GaugeMetricFamily(
-                self._name("system_fingerprint_info"),
-                "The class of servers that answer alike; always 1.",
-                labels=("model_name", "engine", "system_fingerprint"),
+            text, labels = "The class of servers that answer alike; always 1.", ("system_fingerprint",)
+            yield self._family(
+                Gauge, "system_fingerprint_info", text, (metrics.fingerprint, 1.0), labels=labels
             )
-            family.add_metric((metrics.model_name, "0", metrics.fingerprint), 1.0)
-            yield family
-        if metrics.cache_config:
-            labels = ("model_name", "engine", *metrics.cache_config)
-            info = GaugeMetricFamily(
-                self._name("cache_config_info"), "The KV cache; always 1.", labels=labels
-            )
-            info.add_metric((metrics.model_name, "0", *metrics.cache_config.values()), 1.0)
-            yield info
+        if cache := metrics.cache_config:
+            text, sample = "The KV cache; always 1.", (*cache.values(), 1.0)
+            yield self._family(Gauge, "cache_config_info", text, sample, labels=tuple(cache))
         if metrics.adapters is not None:
             yield self._adapter_info(*metrics.adapters())
 
     def _memory(self) -> Iterator[Metric]:
         """Yield the memory of this process's control groups, those of the engine too."""
         groups = memory_groups()
-        kills = CounterMetricFamily(self._name("memory_oom_kills"), OOM_KILLS)
+        kills = Counter(self._name("memory_oom_kills"), OOM_KILLS)
         kills.add_metric((), groups[0].kills if groups else 0)
         yield kills
         group = tightest(groups)
@@ -126,10 +123,10 @@ class Families(Collector):
                 ("used", "Bytes that it uses, but for what can be given back.", group.used),
                 ("left", "Bytes that are left of the limit.", group.left),
             ):
-                yield GaugeMetricFamily(self._name(f"memory_{name}_bytes"), text, value)
+                yield Gauge(self._name(f"memory_{name}_bytes"), text, value)
 
     def _adapter_info(self, most: int, running: list[str], waiting: list[str]) -> Metric:
-        family = GaugeMetricFamily(
+        family = Gauge(
             self._name("lora_requests_info"),
             "Adapters of running and of waiting requests; the time of the scrape.",
             labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
@@ -160,9 +157,7 @@ class Families(Collector):
             ("memory_refusals", "Requests larger than the whole KV cache.", total("memory_refusals")),
             ("engine_restarts", "Restarts of the engine process.", metrics.restarts),
         ):  # fmt: skip
-            family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine"))
-            family.add_metric((metrics.model_name, "0"), value)
-            yield family
+            yield self._family(Counter, name, text, (value,))
         for name, text, label, values in (
             (
                 "spec_decode_num_accepted_tokens_per_pos",
@@ -181,13 +176,8 @@ class Families(Collector):
             ),
             ("admission_rejections", "Requests refused on arrival.", "reason", metrics.rejections),
         ):
-            family = CounterMetricFamily(self._name(name), text, labels=("model_name", "engine", label))
-            for key, value in values.items():
-                family.add_metric((metrics.model_name, "0", key), value)
-            yield family
-        answers = CounterMetricFamily(
-            "http_requests", "HTTP requests answered.", labels=("method", "handler", "status")
-        )
+            yield self._family(Counter, name, text, *values.items(), labels=(label,))
+        answers = Counter("http_requests", "HTTP requests answered.", labels=("method", "handler", "status"))
         for labels, value in metrics.answers.items():
             answers.add_metric(labels, value)
         yield answers

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from quire.client.metrics import RequestTimes
 from quire.types import Delta, FinishReason, Request
 
-
-class Ender(Protocol):
-    """The part of the engine client that ends requests."""
-
-    def end_sample(self, request_id: str, index: int, reason: FinishReason) -> None: ...
-    def forget(self, request_id: str, reason: FinishReason) -> None: ...
+if TYPE_CHECKING:
+    from quire.client.client import AsyncEngine
 
 
 class Generation:
@@ -37,7 +33,7 @@ class Generation:
         "times",
     )
 
-    def __init__(self, client: Ender, requests: list[Request], times: list[RequestTimes]) -> None:
+    def __init__(self, client: AsyncEngine, requests: list[Request], times: list[RequestTimes]) -> None:
         self._client = client
         self.requests = requests
         self.times = times

@@ -176,9 +176,7 @@ class Metrics:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
-        self.prefill_clock = (
-            0.0  # seconds by which prefill has delayed decoding sequences, in all steps so far
-        )
+        self.prefill_clock = 0.0  # seconds by which prefill has delayed decoding sequences so far
         self.work = Work(self)
         self.restarts = 0
         self.kills = {"memory": 0, "hung": 0, "signal": 0}

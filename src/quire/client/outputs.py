@@ -272,9 +272,7 @@ class OutputStream:
         entries = [self._entry(t) for t in delta.logprobs or ()]
         sample.logprobs += entries
         total = sample.cumulative_logprob or 0.0
-        for scores in (
-            delta.logprobs or ()
-        ):  # one by one: the sum must not depend on how many tokens a delta brings
+        for scores in delta.logprobs or ():  # one by one: the sum does not depend on how many come at once
             total += scores.logprob
         sample.cumulative_logprob = total
         return entries

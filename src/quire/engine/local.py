@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from quire.engine.api import Core
 
 T = TypeVar("T")
-
-
 News = SimpleQueue[list[Delta] | BaseException]
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
 Later = tuple["Run", Future[Any], Callable[[], None]]
 """Work of a run in a thread, and what takes its result."""
 

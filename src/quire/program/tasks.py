@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
-
-
 TURN_SECONDS = 0.005
 
 

@@ -45,23 +45,14 @@ class InputBuilder:
     def __init__(
         self, max_seqs: int, max_blocks_per_seq: int, adapters: bool = False, mirrored: bool = False
     ) -> None:
-        self._table_SM = np.zeros((max_seqs, max_blocks_per_seq), np.int32)
-        self._num_blocks = [0] * max_seqs
+        # The block table, a row per slot as in ModelInput, and the number of blocks of each; both change in place.
+        self.block_table_SM = np.zeros((max_seqs, max_blocks_per_seq), np.int32)
+        self.num_blocks = [0] * max_seqs
         # What was appended since the last step that was built, by slot and column; None: nobody asks.
         self._appended: dict[tuple[int, int], int] | None = {} if mirrored else None
         # The adapter's slot of each sequence; None: there are no adapters.
         self.adapters_S = np.full(max_seqs, -1, np.int32) if adapters else None
         self.slot_of: Callable[[str], int] | None = None
-
-    @property
-    def block_table_SM(self) -> IntArray:
-        """The block table, a row per slot, as in ModelInput; it changes in place with each step."""
-        return self._table_SM
-
-    @property
-    def num_blocks(self) -> list[int]:
-        """The number of blocks of each slot; it changes in place too."""
-        return self._num_blocks
 
     def set(self, new: NewSeq) -> None:
         """Give a sequence its slot."""
@@ -71,7 +62,7 @@ class InputBuilder:
 
     def clear(self, slot: int) -> None:
         """Forget a slot's blocks and adapter."""
-        self._num_blocks[slot] = 0
+        self.num_blocks[slot] = 0
         if self.adapters_S is not None:
             self.adapters_S[slot] = -1
 
@@ -123,7 +114,7 @@ class InputBuilder:
             every[2 * (t + b) : 2 * t + 3 * b + 1],
             every[2 * t : 2 * t + b],
             every[2 * t + b : 2 * (t + b)],
-            self._table_SM,
+            self.block_table_SM,
             every[2 * t + 3 * b + 1 :],
             greedy,
             None,
@@ -136,8 +127,8 @@ class InputBuilder:
     def snapshot(self, layout: StepLayout) -> ModelInput:
         """Make the arrays of a step whose rows are not known yet, with a table that later steps do not change."""
         inputs = self.build(layout, [], False)
-        used = max(self._num_blocks[slot] for slot in layout.slots)
-        table_BM = np.ascontiguousarray(self._table_SM[layout.slots, :used])
+        used = max(self.num_blocks[slot] for slot in layout.slots)
+        table_BM = np.ascontiguousarray(self.block_table_SM[layout.slots, :used])
         slots_B = np.arange(len(layout.slots), dtype=np.int32)
         return msgspec.structs.replace(inputs, slots_B=slots_B, block_table_SM=table_BM)
 
@@ -148,10 +139,10 @@ class InputBuilder:
         return sorted(seqs, key=lambda seq: slots[seq.slot])
 
     def _extend(self, seq: ScheduledSeq) -> None:
-        used = self._num_blocks[seq.slot]
+        used = self.num_blocks[seq.slot]
         end = used + len(seq.new_blocks)
-        self._table_SM[seq.slot, used:end] = seq.new_blocks
-        self._num_blocks[seq.slot] = end
+        self.block_table_SM[seq.slot, used:end] = seq.new_blocks
+        self.num_blocks[seq.slot] = end
         if self._appended is not None:
             self._appended.update(((seq.slot, used + i), block) for i, block in enumerate(seq.new_blocks))
 

@@ -53,8 +53,7 @@ class StepRows:
     def _some(self, rows: range | list[int], start: int, stop: int) -> Logits:
         """Pick the logits of rows[start:stop] from the current piece, which covers them all."""
         begin, end = rows[start], rows[stop - 1] + 1
-        if begin == self._begin and end == self._end and stop - start == end - begin:
-            return self._piece
-        if stop - start == end - begin:
-            return self._piece[begin - self._begin : end - self._begin]
-        return self._piece[[row - self._begin for row in rows[start:stop]]]
+        if stop - start < end - begin:
+            return self._piece[[row - self._begin for row in rows[start:stop]]]
+        whole = begin == self._begin and end == self._end
+        return self._piece if whole else self._piece[begin - self._begin : end - self._begin]

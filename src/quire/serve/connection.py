@@ -112,9 +112,8 @@ class Connection(HttpToolsProtocol):
         self.access_log = False  # AccessLog writes these lines, with ids
         self._room = room
         self._head_seconds = head_seconds
-        self._unread = (
-            0  # bytes that the parser took since it last got to the end of a head or to a part of a body
-        )
+        # Bytes that the parser took since it last got to the end of a head, or to a part of a body.
+        self._unread = 0
         self._in_body = False
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
