@@ -207,6 +207,8 @@ def _rows(run: Launcher) -> None:
     norm.normalize(run, x, x, by, 1, norm.Sum(x, (1.0, 1.0), x, by), codes)
     norm.match_rms(run, empty(9, 4 * 4096), x, empty(9, 4 * 4096), 1e-6)
     rows.embed(run, empty(128256, 4096), numbers(9), x, 2.0)
+    rows.arrange(run, x, empty(2, 4096, dtype=torch.float32), x)
+    rows.arrange(run, x, empty(128, dtype=torch.int64), empty(72, 4096), numbers(9, 8), numbers(128))
     elementwise.add(run, x, x, x)
     elementwise.scale(run, x, x, 1.0, 30.0)
     elementwise.multiply(run, x, empty(9, 8), x)

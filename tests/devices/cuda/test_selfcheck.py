@@ -14,11 +14,14 @@ import msgspec
 import numpy as np
 import torch
 
+from quire.devices.cuda.arena import matrices
 from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.launch import Launch
 from quire.devices.cuda.parts import PARAMS
-from quire.devices.cuda.selfcheck import MOST_DEVICES, Checks, Verdict
+from quire.devices.cuda.selfcheck import MOST_DEVICES, Checks, Verdict, described
 from quire.devices.cuda.target import INTERPRETER
+from quire.devices.graph import widths
+from quire.devices.ops import Embed
 from quire.devices.protocol import Limits, ModelInput, StateInput
 from quire.devices.registry import make_backend
 from quire.devices.sampling import SlotSampling
@@ -184,3 +187,17 @@ def test_a_file_of_verdicts_is_bounded_and_a_bad_one_made_anew(tmp_path: Path) -
     assert Checks(file, True).of("device 2") == {}
     assert Checks(file, True).of("device 3") == {"x": Verdict(True, True)}
     Checks(tmp_path / "kernels.json" / "under", True).add("a", {})
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
+def test_each_form_of_weights_has_verdicts_of_its_own(family: str, tmp_path: Path) -> None:
+    model, backend = write_checkpoint(tmp_path, family), make_backend(threads=1, device="interpreter")
+    found = list[set[str]]()
+    for name in ("int8wo", "int4wo"):
+        graph = load_model(model, backend, quantized=scheme(name)).graph
+        sizes = widths(graph, inspect_model(model).kv_spec("bfloat16"))
+        given = [(i, op) for i, op in enumerate(graph.ops[: graph.body]) if not isinstance(op, Embed)]
+        packed = [(i, op) for i, op in given if any(not weight.dtype for weight in matrices(op))]
+        found.append({described(op, i, sizes) for i, op in packed})
+        assert {name.split("(")[0] for name in found[-1]} >= {"RunExperts", "Linear"}
+    assert not found[0] & found[1]

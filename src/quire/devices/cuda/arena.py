@@ -78,14 +78,21 @@ class Arena:
             if isinstance(op, RunExperts):
                 pairs = limits.max_tokens * (self.places[op.routes].width // 2)
                 held = (op.inner_width + width) * self.act.itemsize
-                if any(own_matrix(weight).rounds for weight in matrices(op)):
-                    held += max(op.inner_width, self.places[op.x].width) + 4
+                widest, given = max(op.inner_width, self.places[op.x].width), [*map(own_matrix, matrices(op))]
+                if any(weight.rounds for weight in given):
+                    held += widest + 4
+                if any(weight.inputs is not None for weight in given):
+                    held += widest * self.act.itemsize
                 self.beside = max(self.beside, pairs * held)
             if isinstance(op, Choose):
                 self.beside = max(self.beside, ROOM)
-            if limits.max_adapters and isinstance(op, (Linear, GatedLinear)):
-                # float32 sums, and what adapters add to them
-                self.beside = max(self.beside, limits.max_tokens * op.weight.shape[0] * 8)
+            if isinstance(op, (Linear, GatedLinear, HeadLinear)):
+                held = 0
+                if own_matrix(matrices(op)[0]).inputs is not None:  # as the weight sees them, and their codes
+                    held = self.places[op.x].width * (self.act.itemsize + 1) + 4 * len(matrices(op))
+                if limits.max_adapters and not isinstance(op, HeadLinear):
+                    held += op.weight.shape[0] * 8  # float32 sums, and what adapters add to them
+                self.beside = max(self.beside, limits.max_tokens * held)
             kind = PIECE if index >= graph.body else self._kind(op)
             sizes.append(-(-rows[kind] * width * dtype.itemsize // ALIGNED) * ALIGNED)
             begin = self.places[operands(op)[0]].begin if isinstance(op, Tap) else self._take(sizes[-1])

@@ -181,7 +181,7 @@ def codes_of_products(found: Found) -> Edits:
 
 
 def _takes_codes(op: Op[Value], x: Value) -> bool:
-    return isinstance(op, (Linear, GatedLinear)) and op.x == x and own_matrix(op.weight).rounds
+    return isinstance(op, (Linear, GatedLinear)) and op.x == x and own_matrix(op.weight).takes_codes
 
 
 def _by_codes(op: Op[Value], codes: Value) -> Op[Value]:

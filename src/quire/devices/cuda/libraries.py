@@ -131,7 +131,7 @@ def pinned(run: Launcher, weight: CudaMatrix, act: Any) -> Form | None:
 def of_humming(run: Launcher, weight: CudaMatrix, act: Any) -> Form | None:
     """humming-kernels, batch-invariant, over a copy of the codes: 4 or 8 bits, by scales that `act` holds."""
     packed = weight.packed
-    if packed is None or weight.rounds or act not in HALF:
+    if packed is None or weight.rounds or weight.inputs is not None or act not in HALF:
         return None
     form, scales = packed.form, packed.scales.to(act)
     other = form.zeros or form.offsets or form.e2m1 or form.number not in (torch.uint8, torch.int8)

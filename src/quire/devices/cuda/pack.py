@@ -28,13 +28,15 @@ AT_ONCE = 4 << 20  # elements that are packed at a time
 class CudaMatrix:
     """A weight [O, K] in its type, or packed. If `gated`, rows of the gate and of the up projection alternate.
 
-    If it `rounds`, products round their inputs to int8, one scale for each row.
+    If it `rounds`, products round their inputs to int8, one scale for each row. `inputs` float32 [2, K] number
+    the input of each column, with the factor that it is multiplied with; None: inputs are as they come.
     """
 
     def __init__(
-        self, values: Any, gated: bool = False, packed: PackedWeight | None = None, rounds: bool = False
-    ) -> None:
-        self.values, self.gated, self.packed, self.rounds = values, gated, packed, rounds
+        self, values: Any, gated: bool = False, packed: PackedWeight | None = None, rounds: bool = False,
+        inputs: Any = None,
+    ) -> None:  # fmt: skip
+        self.values, self.gated, self.packed, self.rounds, self.inputs = values, gated, packed, rounds, inputs
 
     @classmethod
     def pack(
@@ -61,7 +63,7 @@ class CudaMatrix:
             rounds = (
                 dtype.activations == "int8" and not isinstance(dtype.layout, Blocks) and not made.form.fine
             )
-            return cls(None, gated, made, rounds)
+            return cls(None, gated, made, rounds, _inputs(parts, made.columns, ring))
         rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
         whole = torch.empty(rows, columns, dtype=DTYPES[dtype], device=ring.device)
         if ring.device.type != "meta":
@@ -80,11 +82,20 @@ class CudaMatrix:
         """What products must know of it."""
         return (self.dtype if self.packed is None else self.packed.form, self.rounds)
 
+    @property
+    def takes_codes(self) -> bool:
+        """Whether it multiplies the codes of its inputs as they are."""
+        return self.rounds and self.inputs is None
+
     def dense(self, dtype: Any) -> Any:
         """Its values; those of a packed weight in a type."""
         if self.packed is None:
             return self.values
-        return self.packed.values().to(dtype)
+        values = self.packed.values()
+        if self.inputs is not None:
+            order, factors = self.inputs
+            values = torch.empty_like(values).index_copy_(1, order.long(), values * factors)
+        return values.to(dtype)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -96,7 +107,7 @@ class CudaMatrix:
     @property
     def tensors(self) -> Sequence[Any]:
         """All that it is made of."""
-        given = [self.values] if self.packed is None else self.packed.tensors
+        given = [self.values] if self.packed is None else [*self.packed.tensors, self.inputs]
         return [tensor for tensor in given if tensor is not None]
 
     @property
@@ -122,6 +133,17 @@ def own_matrix(weight: Matrix) -> CudaMatrix:
     return weight
 
 
+def inputs_of(heads: Sequence[CudaMatrix]) -> Any:
+    """The inputs of weights whose own ones lie side by side; None if none has any."""
+    given = [weight.inputs for weight in heads if weight.inputs is not None]
+    if not given:
+        return None
+    plain = torch.stack([torch.arange(given[0].shape[1]), torch.ones(given[0].shape[1])]).to(given[0])
+    step = plain.new_tensor([[plain.shape[1]], [0]])
+    sides = (plain if weight.inputs is None else weight.inputs for weight in heads)
+    return torch.cat([side + head * step for head, side in enumerate(sides)], 1)
+
+
 def alternating(rows: Array) -> Array:
     """Rows of a gate, then of an up projection, in the order of rows of gated weights."""
     return rows.reshape(2, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
@@ -129,8 +151,6 @@ def alternating(rows: Array) -> Array:
 
 def packs(layout: AnyLayout, e4m3: bool) -> bool:
     """Tell whether kernels multiply weights of a layout, on a target that converts `e4m3` or not."""
-    if layout.inputs:
-        return False
     if isinstance(layout, Blocks) and (layout.kind not in PROBES or layout.entries):
         return False
     return e4m3 or _form(layout).number != torch.float8_e4m3fn
@@ -154,8 +174,8 @@ def _packed(
     form = common_form([_form(own) for own in layouts])  # type: ignore[arg-type]
     if form is None:
         raise ConfigError("no GPU kernel multiplies one weight of several types: choose --dtype float32")
-    if any(isinstance(part, QuantTensor) and (part.sparse or part.inputs) for part in parts):
-        raise ConfigError("no GPU kernel adds sparse values, or reorders inputs: choose --device cpu")
+    if any(isinstance(part, QuantTensor) and part.sparse for part in parts):
+        raise ConfigError("no GPU kernel adds sparse values: choose --device cpu")
     rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
     whole = PackedWeight.outline(rows, columns, form, ring.device)
     if ring.device.type == "meta":
@@ -168,6 +188,17 @@ def _packed(
                 if to is not None:
                     rows_of(to)[place] = values
     return whole
+
+
+def _inputs(parts: Sequence[Array | QuantTensor], columns: int, ring: Ring) -> Any:
+    """The inputs of parts, which all have the same."""
+    first = parts[0]
+    if not isinstance(first, QuantTensor) or not first.layout.inputs:
+        return None
+    if ring.device.type == "meta":
+        return torch.empty(2, columns, device="meta")
+    assert first.inputs is not None
+    return ring.sent(np.stack([first.inputs.order, first.inputs.factors]).astype(np.float32))
 
 
 def _sides(part: Array | QuantTensor, layout: AnyLayout, form: Form, place: slice) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from quire.devices import ops
+from quire.devices.cuda.arena import matrices
 from quire.devices.cuda.cubins import sources
 from quire.devices.cuda.encoders import exchanges, states
 from quire.devices.cuda.fuse import Room, Round, RoundedGatedLinear, RoundedLinear
@@ -63,6 +64,8 @@ def described(op: Op[Value], index: int, widths: Sequence[int]) -> str:
     parts = [
         _part(getattr(op, name), widths) for name in op.__struct_fields__ if name not in ("path", "layer")
     ]
+    if isinstance(op, (ops.RunExperts, ops.HeadLinear)):
+        parts += sorted({_part(weight, widths) for weight in matrices(op)})
     return f"{type(op).__name__}({', '.join(part for part in parts if part)}) -> {widths[index]}"
 
 
@@ -70,8 +73,9 @@ def _part(value: Any, widths: Sequence[int]) -> str:
     if isinstance(value, Value):
         return str(widths[value])
     if isinstance(value, CudaMatrix):
-        kind = str(value.dtype)[6:] if value.packed is None else type(value.packed.codes).__name__
-        return f"{kind} {value.shape[0]}x{value.shape[1]}" + " rounded" * value.rounds
+        kind = str(value.dtype)[6:] if value.packed is None else value.packed.form.name
+        about = " rounded" * value.rounds + " arranged" * (value.inputs is not None)
+        return f"{kind} {value.shape[0]}x{value.shape[1]}{about}"
     if isinstance(value, Norm):
         return value.kind
     if isinstance(value, Attention):

@@ -198,8 +198,8 @@ class CudaStep:
 
     def room(self, x: Any, chosen: int, experts: Experts, width: int) -> ExpertScratch:
         """Room for a mixture of rows x, which layers of equal shapes share."""
-        rounds = experts.up.rounds or experts.down.rounds
-        key = chosen, experts.sizes.shape[0], experts.largest, width, experts.up.form, rounds
+        about = [(side.rounds, side.inputs is None) for side in (experts.up, experts.down)]
+        key = chosen, experts.sizes.shape[0], experts.largest, width, experts.up.form, *about
         if key not in self._rooms:
             made = expert_scratch(self._run, x, chosen, experts, width, self.empty)
             self._rooms[key] = made

@@ -22,18 +22,13 @@ Size = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 
 
 class Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A matrix as in CudaMatrix. `dtype` names the type of its values, or its packed form."""
+    """A matrix as in CudaMatrix, with `inputs` or not. `dtype` names the type of its values, or its packed form."""
 
     shape: tuple[Size, Size]
     dtype: str
     gated: bool
     rounds: bool = False
-
-
-def name_of(form: Form) -> str:
-    """The name of a packed form."""
-    words = [word for word in ("zeros", "offsets", "e2m1", "table") if getattr(form, word)]
-    return " ".join([str(form.number)[6:], str(form.group), *words])
+    inputs: bool = False
 
 
 GROUPS = (16, 32, 64, 128)
@@ -44,14 +39,14 @@ OTHERS = [
     for number, group, offsets in product((BYTES, PAIRS), GROUPS, (False, True))
 ]
 FLOATS: dict[str, Any] = {str(dtype)[6:]: dtype for dtype in DTYPES.values()}
-FORMS = {name_of(form): form for form in (*INTEGERS, *OTHERS, *(probe.form for probe in PROBES.values()))}
+FORMS = {form.name: form for form in (*INTEGERS, *OTHERS, *(probe.form for probe in PROBES.values()))}
 
 
 def export(matrix: CudaMatrix) -> tuple[dict[str, Any], Array]:
     """What `restore` needs."""
     packed = matrix.packed
-    dtype = str(matrix.values.dtype)[6:] if packed is None else name_of(packed.form)
-    about = Stored(matrix.shape, dtype, matrix.gated, matrix.rounds)
+    dtype = str(matrix.values.dtype)[6:] if packed is None else packed.form.name
+    about = Stored(matrix.shape, dtype, matrix.gated, matrix.rounds, matrix.inputs is not None)
     found = []
     for tensor in matrix.tensors:
         data = tensor.reshape(-1).view(torch.uint8).cpu().numpy()
@@ -72,13 +67,15 @@ def restore(about: dict[str, Any], data: Array, ring: Ring, e4m3: bool = True) -
         raise ModelError(f"this GPU does not convert {stored.dtype}")
     if (
         (stored.rounds and form not in INTEGERS)
+        or (stored.inputs and form is None)
         or (stored.gated and rows % 2)
         or rows * columns > 2 * data.nbytes
     ):
         raise ModelError(f"a weight of {data.nbytes} bytes cannot be {about}")
     likes: Sequence[Any] = [torch.empty(rows, columns, dtype=FLOATS.get(stored.dtype), device="meta")]
     if form is not None:
-        likes = PackedWeight.outline(rows, columns, form).tensors
+        likes = [*PackedWeight.outline(rows, columns, form).tensors]
+        likes.append(torch.empty(2, columns, device="meta") if stored.inputs else None)
     places, end = list[slice](), 0
     for like in likes:
         begin = end if like is None else end + -end % ALIGNED
@@ -86,13 +83,17 @@ def restore(about: dict[str, Any], data: Array, ring: Ring, e4m3: bool = True) -
         places.append(slice(begin, end))
     if end != data.nbytes:
         raise ModelError(f"a weight of {data.nbytes} bytes is described as {about}")
+    order = data[places[-1]].view(np.float32)[:columns] if stored.inputs else ()
+    if len(order) and not np.array_equal(np.sort(order), np.arange(columns)):
+        raise ModelError("a weight's inputs are no order")
     tensors = [
         like if like is None or ring.device.type == "meta" else _like(like, data[place], ring)
         for like, place in zip(likes, places, strict=True)
     ]
     if form is None:
         return CudaMatrix(tensors[0], stored.gated)
-    return CudaMatrix(None, stored.gated, PackedWeight(form, columns, *tensors), stored.rounds)
+    *own, inputs = tensors
+    return CudaMatrix(None, stored.gated, PackedWeight(form, columns, *own), stored.rounds, inputs)
 
 
 def _like(like: Any, data: Array, ring: Ring) -> Any:

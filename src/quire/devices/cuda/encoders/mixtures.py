@@ -79,7 +79,9 @@ def _weights(r: Recorder, given: list[CudaMatrix | None]) -> experts.Weights:
     ]
     form = first.packed.form
     scales, zeros, offsets, table = places[1:]
-    return experts.Weights(places[0], form.number, form, scales, zeros, offsets, table, first.rounds)
+    inputs = [None if weight is None else weight.inputs for weight in given]
+    tables = None if all(own is None for own in inputs) else experts.addresses(inputs, r.device)
+    return experts.Weights(places[0], form.number, form, scales, zeros, offsets, table, first.rounds, tables)
 
 
 def _biases(r: Recorder, op: ops.RunExperts[Value], side: str, gated: bool) -> Any:

@@ -10,9 +10,9 @@ import torch
 
 from quire.devices import ops
 from quire.devices.cuda import fuse
-from quire.devices.cuda.kernels import packed, products
+from quire.devices.cuda.kernels import packed, products, rows
 from quire.devices.cuda.launch import Launcher
-from quire.devices.cuda.pack import CudaMatrix, alternating, own_matrix
+from quire.devices.cuda.pack import CudaMatrix, alternating, inputs_of, own_matrix
 from quire.devices.ops import Value
 from quire.devices.protocol import Array
 
@@ -67,6 +67,9 @@ def multiply(
 ) -> None:  # fmt: skip
     """A product of x, or of its codes and their scales, in the form of the weight."""
     if weight.packed is not None:
+        if weight.inputs is not None:
+            x = arranged(run, x, weight.inputs)
+            rounded = codes_of(run, x) if weight.rounds else rounded
         codes, scales = rounded if weight.rounds else (x, None)
         packed.linear(run, codes, weight.packed, out, bias, activation, residual, scales, limit, gated)
         return
@@ -77,23 +80,35 @@ def multiply(
         products.linear(run, own, weight.values, out, bias, activation, residual)
 
 
+def arranged(run: Launcher, x: Any, inputs: Any) -> Any:
+    """Rows in the order and scale of a weight's columns."""
+    out = x.new_empty(x.shape)
+    rows.arrange(run, x, inputs, out)
+    return out
+
+
+def codes_of(run: Launcher, x: Any, heads: int = 1) -> tuple[Any, Any]:
+    """Codes of rows, and their scales, one for each head."""
+    own = x.view(len(x) * heads, -1)
+    codes, scales = torch.empty_like(own, dtype=torch.int8), own.new_empty(len(own), dtype=torch.float32)
+    packed.round_rows(run, own, codes, scales)
+    return codes.view(x.shape), scales
+
+
 def head_linear(r: Recorder, op: ops.HeadLinear[Value], out: Value) -> Call:
     given, bias = [own_matrix(weight) for weight in op.weights], r.tensor(op.bias)
     if given[0].packed is None:
         weights = torch.stack([weight.values for weight in given])
         return lambda step: products.heads(r.run, step[op.x], weights, step[out], bias, op.activation)
     heads, held = len(given), packed.joined([weight.packed for weight in given if weight.packed is not None])
+    inputs = inputs_of(given)
 
     def call(step: CudaStep) -> None:
         x, scales = step[op.x], None
+        if inputs is not None:
+            x = arranged(r.run, x, inputs)
         if given[0].rounds:
-            rows = x.view(len(x) * heads, -1)
-            codes, scales = (
-                step.empty(*rows.shape, dtype=torch.int8),
-                step.empty(len(rows), dtype=torch.float32),
-            )
-            packed.round_rows(r.run, rows, codes, scales)
-            x = codes.view(x.shape)
+            x, scales = codes_of(r.run, x, heads)
         packed.linear(r.run, x, held, step[out], bias, op.activation, None, scales, heads=heads)
 
     return call

@@ -17,6 +17,7 @@ from quire.devices.cuda.kernels.math import NUMBERS
 from quire.devices.cuda.kernels.packed import Form
 from quire.devices.cuda.kernels.products import FLOATS, closed, product_tiles, sums
 from quire.devices.cuda.kernels.routing import sort_pairs
+from quire.devices.cuda.kernels.rows import arrange
 from quire.devices.cuda.language import tl, triton
 from quire.devices.cuda.launch import Launcher, launch
 from quire.devices.cuda.tiles import ProductTile, ProductTiles
@@ -104,8 +105,8 @@ def sum_experts(y, x, ids, weights, addresses, out, width, x_stride, out_stride,
 class Weights:
     """One weight of each expert, by addresses int64 [E]: 0 for an expert that returns x.
 
-    `form` is that of packed weights; None: they are floats. Their other tensors have tables like `table`. With
-    `rounds`, products round their inputs to int8.
+    `form` is that of packed weights; None: they are floats. Their other tensors have tables like `table`; so have
+    `inputs` (rows.arrange), if any has them. With `rounds`, products round their inputs to int8.
     """
 
     table: Any
@@ -116,6 +117,7 @@ class Weights:
     offsets: Any = None
     values: Any = None
     rounds: bool = False
+    inputs: Any = None
 
     def tiles(self, run: Launcher) -> ProductTiles:
         return product_tiles(run, self.number) if self.form is None else self.form.tiles(run)
@@ -156,7 +158,7 @@ class Experts:
 @dataclass(frozen=True, slots=True)
 class ExpertScratch:
     """Room for a step: int32 counts [E], tile_experts [tiles], pairs [tiles * tokens]; inner [T C, largest], outer
-    [T C, D] of the activations' type; int8 `codes` and float32 scales [T C] of rounded inputs.
+    [T C, D] of the activations' type; int8 `codes` and float32 scales [T C] of rounded inputs; `arranged` inputs.
     """
 
     counts: Any
@@ -166,6 +168,7 @@ class ExpertScratch:
     outer: Any
     codes: Any = None
     scales: Any = None
+    arranged: Any = None
 
 
 def addresses(weights: Sequence[Any], device: Any) -> Any:
@@ -190,11 +193,14 @@ def expert_scratch(
     pairs, count = len(x) * chosen, experts.sizes.shape[0]
     tile, most = expert_tile(run, len(x), chosen, count, experts.up)
     integers = (empty(size, dtype=torch.int32) for size in (count, most, most * tile.tokens))
-    rows, rounded = [empty(pairs, size, dtype=x.dtype) for size in (experts.largest, width)], []
-    if experts.up.rounds or experts.down.rounds:
-        widest = max(experts.largest, x.shape[1])
-        rounded = [empty(pairs, widest, dtype=torch.int8), empty(pairs, dtype=torch.float32)]
-    return ExpertScratch(*integers, *rows, *rounded)
+    rows = [empty(pairs, size, dtype=x.dtype) for size in (experts.largest, width)]
+    widest, sides = max(experts.largest, x.shape[1]), (experts.up, experts.down)
+    optional: list[Any] = [None, None, None]
+    if any(side.rounds for side in sides):
+        optional[:2] = empty(pairs, widest, dtype=torch.int8), empty(pairs, dtype=torch.float32)
+    if any(side.inputs is not None for side in sides):
+        optional[2] = empty(pairs, widest, dtype=x.dtype)
+    return ExpertScratch(*integers, *rows, *optional)
 
 
 def multiply_pairs(
@@ -247,11 +253,15 @@ def run_experts(
 
     def product(up: bool, x: Any, table: Weights, bias: Any, out: Any, rows: int, width: int) -> None:
         weigh, each, scales = up and experts.weigh_inputs, chosen if up else 1, None
+        narrow = {} if up else {"ids": ids, "sizes": experts.sizes}
+        if table.inputs is not None:
+            own = scratch.arranged.view(-1)[: ids.numel() * x.shape[1]].view(-1, x.shape[1])
+            arrange(run, x, table.inputs, own, **{"ids": ids, **narrow})
+            x, each = own, 1
         if table.rounds:
             codes, scales = scratch.codes.view(-1)[: x.numel() * (each if weigh else 1)], scratch.scales
-            codes = codes.view(-1, x.shape[1])
-            narrow = {} if up else {"ids": ids, "sizes": experts.sizes}
-            packed.round_rows(run, x, codes, scales, weights=weights if weigh else None, **narrow)
+            codes, factors = codes.view(-1, x.shape[1]), weights.view(-1, each) if weigh else None
+            packed.round_rows(run, x, codes, scales, weights=factors, **narrow)
             x, each, weigh = codes, 1 if weigh else each, False
         multiply_pairs(
             run, x, table, experts.sizes, bias, out, weights, scratch.tile_experts, scratch.pairs, tile, rows, width,

@@ -57,6 +57,11 @@ class Form:
     table: bool = False
 
     @property
+    def name(self) -> str:
+        words = [word for word in ("zeros", "offsets", "e2m1", "table") if getattr(self, word)]
+        return " ".join([str(self.number)[6:], str(self.group), *words])
+
+    @property
     def bits(self) -> int:
         return 4 if self.number == torch.uint8 else 8
 
