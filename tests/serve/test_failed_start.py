@@ -15,6 +15,7 @@ import pytest
 from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.model.info import EngineLimits
+from tests.tiny import write_checkpoint
 
 
 def serve(*args: str, limit: str = "") -> tuple[int, list[str]]:
@@ -105,6 +106,42 @@ def test_an_engine_with_a_changed_byte(tiny_model: Callable[..., str], tmp_path:
     data[len(data) // 2] ^= 1
     (engine / "weights.bin").write_bytes(data)
     refused("weights.bin", str(engine))
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine for two ranks."""
+    folder = tmp_path_factory.mktemp("divided")
+    model = write_checkpoint(folder / "model")
+    build_engine(EngineConfig.from_options(model=str(model), tensor_parallel_size=2), folder / "engine")
+    return folder / "engine"
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["engine.1.json", "weights.1.bin"])
+@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
+def test_a_share_of_a_rank_that_is_missing_or_damaged(
+    divided: Path, tmp_path: Path, damage: Callable[[Path], None], name: str
+) -> None:
+    engine = Path(shutil.copytree(divided, tmp_path / "engine"))
+    damage(engine / name)
+    status, lines = serve(str(engine), "-tp", "2")
+    assert (status, len(lines)) == (1, 1), lines
+    assert lines[0].startswith(f"quire: error: rank 1 failed: {engine / name}"), lines
+    assert lines[0].endswith("; run `quire build` or `quire convert` again")
+
+
+def test_a_directory_for_another_number_of_ranks(divided: Path) -> None:
+    refused("was built for --tensor-parallel-size 2, and 4 is asked", str(divided), "-tp", "4", status=2)
 
 
 def test_a_port_that_is_taken(tiny_model: Callable[..., str], taken: int) -> None:

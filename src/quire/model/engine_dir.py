@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 import numpy as np
@@ -51,6 +51,7 @@ UNSOUND = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeErr
 _NUMBERS = re.compile(r"\{[ijens]\}")
 _AGAIN = "run `quire build` or `quire convert` again"
 
+T = TypeVar("T")
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -267,7 +268,7 @@ def _check_division(directory: Path, manifest: Manifest, shard: Shard) -> None:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        file = msgspec.json.decode(read_bytes(path, MAX_MANIFEST), type=_File)
+        file = msgspec.json.decode(_intact(read_bytes, path, MAX_MANIFEST), type=_File)
         if file.format != FORMAT:
             raise ModelError(f"{path}: format {file.format}, this version of Quire reads {FORMAT}; {_AGAIN}")
         if _checksum(bytes(file.engine)) != file.checksum:
@@ -461,15 +462,20 @@ class Checksums:
 
 def map_weights(path: Path, right: int) -> Array:
     """Map a file of weights, which must have the size `right`, as read-only bytes; it stays mapped while in use."""
-    try:
-        data, size = map_file(path)
-    except ModelError as error:
-        raise ModelError(f"{error}; {_AGAIN}") from error
+    data, size = _intact(map_file, path)
     if size != right:
         raise ModelError(
             f"{path} has {size} bytes and the manifest says {right}: cut off or altered; {_AGAIN}"
         )
     return np.frombuffer(data, np.uint8)
+
+
+def _intact(read: Callable[..., T], *args: Any) -> T:
+    """Read a file of an engine. ModelError also says how to make it anew."""
+    try:
+        return read(*args)
+    except ModelError as error:
+        raise ModelError(f"{error}; {_AGAIN}") from error
 
 
 def _checksum(data: Any) -> str:

@@ -141,11 +141,13 @@ class Member:
         self._heard = 0.0
         self._ready = self._silent = self._asked = False
         self._said = ""
+        self._listener: threading.Thread | None = None
 
     def join(self, connection: socket.socket, hello: Hello) -> None:
         """Mark the rank as connected."""
         self._connection, self.address, self.host = connection, hello.address, connection.getpeername()[0]
-        threading.Thread(target=self._listen, name=f"quire-member-{self.rank}", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name=f"quire-member-{self.rank}", daemon=True)
+        self._listener.start()
 
     def send(self, frame: bytes) -> None:
         """Send a frame. EngineError: the rank has ended."""
@@ -196,11 +198,13 @@ class Member:
         self._heard += seconds
 
     def obituary(self) -> str:
-        """Report the rank's exit."""
+        """Report the rank's exit, by its own words if it had any."""
+        if self._listener is not None:
+            self._listener.join(FAREWELL)
         where = f" at {self.host}" if self.host and self.process is None else ""
         if self._silent:
             return f"rank {self.rank}{where} gave no sign of life for {self._silence:.0f} s and was stopped"
-        if self.process is not None:
+        if self.process is not None and not self._said:
             return f"rank {self.rank} {self.process.obituary()}"
         return f"rank {self.rank}{where} {self._said or 'closed its connection'}"
 

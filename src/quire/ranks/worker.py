@@ -30,7 +30,7 @@ from quire.engine.plan import device_of, kv_dtype, make_backend, tapped
 from quire.engine.source import find_files
 from quire.engine.stages import share_of
 from quire.engine.wire import leave_with_parent, read_frame, write_frame
-from quire.errors import EngineError, ModelError, QuireError
+from quire.errors import EngineError, ModelError, QuireError, message_of
 from quire.lora.arena import files_changed
 from quire.lora.reader import Reader, adapter_reader
 from quire.model.load import ModelFiles
@@ -144,8 +144,8 @@ class Worker:
             self._sink.send(executable.hidden())
 
 
-def serve(join: RankJoin) -> None:
-    """Find the engine, load the rank's share, and obey commands until the engine ends."""
+def serve(join: RankJoin) -> int:
+    """Find the engine, load the rank's share, and obey commands until the engine ends; returns the exit status."""
     config, parallel = join.config, join.config.parallel
     device = device_of(config, join.rank)
     bind_rank(device, join.rank - parallel.own_ranks.start, parallel.ranks_per_node)
@@ -180,8 +180,11 @@ def serve(join: RankJoin) -> None:
                 log.warning("rank %d: %s", join.rank, error)  # the engine's own rank refuses the same step
     except (QuireError, RuntimeError, OSError, MemoryError, msgspec.MsgspecError) as error:
         with suppress(OSError):
-            control.report(RankFailed(f"{type(error).__name__}: {error}"))
+            control.report(RankFailed(message_of(error)))
+            if parallel.nnodes == 1:  # the engine says it here
+                return 1
         raise
+    return 0
 
 
 def _place(control: Control, read: Reader, worker: Worker, command: PlaceAdapter) -> None:
@@ -262,11 +265,10 @@ def main() -> int:
         return 1
     threading.Thread(target=leave_with_parent, args=(stdin,), daemon=True).start()
     try:
-        serve(_join.decode(frame))
+        return serve(_join.decode(frame))
     except (QuireError, RuntimeError, OSError, MemoryError, msgspec.MsgspecError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return NO_ENGINE if isinstance(error, NoEngineError) else 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels of GPUs need triton")
 
+from quire import LLM, SamplingParams
 from quire.build import build_engine
 from quire.cli import main
 from quire.config import EngineConfig
@@ -22,11 +24,12 @@ from quire.devices.cuda.cubins import Built, Kernel, gpu_launcher
 from quire.devices.cuda.target import TARGETS
 from quire.devices.registry import make_backend
 from quire.engine.plan import plan_engine
-from quire.errors import ConfigError, ModelError
+from quire.errors import ConfigError, ModelError, QuireError
 from quire.model.info import EngineLimits
 from tests.devices.cuda.drivers import FakeDriver
 from tests.devices.cuda.test_engine import SMALL
 from tests.models import load_model
+from tests.serve.running import start
 from tests.tiny import write_checkpoint
 
 FEW: dict[str, Any] = {
@@ -73,20 +76,20 @@ def test_a_directory_holds_weights_and_compiled_kernels(model: Path, engine: Pat
         np.testing.assert_array_equal(*pair)
 
 
-def test_a_directory_for_ranks_holds_the_kernels_of_each(tmp_path: Path) -> None:
-    """Three heads on two ranks: one and two, so ranks have other shapes; kernels of equal shapes are there once."""
-    odd = {
-        **SMALL,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
-        "hidden_size": 48,
-        "num_hidden_layers": 1,
-    }
-    model, made = write_checkpoint(tmp_path / "model", "llama", "bfloat16", **odd), tmp_path / "engine"
-    few = {**FEW, "max_num_batched_tokens": 2}
-    build_engine(
-        EngineConfig.from_options(model=str(model), tensor_parallel_size=2, **few), made, target="sm_80"
-    )
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint and its directory for two ranks; of three heads they have one and two, so other shapes."""
+    folder = tmp_path_factory.mktemp("divided")
+    odd = {"num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 48, "num_hidden_layers": 1}
+    model = write_checkpoint(folder / "model", "llama", "bfloat16", **{**SMALL, **odd})
+    options = {"tensor_parallel_size": 2, **FEW, "max_num_batched_tokens": 2}
+    build_engine(EngineConfig.from_options(model=str(model), **options), folder / "engine", target="sm_80")
+    return model, folder / "engine"
+
+
+def test_a_directory_for_ranks_holds_the_kernels_of_each(divided: tuple[Path, Path]) -> None:
+    """Kernels of equal shapes are there once."""
+    _, made = divided
     kept, names = Artifacts.opened(made / FOLDER, ""), Counter[str]()
     for key in kept.files:
         names[kept.about(Kernel, key).name] += 1
@@ -95,6 +98,59 @@ def test_a_directory_for_ranks_holds_the_kernels_of_each(tmp_path: Path) -> None
     assert sum("RANKS=2" in key for key in kept.files if key.startswith("norm.")) >= 2
     with pytest.raises(ConfigError, match="was built for --tensor-parallel-size 2, and 4 is asked for"):
         plan_engine(EngineConfig.from_options(model=str(made), tensor_parallel_size=4, device="interpreter"))
+
+
+RANKED: dict[str, Any] = {
+    "device": "interpreter", "tensor_parallel_size": 2, "threads": 2, "max_model_len": 64, "block_size": 16,
+    "num_gpu_blocks_override": 24,
+}  # fmt: skip
+
+
+def ranked_answer(path: Path) -> tuple[list[int], list[float]]:
+    """Tokens of two ranks, and their log-probabilities."""
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=0)
+    with LLM(str(path), **RANKED) as llm:
+        [sample] = llm.generate("Once upon a", params, use_tqdm=False)[0].outputs
+    steps = zip(sample.token_ids, sample.logprobs or (), strict=True)
+    return [*sample.token_ids], [step[token].logprob for token, step in steps]
+
+
+def test_a_directory_for_ranks_is_served(divided: tuple[Path, Path]) -> None:
+    """With the bits of the checkpoint on as many ranks, by a server and in Python."""
+    model, made = divided
+    wanted = ranked_answer(model)
+    assert ranked_answer(made) == wanted
+    server = start(maker="quire.client.start", model=str(made), **RANKED)
+    try:
+        asked = {
+            "prompt": "Once upon a",
+            "max_tokens": 4,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 0,
+        }
+        [choice] = server.post("/v1/completions", {**asked, "return_token_ids": True}).json()["choices"]
+    finally:
+        server.stop()
+    assert (choice["token_ids"], choice["logprobs"]["token_logprobs"]) == wanted
+
+
+def test_python_gets_the_same_refusals_in_a_line(
+    model: Path, divided: tuple[Path, Path], tmp_path: Path
+) -> None:
+    ours, theirs = Path(shutil.copytree(divided[1], tmp_path / "ours")), tmp_path / "theirs"
+    (ours / "weights.1.bin").unlink()
+    build_engine(EngineConfig.from_options(model=str(model), device="cpu", tensor_parallel_size=2), theirs)
+    for path, message in (
+        (ours, "rank 1 failed: .*weights.1.bin: cannot be read: No such file.*; run `quire build`"),
+        (
+            theirs,
+            "was built for .*, and this is gpu layout 1: run `quire build` again, or choose isa or device",
+        ),
+    ):
+        with pytest.raises(QuireError, match=message) as said:
+            LLM(str(path), **RANKED)
+        assert "\n" not in str(said.value)
 
 
 def test_a_start_takes_the_directory_s_kernels(engine: Path) -> None:
