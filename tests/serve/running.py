@@ -17,6 +17,7 @@ import httpx
 
 from quire.serve.options import split_options
 from quire.serve.server import serve
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 MAKER = "tests.serve.scripted"
@@ -45,18 +46,18 @@ class Server:
     def log(self) -> str:
         return "\n".join(self.lines)
 
-    def lines_with(self, *parts: str, seconds: float = 20) -> list[str]:
+    def lines_with(self, *parts: str) -> list[str]:
         """The lines with all `parts`, once there is one: the log is written beside the answers."""
-        limit = time.monotonic() + seconds
-        while True:
-            found = [line for line in list(self.lines) if all(part in line for part in parts)]
-            if found or time.monotonic() > limit:
-                return found
-            time.sleep(0.02)
+
+        def found() -> list[str]:
+            return [line for line in list(self.lines) if all(part in line for part in parts)]
+
+        wait_until(found)
+        return found()
 
     @property
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30)
+        return httpx.Client(base_url=self.url, timeout=120)
 
     def post(self, path: str, body: object = None, **options: Any) -> httpx.Response:
         """One request with its own connection."""
@@ -82,7 +83,7 @@ class Server:
             self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
-    def wait(self, seconds: float = 15) -> int:
+    def wait(self, seconds: float = 60) -> int:
         """The exit status, once it has ended."""
         try:
             status = self.process.wait(seconds)
@@ -112,7 +113,7 @@ def start(*, maker: str = MAKER, python: str | Path = sys.executable, **options:
     server = Server(process)
     server.reader = threading.Thread(target=server.read, daemon=True)
     server.reader.start()
-    if not server.ready.wait(60) or not server.url:
+    if not server.ready.wait(300) or not server.url:
         process.kill()
         server.wait()
         raise AssertionError(f"the server did not start\n{server.log}")

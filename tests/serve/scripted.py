@@ -3,6 +3,7 @@
 The vocabulary is the 256 bytes and five special tokens, so text splits inside characters. Words in the prompt
 cause faults: "!poison-add" (add raises), "!poison" (fails alone at its third token), "!raise" (step
 raises), "!crash" (the process is killed), "!hang" (a step never ends), "!forever" (no end before max_tokens),
+"!held" (its third step waits while `held` exists in download_dir, as a start does),
 "!say TEXT!end" (the output is TEXT, with the special token <|tool_call|> for {CALL}).
 Options go in the model's name: `scripted:delay=0.01,start=0.5,fail=1`.
 """
@@ -122,6 +123,7 @@ class ScriptedCore:
     cached: dict[str, int] = field(default_factory=dict)
 
     host: Programs | None = None
+    folder: Path | None = None
 
     @property
     def has_work(self) -> bool:
@@ -233,6 +235,8 @@ class ScriptedCore:
             raise RuntimeError("a kernel failed")
         if "!hang" in seq.text:
             time.sleep(3600)
+        if "!held" in seq.text:
+            hold(self.folder)
 
     def delta(self, seq: Seq, tokens: list[int], reason: FinishReason | None) -> Delta:
         request, params = seq.request, seq.request.sampling
@@ -280,6 +284,12 @@ def scores(token: int, top: int) -> TokenLogprobs:
     return TokenLogprobs(token, -0.25 * rank, rank, ids, [-0.25 * (i + 1) for i in range(top)])
 
 
+def hold(folder: Path | None) -> None:
+    """Wait while a test wants it."""
+    while folder is not None and (folder / "held").exists():
+        time.sleep(0.01)
+
+
 @dataclass
 class Report:
     phases: dict[str, float]
@@ -298,8 +308,9 @@ def start_core(config: EngineConfig) -> Started:
     time.sleep(options.get("start", 0.0))
     if options.get("fail"):
         raise ModelError("no such model: scripted to fail")
-    folder = config.model.download_dir
-    if options.get("broken") or (folder is not None and (Path(folder) / "broken").exists()):
+    folder = None if config.model.download_dir is None else Path(config.model.download_dir)
+    hold(folder)
+    if options.get("broken") or (folder is not None and (folder / "broken").exists()):
         raise EngineError("scripted to break")
     core = ScriptedCore(config.scheduler.max_num_seqs, options.get("delay", 0.0))
     info = ModelCard(
@@ -310,7 +321,7 @@ def start_core(config: EngineConfig) -> Started:
         defaults={"temperature": 0.7} if options.get("warm") else {},
     )
     texts = Texts(make_tokenizer, info.max_model_len, caching=True)
-    core.host = Programs(core, texts)
+    core.host, core.folder = Programs(core, texts), folder
     return Started(core, info, Report({"learning the script": time.monotonic() - begun}))
 
 

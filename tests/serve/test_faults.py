@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ import pytest
 
 from tests.serve import scripted
 from tests.serve.running import Server, start
-from tests.waiting import wait_until
+from tests.waiting import stopped, wait_until
 
 
 @pytest.fixture
@@ -70,24 +71,24 @@ def raw(server: Server, body: dict[str, object]) -> socket.socket:
         f"Content-Length: {len(data)}",
     )
     head = "\r\n".join(lines) + "\r\n\r\n"
-    connection = socket.create_connection((where.hostname, where.port), timeout=20)
+    connection = socket.create_connection((where.hostname, where.port), timeout=60)
     connection.sendall(head.encode() + data)
     return connection
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
-    with serving(model="scripted:delay=0.01") as (server, http):
+    with serving(model="scripted:delay=0.1") as (server, http):
         connection = raw(server, {**LONG, "stream": stream, "n": 3})
         wait_until(lambda: stats(http)["num_running"] == 3)
         connection.close()
-        wait_until(lambda: stats(http)["num_running"] == 0, 2)
+        wait_until(lambda: stats(http)["num_running"] == 0)  # by itself it would end after 200 s
         now = stats(http)
         assert now["num_used_blocks"] == now["num_waiting"] == 0
         steps = now["num_steps"]
-        time.sleep(0.1)
+        time.sleep(0.3)
         assert stats(http)["num_steps"] == steps
-        assert http.get("/load").json() == {"server_load": 0}
+        wait_until(lambda: http.get("/load").json() == {"server_load": 0})
         assert 'request_success_total{engine="0",finished_reason="abort"' in http.get("/metrics").text
 
 
@@ -95,12 +96,10 @@ def test_a_slow_reader_holds_up_nobody_and_gets_everything() -> None:
     with serving() as (server, http):
         body = {**LONG, "stream": True, "logprobs": 20, "n": 20}
         slow = raw(server, body)
-        begun = time.monotonic()
         for i in range(20):
             answer = http.post("/v1/completions", json={"prompt": f"quick {i}", "max_tokens": 50}).json()
             assert answer["usage"]["completion_tokens"] == 50
-        assert time.monotonic() - begun < 30
-        wait_until(lambda: stats(http)["num_running"] == 0, 60)  # the engine does not wait for the reader
+        wait_until(lambda: stats(http)["num_running"] == 0, 300)  # the engine does not wait for the reader
         slow.settimeout(60)
         received = b""
         while b"[DONE]" not in received[-200:]:
@@ -116,8 +115,10 @@ def test_a_slow_reader_holds_up_nobody_and_gets_everything() -> None:
         assert tokens == 20 * 2000
 
 
-def test_a_killed_engine_is_replaced_and_running_requests_get_typed_errors(official: Official) -> None:
-    with serving(model="scripted:delay=0.01,start=0.7") as (server, http):
+def test_a_killed_engine_is_replaced_and_running_requests_get_typed_errors(
+    official: Official, tmp_path: Path
+) -> None:
+    with serving(model="scripted:delay=0.05", download_dir=str(tmp_path)) as (server, http):
         client = official(server)
         stream = client.completions.create(
             model="scripted", stream=True, extra_body={"ignore_eos": True}, **LONG_OPENAI
@@ -128,17 +129,19 @@ def test_a_killed_engine_is_replaced_and_running_requests_get_typed_errors(offic
         waiting.start()
         wait_until(lambda: stats(http)["num_running"] == 2)
         first = server.engine_pid
+        (tmp_path / "held").touch()
         os.kill(first, signal.SIGKILL)
         with stream, pytest.raises(openai.APIError, match="killed by signal 9") as caught:
             list(stream)
         assert caught.value.code == "engine_error"
-        waiting.join(10)
+        waiting.join()
         assert failed[0].status_code == 500
         assert failed[0].json()["error"]["type"] == "engine_error"
         assert status_of(http) == 503
         refused = http.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
+        (tmp_path / "held").unlink()
         wait_until(lambda: status_of(http) == 200)
         assert server.engine_pid != first
         assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 5}).status_code == 200
@@ -148,12 +151,17 @@ def test_a_killed_engine_is_replaced_and_running_requests_get_typed_errors(offic
 LONG_OPENAI = {"prompt": "!forever", "max_tokens": 2000}
 
 
-def test_the_official_client_outlasts_a_restart_by_itself(official: Official) -> None:
-    with serving(model="scripted:start=0.2") as (server, http):
-        client = official(server, max_retries=10)
+def test_the_official_client_outlasts_a_restart_by_itself(official: Official, tmp_path: Path) -> None:
+    with serving(download_dir=str(tmp_path)) as (server, http), ThreadPoolExecutor(1) as pool:
+        client = official(server, max_retries=100)
+        (tmp_path / "held").touch()
         os.kill(server.engine_pid, signal.SIGKILL)
         wait_until(lambda: status_of(http) == 503)
-        assert client.completions.create(model="scripted", prompt="x", max_tokens=4).choices[0].text
+        answer = pool.submit(client.completions.create, model="scripted", prompt="x", max_tokens=4)
+        refused = 'handler="/v1/completions",method="POST",status="5xx"'
+        wait_until(lambda: refused in http.get("/metrics").text)
+        (tmp_path / "held").unlink()
+        assert answer.result().choices[0].text
 
 
 def test_a_crash_by_one_request_restarts_and_says_so() -> None:
@@ -168,7 +176,7 @@ def test_a_server_whose_engine_never_starts_again_ends(tmp_path: Path) -> None:
     server = start(download_dir=str(tmp_path))
     (tmp_path / "broken").touch()
     os.kill(server.engine_pid, signal.SIGKILL)
-    assert server.wait(60) == 1
+    assert server.wait(300) == 1
     assert "start 5 of 5 failed: scripted to break" in server.log
     assert "giving up" in server.log
 
@@ -178,7 +186,7 @@ def test_the_engine_goes_with_a_killed_server() -> None:
     engine = psutil.Process(server.engine_pid)
     server.process.kill()
     server.wait()
-    psutil.wait_procs([engine], timeout=10)
+    psutil.wait_procs([engine], timeout=60)
     assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
 
 
@@ -206,37 +214,42 @@ def test_a_full_queue_is_503_with_retry_after(official: Official) -> None:
 
 
 def test_a_request_that_takes_too_long_is_ended() -> None:
-    with serving(model="scripted:delay=0.02", request_timeout=0.3) as (_, http):
+    with serving(model="scripted:delay=0.02", request_timeout=1.0) as (_, http):
         answer = http.post("/v1/completions", json=LONG)
         assert answer.status_code == 504
         assert answer.json()["error"]["code"] == "timeout"
         streamed = http.post("/v1/completions", json={**LONG, "stream": True}).text
         assert '"code":"timeout"' in streamed
         assert streamed.endswith("data: [DONE]\n\n")
-        assert stats(http)["num_running"] == 0
+        wait_until(lambda: stats(http)["num_running"] == 0)
 
 
 def test_silence_is_bridged_where_asked_for() -> None:
-    with serving(model="scripted:delay=0.25", sse_keep_alive_interval=0.05) as (_, http):
+    with serving(sse_keep_alive_interval=0.05) as (server, http), ExitStack() as stack:
+        stack.enter_context(stopped(server.engine_pid))
         body = {"prompt": "x", "max_tokens": 2, "stream": True}
-        text = http.post("/v1/completions", json=body).text
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            parts = answer.iter_text()
+            text = next(parts)
+            stack.close()
+            text += "".join(parts)
         assert text.startswith(": keep-alive\n\n")
         assert text.endswith("data: [DONE]\n\n")
 
 
 def test_sigterm_lets_running_requests_finish(official: Official) -> None:
-    server = start(model="scripted:delay=0.01", shutdown_timeout=20.0)
+    server = start(model="scripted:delay=0.01", shutdown_timeout=300.0)
     client = official(server)
     stream = client.completions.create(
         model="scripted",
         prompt="!forever",
-        max_tokens=150,
+        max_tokens=300,
         temperature=0,
         stream=True,
         extra_body={"ignore_eos": True, "return_token_ids": True},
     )
     chunks = [next(iter(stream))]
-    with server.client as http:
+    with server.client as http, stopped(server.engine_pid):
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: status_of(http) == 503)
         refused = http.post("/v1/completions", json={"prompt": "x"})
@@ -245,7 +258,7 @@ def test_sigterm_lets_running_requests_finish(official: Official) -> None:
     chunks += list(stream)
     # A reader that falls behind gets several tokens in one chunk, so the tokens are what counts.
     tokens = [token for chunk in chunks for choice in chunk.choices for token in choice.token_ids]
-    assert tokens == scripted.script_of("!forever", 150)
+    assert tokens == scripted.script_of("!forever", 300)
     assert chunks[-1].choices[0].finish_reason == "length"
     assert server.wait() == 0
 
@@ -266,7 +279,7 @@ def test_sigterm_ends_what_takes_longer_than_it_may() -> None:
 
 
 def test_a_second_signal_stops_at_once() -> None:
-    server = start(model="scripted:delay=0.02", shutdown_timeout=1000.0)
+    server = start(model="scripted:delay=0.1", shutdown_timeout=1000.0)
     connection = raw(server, {**LONG, "stream": True})
     with server.client as http:
         wait_until(lambda: stats(http)["num_running"] == 1)
@@ -274,10 +287,8 @@ def test_a_second_signal_stops_at_once() -> None:
     server.process.send_signal(signal.SIGTERM)  # the same again, at once: counts once
     time.sleep(0.2)
     assert server.process.poll() is None
-    begun = time.monotonic()
     server.process.send_signal(signal.SIGINT)
-    assert server.wait() == 0
-    assert time.monotonic() - begun < 10
+    assert server.wait() == 0  # the request would take 200 s
     connection.close()
 
 
@@ -407,7 +418,7 @@ def test_the_start_is_logged_and_its_phases_add_up() -> None:
         total, *parts = [float(x) for x in re.findall(r"(\d+\.\d+) s", ready)]
         assert total == pytest.approx(sum(parts), abs=1e-6)
         assert total >= 0.2
-        assert "learning the script 0.2" in ready
+        assert float(ready.partition("learning the script ")[2].split()[0]) >= 0.2
         done = next(e for e in entries if e["message"] == "request done")
         assert done["request_id"] == "cmpl-traced"
         assert (done["prompt_tokens"], done["output_tokens"], done["finish_reason"]) == (1, 3, "length")
@@ -466,12 +477,13 @@ def test_idle_connections_are_kept_for_the_configured_time(seconds: int, open_af
 
     with serving(**({} if seconds == 75 else {"timeout_keep_alive": seconds})) as (server, _):
         where = urlsplit(server.url)
-        with socket.create_connection((where.hostname, where.port), timeout=10) as connection:
+        with socket.create_connection((where.hostname, where.port), timeout=60) as connection:
             ask(connection)
-            connection.settimeout(2.5 if not open_after else 5.5)
             if open_after:
+                connection.settimeout(5.5)
                 with pytest.raises(TimeoutError):
                     connection.recv(1)
+                connection.settimeout(60)
                 ask(connection)
             else:
                 assert connection.recv(1) == b""
