@@ -92,7 +92,7 @@ def test_callers_that_leave_keep_no_turn() -> None:
         await settle()
         last = asked(checker, "a", "4")
         checker.steps.release()
-        assert await asyncio.wait_for(last, 5) == "4"
+        assert await asyncio.wait_for(last, 60) == "4"
         assert checker.order == ["1", "4"]
 
     asyncio.run(test())

@@ -23,7 +23,7 @@ BODY = json.dumps({"model": "scripted", "prompt": "hello", "max_tokens": 3}).enc
 
 def connect(server: Server) -> socket.socket:
     url = urlsplit(server.url)
-    return socket.create_connection((url.hostname, url.port), timeout=20)
+    return socket.create_connection((url.hostname, url.port), timeout=120)
 
 
 def answer(connection: socket.socket) -> bytes:
@@ -153,7 +153,7 @@ def test_http_1_0_streams_without_chunks(server: Server, asked: bytes) -> None:
         assert b"[DONE]" in events or b"message_stop" in events
 
 
-# --- in this process, with short times and little room
+# --- in this process, with little time and room
 
 
 async def plain(scope: object, receive: object, send: Callable[[object], Awaitable[None]]) -> None:
@@ -161,11 +161,11 @@ async def plain(scope: object, receive: object, send: Callable[[object], Awaitab
     await send({"type": "http.response.body", "body": b""})
 
 
-def over(room: Room, talk: Callable[[int], Awaitable[None]]) -> None:
+def over(room: Room, talk: Callable[[int], Awaitable[None]], head_seconds: float) -> None:
     """Run `talk(port)` against a server of `plain`."""
 
     async def run() -> None:
-        kind = functools.partial(Connection, room=room, head_seconds=0.2)
+        kind = functools.partial(Connection, room=room, head_seconds=head_seconds)
         config = uvicorn.Config(plain, http=kind, lifespan="off", log_config=None, ws="none")  # type: ignore[arg-type]
         server = uvicorn.Server(config)
         config.load()
@@ -173,7 +173,7 @@ def over(room: Room, talk: Callable[[int], Awaitable[None]]) -> None:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             await server.startup([listener])
-            await asyncio.wait_for(talk(listener.getsockname()[1]), 20)
+            await asyncio.wait_for(talk(listener.getsockname()[1]), 120)
             await server.shutdown([listener])
 
     asyncio.run(run())
@@ -197,7 +197,7 @@ def test_what_does_not_arrive_is_not_waited_for(sent: bytes, found: bytes) -> No
         assert (await reader.read()).startswith(found)
         writer.close()
 
-    over(Room(-1), talk)
+    over(Room(-1), talk, 0.2)
 
 
 def test_connections_beyond_the_descriptors_are_refused_and_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -216,7 +216,7 @@ def test_connections_beyond_the_descriptors_are_refused_and_logged(caplog: pytes
         for _, writer in open_ones:
             writer.close()
 
-    over(room, talk)
+    over(room, talk, 120)
     assert [r.levelname for r in caplog.records if "refused" in r.message] == ["WARNING"]
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.serve.running import Server, start
+from tests.waiting import wait_until
 
 KEY = {"Authorization": "Bearer k"}
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    running = start(api_key=["k"])
+    running = start(api_key=["k"], shutdown_timeout=1000.0)
     yield running
     running.stop()
 
@@ -80,18 +81,15 @@ def test_a_viewer_does_not_keep_the_server_from_ending(server: Server) -> None:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    assert watching.wait(10)
-    asked = time.monotonic()
+    assert watching.wait(60)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 0
-    thread.join(10)
-    assert time.monotonic() - asked < 8
-    assert not thread.is_alive()
+    assert server.process.wait(60) == 0
+    thread.join()
     assert json.loads([line for line in seen if line][-1].removeprefix("data: "))["draining"] is True
 
 
 def test_the_page_knows_the_model_the_history_and_can_stop_a_request() -> None:
-    server = start(model="scripted:delay=0.02", api_key=["k"])
+    server = start(model="scripted:delay=0.1", api_key=["k"])
     try:
         watch_and_stop(server)
     finally:
@@ -113,13 +111,10 @@ def watch_and_stop(server: Server) -> None:
 
         thread = threading.Thread(target=ask)
         thread.start()
-        rows: list[dict[str, object]] = []
-        deadline = time.monotonic() + 10
-        while not rows and time.monotonic() < deadline:
-            rows = first_snapshot(client)["requests"]  # type: ignore[assignment]
+        wait_until(lambda: first_snapshot(client)["requests"])
+        rows: Any = first_snapshot(client)["requests"]
         assert rows[0]["prompt"]
         assert client.delete(f"/dashboard/requests/{rows[0]['id']}", headers=KEY).status_code == 204
-        thread.join(10)
+        thread.join()
         assert "was stopped" in ended[0].json()["error"]["message"]
-        time.sleep(1.5)
-        assert client.get("/dashboard/history", headers=KEY).json()["rings"]["300"]
+        wait_until(lambda: client.get("/dashboard/history", headers=KEY).json()["rings"]["300"])

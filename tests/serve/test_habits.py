@@ -205,10 +205,10 @@ def test_an_offer_to_upgrade_keeps_the_body(server: Server) -> None:
         b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )
     for parts in ((head % len(body) + body,), (head % len(body), body)):
-        with socket.create_connection((where.hostname, where.port), timeout=10) as raw:
+        with socket.create_connection((where.hostname, where.port), timeout=60) as raw:
             for part in parts:
                 raw.sendall(part)
-            raw.settimeout(10)
+            raw.settimeout(60)
             assert raw.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 

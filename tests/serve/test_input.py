@@ -151,9 +151,9 @@ def test_broken_http_is_answered_and_closed(server: Server) -> None:
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
         b"Content-Type: application/json\r\n\r\n{}{}{",
     ):
-        with socket.create_connection((where.hostname, where.port), timeout=10) as raw_socket:
+        with socket.create_connection((where.hostname, where.port), timeout=60) as raw_socket:
             raw_socket.sendall(raw)
-            raw_socket.settimeout(10)
+            raw_socket.settimeout(60)
             assert b" 400 " in raw_socket.recv(4096).split(b"\r\n")[0]
 
 

@@ -39,7 +39,7 @@ def over(talk: Talk, ask: Callable[[Upstream], Awaitable[None]], unix: Path | No
         else:
             server = await asyncio.start_server(serve, "127.0.0.1", 0)
             upstream = Upstream(Address(*server.sockets[0].getsockname()[:2]))
-        await asyncio.wait_for(ask(upstream), 20)
+        await asyncio.wait_for(ask(upstream), 120)
         upstream.close()
         server.close()
         await asyncio.sleep(0.05)

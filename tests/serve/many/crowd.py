@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from tests.serve.running import Server
+from tests.waiting import wait_until
 
 MB = 1 << 20
 
@@ -37,10 +38,21 @@ def entry(name: str, path: str, options: dict[str, Any] | None = None, **more: A
     }
 
 
-def children(server: Server) -> list[int]:
-    """The processes of engines, and last the one that waits for its model."""
+def children(server: Server, count: int | None = None) -> list[int]:
+    """The processes of engines, and last the one that waits for its model; once there are `count` if that is given."""
+    wait_until(lambda: count is None or len(children(server)) == count)
     path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
     return [int(pid) for pid in path.read_text().split()]
+
+
+def cards(server: Server) -> list[dict[str, Any]]:
+    with server.client as client:
+        return [card for card in client.get("/v1/models").json()["data"] if "state" in card]
+
+
+def counted(server: Server) -> list[tuple[int, int]]:
+    """How many requests of each model run and wait."""
+    return [(card["running"], card["waiting"]) for card in cards(server)]
 
 
 def private(pid: int) -> int:
