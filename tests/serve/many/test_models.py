@@ -176,12 +176,15 @@ def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
 
 def test_waits_are_bounded_and_idle_models_leave(paths: dict[str, str], tmp_path: Path) -> None:
     file = listed(tmp_path, entry("a", paths["a"]))
-    running = start(**OPTIONS, models_file=file, models_wait=0.01, models_idle=0.5, models_memory=1)
-    late = running.post("/v1/completions", body("a"))
-    assert late.status_code == 503
-    assert late.headers["retry-after"]
+    running = start(**OPTIONS, models_file=file, models_wait=0.1, models_idle=0.5, models_memory=1)
+    running.post("/v1/models/load", {"model": "a"})
     assert running.lines_with(": loaded a")
     assert running.lines_with(": unloaded a")
+    with stopped(*children(running, 1)):  # the next load takes longer than that, however fast the machine is
+        late = running.post("/v1/completions", body("a"))
+    assert late.status_code == 503
+    assert late.headers["retry-after"]
+    wait_until(lambda: len([line for line in running.lines if ": unloaded a" in line]) == 2)
     wait_until(lambda: states(running) == {"a": "unloaded"})
     assert running.stop() == 0, running.log
 
