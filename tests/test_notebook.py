@@ -15,7 +15,7 @@ manager = pytest.importorskip(
 pytest.importorskip("ipykernel", reason="drives a notebook kernel: pip install ipykernel")
 
 LOAD = "from quire import LLM, SamplingParams; llm = LLM(max_model_len=512)"
-LONG = "llm.generate(['Once'] * 64, SamplingParams(max_tokens=500, ignore_eos=True), use_tqdm=False)"
+LONG = "llm.generate(['Once'] * 512, SamplingParams(max_tokens=500, ignore_eos=True), use_tqdm=False)"
 SHORT = "print(llm.generate('Once', SamplingParams(temperature=0, max_tokens=5), use_tqdm=False)[0].outputs[0].text)"
 
 

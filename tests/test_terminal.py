@@ -27,7 +27,7 @@ def spawn(tmp_path: Path, *args: str, **environment: str) -> Any:
     settings |= {"PROMPT_TOOLKIT_NO_CPR": "1", **environment}  # nobody answers where the cursor is
     command = ["-m", "quire.cli", *args]
     return pexpect.spawn(
-        sys.executable, command, env=settings, encoding="utf-8", timeout=60, dimensions=(24, 60)
+        sys.executable, command, env=settings, encoding="utf-8", timeout=300, dimensions=(24, 60)
     )
 
 
@@ -182,7 +182,7 @@ def test_serve_logs_when_nobody_watches(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     lines += process.stderr.read().splitlines()
     process.stderr.close()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert any("memory:" in line for line in lines)
     assert any("serving" in line and " at http" in line for line in lines)
     assert any("loading quire-stories from " in line for line in lines)

@@ -334,7 +334,7 @@ class Run:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
             try:
-                process.wait(15)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

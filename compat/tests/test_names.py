@@ -55,7 +55,7 @@ def server(env: Installed, *command: str) -> Iterator[str]:
         yield url
     finally:
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=15)
+        _, said = process.communicate(timeout=60)
         assert "unexpected error" not in said, said
 
 

@@ -197,7 +197,7 @@ def test_serve(installed: Installed, tmp_path: Path) -> None:
             assert json.load(answer)["choices"][0]["text"] == text_of(MODEL)
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(20)
+        server.wait(60)
     assert (
         "--enable_chunked_prefill changes nothing: prompts are always computed in chunks" in log.read_text()
     )

@@ -172,9 +172,9 @@ def fake_server(**options: Any) -> Iterator[FakeServer]:
 
     thread = threading.Thread(target=work)
     thread.start()
-    ready.wait(10)
+    assert ready.wait(60)
     try:
         yield server
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(60)

@@ -125,7 +125,7 @@ def ask(running: Running, kind: str, waits: list[Wait] | None = None) -> str:
     headers = {"x-request-id": f"id-{kind.replace(' ', '-')}"}
     parts, last, longest = [], time.monotonic(), Wait(0.0, kind, 0.0)
     with (
-        httpx.Client(base_url=running.url, timeout=90) as client,
+        httpx.Client(base_url=running.url, timeout=300) as client,
         client.stream("POST", path, json=body, headers=headers) as answer,
     ):
         for part in answer.iter_text():

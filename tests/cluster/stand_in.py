@@ -209,7 +209,7 @@ class Loop:
         self.thread.start()
 
     def run(self, job: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(job, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(job, self.loop).result(60)
 
 
 @dataclass
@@ -222,7 +222,7 @@ class Running:
 
     @property
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30)
+        return httpx.Client(base_url=self.url, timeout=120)
 
     @property
     def log(self) -> str:
@@ -230,7 +230,7 @@ class Running:
 
     def counts(self) -> dict[str, float]:
         """The metrics."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", timeout=120).text.splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
 
     def metric(self, start: str) -> float:
@@ -265,14 +265,14 @@ def started(*words: str) -> Iterator[Running]:
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        assert ready.wait(60), running.log
+        assert ready.wait(300), running.log
         assert running.url, running.log
         yield running
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
-        reader.join(5)
+        process.wait(60)
+        reader.join()
         assert process.stderr is not None
         process.stderr.close()
     assert "Traceback" not in running.log, running.log

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ import pytest
 
 from tests.cluster.fleet import Fleet, Load, ask, said
 from tests.cluster.stand_in import Running, router
-from tests.waiting import wait_until
+from tests.waiting import stopped, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +48,8 @@ def test_a_frozen_engine_is_left_while_its_server_lives(fleet: Fleet, routed: Ru
     kinds = ["whole", "beams", "whole chat", "whole adapter", "program", "greedy", "chat"]
     wanted = {kind: said(kind, ask(routed, kind)) for kind in kinds}
     engines = [server.engine_pid for server in fleet.servers[:2] if server is not None]
-    for pid in engines:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        with ThreadPoolExecutor(2 * len(kinds)) as clients:
-            answers = [*clients.map(lambda kind: (kind, ask(routed, kind)), [*kinds, *kinds])]
-    finally:
-        for pid in engines:
-            os.kill(pid, signal.SIGCONT)
+    with stopped(*engines), ThreadPoolExecutor(2 * len(kinds)) as clients:
+        answers = [*clients.map(lambda kind: (kind, ask(routed, kind)), [*kinds, *kinds])]
     assert all(said(kind, text) == wanted[kind] for kind, text in answers)
     assert not any("the engine hangs" in server.log for server in fleet.servers if server is not None)
     wait_until(lambda: routed.metric('quire_route_replicas{what="up"}') == 3, 60)

@@ -44,12 +44,12 @@ def test_three_replicas_in_two_commands(tmp_path: Path) -> None:
     try:
         wait_until(lambda: all(map(listens, ports.values())), 120)
         answer = subprocess.run(
-            ["bash", "-c", ask], env=environment, capture_output=True, text=True, timeout=60
+            ["bash", "-c", ask], env=environment, capture_output=True, text=True, timeout=300
         )
         assert '"text_completion"' in answer.stdout, answer
     finally:
         os.killpg(shell.pid, signal.SIGTERM)
-        shell.wait(30)
+        shell.wait(60)
     wait_until(lambda: not any(map(listens, ports.values())))
     key = (tmp_path / "key").read_text().strip()
     assert len(key) > 40

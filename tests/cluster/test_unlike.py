@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 BOSS = {"authorization": "Bearer boss"}
 PROMPTS = ("Once upon a time", "A dog", "The sun", "Lily saw")
-LONG = {"max_tokens": 120, "ignore_eos": True}
+LONG = {"max_tokens": 400, "ignore_eos": True}
 
 
 def open_one(**options: Any) -> Server:
@@ -79,7 +79,7 @@ class Asked:
         headers = {"x-request-id": f"id-{PROMPTS.index(prompt)}"}
         body = body_of(prompt, model, stream)
         with (
-            httpx.Client(base_url=running.url, timeout=90) as client,
+            httpx.Client(base_url=running.url, timeout=300) as client,
             client.stream("POST", "/v1/completions", json=body, headers=headers) as answer,
         ):
             self.status, self.headers = answer.status_code, answer.headers
@@ -104,8 +104,8 @@ def moved(
     with router(*addresses, "--admin-api-key", "boss", *options) as running:
         wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 2, 60)
         httpx.post(f"{running.url}/drain?replica=0", headers=BOSS).raise_for_status()
-        alone = [Asked(running, prompt, model, stream) for prompt in PROMPTS]
         with ThreadPoolExecutor(len(PROMPTS)) as clients:
+            alone = [*clients.map(lambda prompt: Asked(running, prompt, model, stream), PROMPTS)]
             asked = [clients.submit(Asked, running, prompt, model, stream) for prompt in PROMPTS]
             wait_until(lambda: running.metric("quire_route_running") == len(PROMPTS))
             httpx.post(f"{running.url}/undrain?replica=0", headers=BOSS).raise_for_status()

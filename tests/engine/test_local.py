@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from quire import LLM, SamplingParams
 from quire.errors import EngineError, RequestError
+from tests.waiting import wait_until
 
 PROMPTS = [[7, 8, 9], [11, 12], [3, 4, 5, 6, 7, 8], [20], [2, 2, 2], [9, 8, 7, 6]]
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
@@ -67,9 +67,7 @@ def test_leaving_a_stream_aborts_it_and_gives_its_blocks_back(llm: LLM) -> None:
     stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=50, ignore_eos=True))
     next(stream)
     stream.close()
-    deadline = time.monotonic() + 5
-    while llm.stats().num_running and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not llm.stats().num_running)
     assert llm.stats().num_used_blocks == before
     llm._engine.ask(lambda _: llm._core.scheduler.check())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from threading import Event
 
 import numpy as np
 import pytest
@@ -22,12 +24,30 @@ def llm(tiny_model: Callable[..., str]) -> Iterator[LLM]:
         yield engine
 
 
+def waiting(go: Event, **params: object) -> SamplingParams:
+    """A request whose second token waits for `go`, so that it runs for as long as a test needs it."""
+
+    def wait(tokens: list[int], logits: object) -> object:
+        assert not tokens or go.wait(60)
+        return logits
+
+    return SamplingParams(ignore_eos=True, logits_processors=[wait], **params)
+
+
+def slowly(tokens: list[int], logits: object) -> object:
+    time.sleep(0.05)
+    return logits
+
+
 def test_a_pending_output_is_the_whole_one(llm: LLM) -> None:
     wanted = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
     pending = [llm.submit(prompt, GREEDY) for prompt in PROMPTS]
     assert [one.result(60).outputs[0].token_ids for one in pending] == wanted
     assert all(one.finished for one in pending)
-    updates = [list(output.outputs[0].token_ids) for output in llm.submit(PROMPTS[0], GREEDY)]
+    updates, go = [], Event()
+    for output in llm.submit(PROMPTS[0], waiting(go, temperature=0, max_tokens=8)):
+        updates.append(list(output.outputs[0].token_ids))
+        go.set()
     assert updates[-1] == wanted[0]
     assert len(updates) > 1
     assert all(a == b[: len(a)] for a, b in pairwise(updates))
@@ -51,7 +71,8 @@ def test_a_pending_output_is_refused_or_ended_early(llm: LLM) -> None:
 
 def test_pending_outputs_end_with_their_engine(tiny_model: Callable[..., str]) -> None:
     with LLM(tiny_model(), max_model_len=512) as engine:
-        long = engine.submit([5, 6], SamplingParams(max_tokens=500, ignore_eos=True))
+        slow = SamplingParams(max_tokens=500, ignore_eos=True, logits_processors=[slowly])
+        long = engine.submit([5, 6], slow)
     with pytest.raises(EngineError):
         long.result(60)
     with pytest.raises(EngineError):
@@ -61,13 +82,15 @@ def test_pending_outputs_end_with_their_engine(tiny_model: Callable[..., str]) -
 
 
 def test_who_stops_awaiting_does_not_end_it(llm: LLM) -> None:
-    pending = llm.submit(PROMPTS[0], SamplingParams(max_tokens=50, ignore_eos=True))
+    go = Event()
+    pending = llm.submit(PROMPTS[0], waiting(go, max_tokens=50))
 
     async def leave() -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(pending.aresult(), 0)
 
     asyncio.run(leave())
+    go.set()
     assert len(pending.result(60).outputs[0].token_ids) == 50
 
 

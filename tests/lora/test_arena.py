@@ -31,7 +31,7 @@ class Files:
         self.gate.set()
 
     def read(self, path: Path) -> tuple[str, Callable[[], str]]:
-        self.gate.wait(10)
+        self.gate.wait(60)
         self.reads.append(path.name)
         if path.name in self.broken:
             raise ModelError(f"{path.name} is broken")
@@ -84,7 +84,7 @@ def settle(made: Arena) -> list[tuple[str, str | None]]:
     quiet = 0
     while quiet < 2:  # the first look may only begin a load
         made.gates.wait()
-        made._thread.submit(lambda: None).result(10)
+        made._thread.submit(lambda: None).result(60)
         taken = made.gates.ready()
         quiet = 0 if taken else quiet + 1
         found += [(one.request.id, None if error is None else str(error)) for one, error in taken]
@@ -116,15 +116,15 @@ def test_the_least_recently_used_adapter_makes_room() -> None:
 
 def test_a_pinned_adapter_stays() -> None:
     made, _ = arena(2)
-    assert made.load(LoadAdapter("a", pin=True)).result(10) == "a"
+    assert made.load(LoadAdapter("a", pin=True)).result(60) == "a"
     for number, name in enumerate("bcd"):
         made.gates.take(request(number, name))
         settle(made)
         made.release(str(number))
     assert made.residents == ["a", "d"]
-    made.load(LoadAdapter("b", pin=True)).result(10)
+    made.load(LoadAdapter("b", pin=True)).result(60)
     with pytest.raises(EngineError, match="max-cpu-loras"):
-        made.load(LoadAdapter("c", pin=True)).result(10)
+        made.load(LoadAdapter("c", pin=True)).result(60)
 
 
 def test_nobody_overtakes_a_request_that_waits_for_a_slot() -> None:
@@ -157,23 +157,23 @@ def test_a_broken_adapter_ends_its_requests_alone() -> None:
     made.gates.take(request(1, "a"))
     assert dict(settle(made)) == {"0": "b is broken", "1": None}
     with pytest.raises(ModelError, match="broken"):
-        made.load(LoadAdapter("b")).result(10)
+        made.load(LoadAdapter("b")).result(60)
 
 
 def test_an_adapter_is_built_once_to_check_and_to_place_it() -> None:
     made, files = arena(1)
     for pin in (False, True):
-        assert made.load(LoadAdapter("a", pin)).result(10) == "a"
+        assert made.load(LoadAdapter("a", pin)).result(60) == "a"
     assert files.built == ["a"]
     assert files.slots == {0: "a"}
-    assert made.load(LoadAdapter("b")).result(10) == "b"
+    assert made.load(LoadAdapter("b")).result(60) == "b"
     assert files.built == ["a", "b"], "it is checked, though no slot is left"
     assert files.slots == {0: "a"}
 
 
 def test_files_that_changed_are_an_error_and_not_another_answer() -> None:
     made, files = arena(1)
-    assert made.load(LoadAdapter("a")).result(10) == "a"
+    assert made.load(LoadAdapter("a")).result(60) == "a"
     made.gates.take(request(0, "b"))
     settle(made)
     made.release("0")
@@ -226,7 +226,7 @@ def test_a_new_adapter_keeps_no_request_waiting() -> None:
 
     def reads(path: Path) -> tuple[str, Callable[[], str]]:
         if path.name == "new":
-            slow.wait(30)
+            slow.wait(60)
         return read(path)
 
     made._read = reads
@@ -235,7 +235,7 @@ def test_a_new_adapter_keeps_no_request_waiting() -> None:
     assert settle(made) == [("7", None)]
     assert not loading.done()
     slow.set()
-    assert loading.result(10) == "new"
+    assert loading.result(60) == "new"
 
 
 def test_a_load_that_failed_is_remembered_while_its_files_stay(
@@ -248,18 +248,18 @@ def test_a_load_that_failed_is_remembered_while_its_files_stay(
     files.broken.add(tmp_path.name)
     for _ in range(5):
         with pytest.raises(ModelError, match="is broken"):
-            made.load(LoadAdapter(path)).result(10)
+            made.load(LoadAdapter(path)).result(60)
     assert len(files.reads) == 1
     files.broken.clear()
     now = module.REMEMBER_SECONDS + 1
-    assert made.load(LoadAdapter(path)).result(10) == tmp_path.name
+    assert made.load(LoadAdapter(path)).result(60) == tmp_path.name
     files.broken.add(tmp_path.name)
     (tmp_path / "adapter_config.json").write_text("{ }")
     with pytest.raises(ModelError, match="is broken"):
-        made.load(LoadAdapter(path)).result(10)
+        made.load(LoadAdapter(path)).result(60)
     files.broken.clear()
     (tmp_path / "adapter_config.json").write_text("{  }")
-    assert made.load(LoadAdapter(path)).result(10) == tmp_path.name
+    assert made.load(LoadAdapter(path)).result(60) == tmp_path.name
 
 
 def test_a_load_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,9 +275,9 @@ def test_a_load_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     made._read = slow
     with pytest.raises(EngineError, match="takes more than 60 s to load"):
-        made.load(LoadAdapter("a")).result(10)
+        made.load(LoadAdapter("a")).result(60)
     assert made.residents == []
-    assert made.load(LoadAdapter("b", pin=True)).result(10) == "b"
+    assert made.load(LoadAdapter("b", pin=True)).result(60) == "b"
 
 
 def test_random_traffic_loses_nothing() -> None:

@@ -87,7 +87,7 @@ def test_a_killed_node_ends_requests_and_another_takes_its_place(cluster: Any, m
         began = time.monotonic()
         with pytest.raises(EngineError, match="rank 1 "):
             answers(llm, PROMPTS, DRAWN)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 300  # distributed_timeout_seconds
     cluster.add_node(num_cpus=1)
     with LLM(str(model), **RAY, tensor_parallel_size=2) as again:
         assert answers(again, PROMPTS, DRAWN) == wanted

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from quire import LLM, SamplingParams
@@ -13,6 +14,7 @@ from quire.client import signs
 from quire.client.signs import SignsOfLife
 from quire.runtime import watch
 from quire.runtime.watch import Doing, Watch, shared_page
+from tests.waiting import wait_until
 
 
 def test_the_longest_stay_is_kept_by_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,9 @@ def test_signs_of_life(doing: Doing, code: str, hangs: bool, monkeypatch: pytest
     monkeypatch.setattr(signs.time, "monotonic", lambda: now)
     life = SignsOfLife(False)
     loop = Watch(shared_page(life.descriptor))
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", f"print(flush=True)\n{code}"], stdout=subprocess.PIPE
+    ) as process:
         try:
             life.pid = process.pid
             for _ in range(3):
@@ -57,7 +61,10 @@ def test_signs_of_life(doing: Doing, code: str, hangs: bool, monkeypatch: pytest
                 loop.enter(doing)
                 assert life.silence() == 0.0
             assert life.doing is doing
-            time.sleep(0.3)  # it has started
+            assert process.stdout is not None
+            process.stdout.readline()
+            if "sleep" in code:
+                wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
             life.silence()
             for _ in range(4):
                 now += 1.0

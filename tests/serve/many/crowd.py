@@ -156,6 +156,19 @@ def rounds(server: Server, names: Iterable[str], count: int) -> list[tuple[int, 
     return found
 
 
+def spells(server: Server, name: str) -> list[float]:
+    """For how many seconds a model was loaded, each time that it was, by the log."""
+    found, began = [], None
+    for line in server.lines:
+        hours, minutes, seconds = map(float, line.split()[0].split(":")) if line[:1].isdigit() else (0, 0, 0)
+        at = (hours * 60 + minutes) * 60 + seconds
+        if f": loaded {name} " in line:
+            began = at
+        elif line.endswith(f": unloaded {name}") and began is not None:
+            found.append((at - began) % 86400)
+    return found
+
+
 def turns(server: Server) -> Counter[str]:
     """How often each model was loaded, by the log."""
     return Counter(line.partition(": loaded ")[2].split()[0] for line in server.lines if ": loaded " in line)
