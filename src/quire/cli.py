@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_type_hints
 
 from quire import __version__
-from quire.config import SECTIONS, EngineConfig
+from quire.config import SECTIONS, EngineConfig, check_options
 from quire.errors import ConfigError, QuireError
 from quire.flags.arguments import add_options, add_unused, lacks, rewritten
 from quire.flags.table import ENGINE_OPTIONS, ForeignFlag, Table, engine_flags, take_foreign
@@ -92,6 +92,14 @@ SYNONYMS = {
     "collect-env": "doctor",
 }
 """SYNONYMS are the words of other programs for commands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of a command. ConfigError: a value is out of its range."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.bench.files import Arrival, Text, is_token_trace, read_arrivals, read_talks, read_texts
-from quire.config import check_options, option
+from quire.cli import Options
+from quire.config import option
 from quire.errors import ConfigError
 from quire.radix import RadixTree
 from quire.text.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ CHUNK_SIZES = (512, 256, 128, 64, 32, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetOptions:
+class DatasetOptions(Options):
     """What to send. Names are vLLM's, except the two scales of a trace."""
 
     dataset_name: Literal[
@@ -79,9 +80,6 @@ class DatasetOptions:
     )
     disable_shuffle: bool = option(False, "Keep the dataset's order.")
     oversample: bool = option(True, "Repeat prompts if the dataset has too few; else send fewer requests.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from quire.cli import Command
-from quire.config import SchedulerConfig, check_options, option
+from quire.cli import Command, Options
+from quire.config import SchedulerConfig, option
 from quire.devices.inputs import check_input
 from quire.devices.protocol import KVSpec, Limits, ModelInput
 from quire.devices.sampling import Samples, SlotSampling
@@ -34,16 +34,13 @@ LINE = "{:>9} {:>12} {:>16} {:>22} {:>12}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostOptions:
+class HostOptions(Options):
     """Options of `quire bench host`."""
 
     batch: str = option("1,64,256,1024", "Numbers of sequences, separated by commas.")
     steps: int = option(200, "Decode steps that are timed.", low=2)
     device_ms: float = option(5.0, "Milliseconds that the device takes in overlapped steps.", low=0.0)
     json: bool = option(False, "Print JSON instead of a table.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

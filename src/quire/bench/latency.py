@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from quire.bench.lengths import fitted_lengths
 from quire.bench.report import Report
-from quire.cli import Command
-from quire.config import EngineConfig, check_options, option
+from quire.cli import Command, Options
+from quire.config import EngineConfig, option
 from quire.devices.protocol import MachineLimits
 from quire.engine.plan import make_backend
 from quire.flags.table import vllm_flags
@@ -21,7 +21,7 @@ from quire.progress import progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyOptions:
+class LatencyOptions(Options):
     """Options of `quire bench latency`; names are vLLM's."""
 
     input_len: int = option(32, "Tokens of each prompt.", low=1)
@@ -31,9 +31,6 @@ class LatencyOptions:
     num_iters: int = option(5, "Measured runs.", low=1)
     price_per_hour: float | None = option(None, "Price of this machine: adds costs.", low=0)
     output_json: str | None = option(None, "Write the figures to this JSON file.", writes="file")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def run(config: EngineConfig, options: LatencyOptions) -> None:

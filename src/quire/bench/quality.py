@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from quire.bench.report import Report
-from quire.cli import Command
-from quire.config import EngineConfig, check_options, option
+from quire.cli import Command, Options
+from quire.config import EngineConfig, option
 from quire.devices.protocol import Array, Executable, FloatArray, Limits, ModelInput, StateInput
 from quire.engine.directory import load_tokenizer, model_directory
 from quire.engine.plan import kv_dtype, make_backend
@@ -33,7 +33,7 @@ MAX_TEXT = 64 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QualityOptions:
+class QualityOptions(Options):
     """Options of `quire bench quality`."""
 
     base: str | None = option(
@@ -44,9 +44,6 @@ class QualityOptions:
     window: int = option(256, "Tokens of a window; each token sees those before it.", low=2)
     max_tokens: int = option(8192, "Most tokens of the text to read.", low=2)
     output_json: str | None = option(None, "Write the figures to this JSON file.", writes="file")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from quire.cli import Command
-from quire.config import SECTIONS, EngineConfig, check_options, option
+from quire.cli import Command, Options
+from quire.config import SECTIONS, EngineConfig, option
 from quire.engine.directory import model_directory
 from quire.errors import EngineError
 from quire.flags.uses import ONE_TEXT
@@ -37,7 +37,7 @@ COLD_ENOUGH = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartupOptions:
+class StartupOptions(Options):
     """Options of `quire bench startup`; names are vLLM's."""
 
     num_iters_cold: int = option(3, "Cold starts, with the model's files dropped from the page cache.", low=0)
@@ -46,9 +46,6 @@ class StartupOptions:
     prompt: str = option("Once upon a time", "Prompt for the first token.")
     timeout: float = option(600.0, "Seconds after which a start counts as failed.", low=1)
     output_json: str | None = option(None, "Write the figures to this JSON file.", writes="file")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from quire.bench.lengths import fitted_lengths
 from quire.bench.report import Report
-from quire.cli import Command
-from quire.config import EngineConfig, check_options, option
+from quire.cli import Command, Options
+from quire.config import EngineConfig, option
 from quire.engine.plan import make_backend
 from quire.errors import ConfigError
 from quire.flags.table import vllm_flags
@@ -26,7 +26,7 @@ from quire.progress import Told, progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputOptions:
+class ThroughputOptions(Options):
     """Options of `quire bench throughput`; names are vLLM's."""
 
     num_prompts: int = option(32, "Number of requests.", low=1)
@@ -43,9 +43,6 @@ class ThroughputOptions:
     num_iters: int = option(3, "Runs.", low=1)
     price_per_hour: float | None = option(None, "Price of this machine: adds costs.", low=0)
     output_json: str | None = option(None, "Write the figures to this JSON file.", writes="file")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 Job = tuple[list[int], int]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.build import build_engine
-from quire.cli import Command
+from quire.cli import Command, Options
 from quire.commands.inspect import show
-from quire.config import SECTIONS, EngineConfig, check_options, option
+from quire.config import SECTIONS, EngineConfig, option
 from quire.devices.registry import on_cpu
 from quire.errors import ConfigError
 from quire.flags.uses import AHEAD, BUILDING
@@ -16,7 +16,7 @@ from quire.model.info import EngineLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
+class BuildOptions(Options):
     """Options of `quire build`; the limits' names are TensorRT-LLM's."""
 
     target: str = option(
@@ -28,9 +28,6 @@ class BuildOptions:
     max_batch_size: int | None = option(None, "Most sequences that the engine runs at once.", low=1)
     max_input_len: int | None = option(None, "Longest prompt, in tokens.", low=1)
     max_seq_len: int | None = option(None, "Longest prompt plus output, in tokens.", low=1)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def run(config: EngineConfig, options: BuildOptions) -> None:

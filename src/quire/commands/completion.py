@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from quire.cli import COMMANDS, Command, Program, load_command, make_parser
-from quire.config import check_options, option
+from quire.cli import COMMANDS, Command, Options, Program, load_command, make_parser
+from quire.config import option
 from quire.weights.hub import ASSETS
 
 BASH = """_quire() {{
@@ -79,13 +79,10 @@ Shell = Literal["bash", "zsh", "fish"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionOptions:
+class CompletionOptions(Options):
     """Options of `quire completion`."""
 
     shell: Shell = option("bash", "The shell that reads the script.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def run(options: CompletionOptions) -> None:

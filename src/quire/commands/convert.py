@@ -5,23 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.cli import Command
-from quire.config import EngineConfig, check_options, option
+from quire.cli import Command, Options
+from quire.config import EngineConfig, option
 from quire.convert import convert_checkpoint
 from quire.errors import ConfigError
 from quire.flags.uses import CONVERTING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvertOptions:
+class ConvertOptions(Options):
     """Options of `quire convert`."""
 
     output: str = option(
         "", "Directory to write; a conversion in it is replaced.", short="-o", writes="directory"
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def run(config: EngineConfig, options: ConvertOptions) -> None:

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from quire.cli import Command
-from quire.config import check_options, option
+from quire.cli import Command, Options
+from quire.config import option
 from quire.errors import ConfigError
 from quire.spelling import nearest
 
@@ -25,15 +25,12 @@ STYLE = "body{max-width:60rem;margin:2rem auto;font:1rem/1.5 sans-serif;padding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DocsOptions:
+class DocsOptions(Options):
     """Options of `quire docs`."""
 
     page: str = option("", "The page to read (default: list all).")
     web: bool = option(False, "Serve all pages on this machine, for a browser.")
     port: int = option(8001, "TCP port of --web; 0 picks a free one.", low=0, high=65535)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def run(options: DocsOptions) -> None:

@@ -15,8 +15,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from quire.cli import Command
-from quire.config import EngineConfig, check_options, option
+from quire.cli import Command, Options
+from quire.config import EngineConfig, option
 from quire.engine import preview
 from quire.engine.directory import SHIPPED_MODEL, own_path
 from quire.files import read_json
@@ -33,14 +33,11 @@ from quire.weights.schemes import weights_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectOptions:
+class InspectOptions(Options):
     """Options of `quire inspect`."""
 
     json: bool = option(False, "Print JSON instead of a table.")
     verify: bool = option(True, "Compare every byte of an engine's weights with its checksum.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def run(config: EngineConfig, options: InspectOptions) -> None:

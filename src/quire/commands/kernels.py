@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.build import EVERYTHING
-from quire.cli import Command
-from quire.config import EngineConfig, check_options, option
+from quire.cli import Command, Options
+from quire.config import EngineConfig, option
 from quire.devices import registry
 from quire.devices.artifacts import Builder, Checker
 from quire.engine.plan import plan_engine, plan_files, tapped
@@ -31,15 +31,12 @@ DECIDED = frozenset({"block_size", "max_num_batched_tokens", "max_num_seqs"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelOptions:
+class KernelOptions(Options):
     """Options of `quire kernels`."""
 
     target: str = option("sm_90", "The architecture to compile for, for example sm_80.")
     json: bool = option(False, "Print JSON instead of a table.")
     check: bool = option(False, "Run each kernel on this machine's GPU instead, and say which are wrong.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def run(config: EngineConfig, options: KernelOptions) -> None:

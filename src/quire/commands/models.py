@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from quire import spelling
-from quire.cli import Command
-from quire.config import check_options, option
+from quire.cli import Command, Options
+from quire.config import option
 from quire.devices import registry
 from quire.errors import ConfigError, ModelError
 from quire.files import read_json
@@ -34,13 +34,10 @@ MOST = 0.9  # of the free memory, where the user asks for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheOptions:
+class CacheOptions(Options):
     """Options of all these commands."""
 
     download_dir: str | None = option(None, "The cache to look in; default is that of the hub's client.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

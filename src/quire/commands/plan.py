@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.bench.report import cost_per_million, cost_per_month
-from quire.cli import Command
-from quire.config import EngineConfig, check_options, option
+from quire.cli import Command, Options
+from quire.config import EngineConfig, option
 from quire.devices.choices import read_limits
 from quire.devices.protocol import MachineLimits
 from quire.engine import garbage
@@ -57,7 +57,7 @@ WITHOUT_FILES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(Options):
     """Options of `quire plan`."""
 
     input_len: int = option(1024, "Prompt length to plan for, in tokens.", low=1)
@@ -79,9 +79,6 @@ class PlanOptions:
         replaces=("model",),
     )
     json: bool = option(False, "Print JSON instead of tables.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def run(config: EngineConfig, options: PlanOptions) -> None:

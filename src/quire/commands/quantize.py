@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.cli import Command
-from quire.config import EngineConfig, check_options, option
+from quire.cli import Command, Options
+from quire.config import EngineConfig, option
 from quire.devices.protocol import IntArray
 from quire.engine.directory import load_tokenizer, model_directory
 from quire.engine.plan import make_backend
@@ -34,7 +34,7 @@ FISHER = "quantize-fisher"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizeOptions:
+class QuantizeOptions(Options):
     """Options of `quire quantize`."""
 
     output: str = option(
@@ -71,9 +71,6 @@ class QuantizeOptions:
     outliers: float = option(
         0.0, "SqueezeLLM: percent of weights kept as floats beside the tables, such as 0.45.", low=0, high=10
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def run(config: EngineConfig, options: QuantizeOptions) -> None:
