@@ -13,7 +13,8 @@ from quire import LLM, AsyncLLM, PoolingParams, QuireError, RequestError, Sampli
 from quire.client.logprobs import FlatLogprobs
 from quire.client.outputs import CompletionOutput, RequestOutput
 from quire.llm.chats import ChatMethods
-from quire.llm.operator_methods import Counter, Gauge, Histogram, OperatorMethods
+from quire.llm.metrics import Counter, Gauge, Histogram
+from quire.llm.operator_methods import OperatorMethods
 from quire.llm.pooling import PoolingMethods
 from quire.llm.programs import ProgramMethods
 from quire.params import BeamRules, StructuredOutputsParams

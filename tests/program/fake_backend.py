@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from quire.client.programs import ProgramCall, ProgramReader
+from quire.client.program_events import ProgramReader
+from quire.client.programs import ProgramCall
 from quire.errors import ProgramError
 from quire.params import SamplingParams
 from quire.program.frames import Frames

@@ -111,6 +111,9 @@ class LoadedAdapters:
     def find(self, name: str | None) -> LoadedAdapter | None:
         return None if name is None else self._by_name.get(name)
 
+    def numbered(self, number: int) -> LoadedAdapter | None:
+        return next((one for one in self._by_name.values() if one.number == number), None)
+
     def find_request(self, request: LoRARequest) -> LoadedAdapter | None:
         """Find the adapter that a LoRARequest names, if it is loaded. RequestError: its name or number is in use."""
         for one in self._by_name.values():

@@ -222,7 +222,7 @@ class AsyncLLM:
 
     async def remove_lora(self, lora_id: int) -> bool:
         """Forget an adapter; running requests finish with it. False: no adapter has the number."""
-        found = next((one for one in self._adapters.all if one.number == lora_id), None)
+        found = self._adapters.numbered(lora_id)
         digest = None if found is None else self._adapters.remove(found.name)
         if digest is not None:
             await self._bridged(self._engine.do(UnloadAdapter(digest)))
@@ -234,7 +234,7 @@ class AsyncLLM:
 
     async def pin_lora(self, lora_id: int) -> bool:
         """Keep an adapter in memory, whatever others are used. False: no adapter has the number."""
-        found = next((one for one in self._adapters.all if one.number == lora_id), None)
+        found = self._adapters.numbered(lora_id)
         if found is not None:
             await self._bridged(self._engine.do(LoadAdapter(found.path, pin=True)))
         return found is not None

@@ -43,10 +43,10 @@ else:
         "OperatorMethods",
         "stats watch_steps get_metrics reset_prefix_cache reset_mm_cache sleep "
         "release_kv_cache_memory wake_up is_sleeping start_profile stop_profile collective_rpc "
-        "apply_model add_lora remove_lora list_loras pin_lora _numbered",
+        "apply_model add_lora remove_lora list_loras pin_lora",
     )
     PoolingMethods = lazy_methods(
-        "quire.llm.pooling", "PoolingMethods", "encode reward embed classify score _texts _vectors _pooled"
+        "quire.llm.pooling", "PoolingMethods", "encode reward embed classify score _texts _pooled _adapted"
     )
     ProgramMethods = lazy_methods(
         "quire.llm.programs", "ProgramMethods", "run_program _program_events end_session role_frames"

@@ -2,85 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from prometheus_client.core import Metric as Family
-from prometheus_client.core import Sample
-
-from quire.client.adapters import LoadedAdapter, requests_for
-from quire.client.metrics import Metrics
+from quire.client.adapters import requests_for
 from quire.engine.verbs import ResetPrefixCache, Sleep, StartProfile, StopProfile, UnloadAdapter, WakeUp
 from quire.errors import QuireError
-from quire.llm.running import PREFIX, RunningEngine
+from quire.llm.metrics import Metric, read_metrics
+from quire.llm.running import RunningEngine
 from quire.sched import Scheduler
 from quire.types import EngineStats
-
-
-@dataclass(slots=True)
-class Metric:
-    """Metric with its name and labels."""
-
-    name: str
-    labels: dict[str, str]
-
-
-@dataclass(slots=True)
-class Counter(Metric):
-    """Counter: a number that only rises."""
-
-    value: int = 0
-
-
-@dataclass(slots=True)
-class Vector(Metric):
-    """Counters by position."""
-
-    values: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Gauge(Metric):
-    """Gauge: a number that rises and falls."""
-
-    value: float = 0.0
-
-
-@dataclass(slots=True)
-class Histogram(Metric):
-    """Observations: how many, their sum, and how many are at most each bound (buckets by bound, as text)."""
-
-    count: int = 0
-    sum: float = 0.0
-    buckets: dict[str, int] = field(default_factory=dict)
-
-
-def read_metrics(counts: Metrics, stats: EngineStats) -> list[Metric]:
-    """Read all metrics now."""
-    counts.stats = stats
-    return [metric for family in counts.families.collect() for metric in _read_family(family)]
-
-
-def _read_family(family: Family) -> Iterator[Metric]:
-    """Yield the metrics of a family, one for each set of labels. Leave out families of the web server."""
-    if not family.name.startswith(f"{PREFIX}:"):
-        return
-    grouped: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
-    for sample in family.samples:
-        shared = tuple((k, v) for k, v in sample.labels.items() if k not in ("le", "position"))
-        grouped.setdefault(shared, []).append(sample)
-    for labels, samples in grouped.items():
-        if family.type == "histogram":
-            totals = {sample.name.rpartition("_")[2]: sample.value for sample in samples}
-            buckets = {sample.labels["le"]: int(sample.value) for sample in samples if "le" in sample.labels}
-            yield Histogram(family.name, dict(labels), int(totals["count"]), totals["sum"], buckets)
-        elif any("position" in sample.labels for sample in samples):
-            yield Vector(family.name, dict(labels), [int(sample.value) for sample in samples])
-        elif family.type == "counter":
-            yield Counter(family.name, dict(labels), int(samples[0].value))
-        else:
-            yield Gauge(family.name, dict(labels), samples[0].value)
 
 
 class OperatorMethods(RunningEngine):
@@ -165,7 +96,7 @@ class OperatorMethods(RunningEngine):
     def remove_lora(self, lora_id: int) -> bool:
         """Forget an adapter; running requests finish with it. False: no adapter has the number."""
         with self._loading:
-            found = self._numbered(lora_id)
+            found = self._adapters.numbered(lora_id)
             digest = None if found is None else self._adapters.remove(found.name)
             if digest is not None:
                 self._engine.do(UnloadAdapter(digest))
@@ -177,10 +108,7 @@ class OperatorMethods(RunningEngine):
 
     def pin_lora(self, lora_id: int) -> bool:
         """Keep an adapter in memory, whatever others are used. False: no adapter has the number."""
-        found = self._numbered(lora_id)
+        found = self._adapters.numbered(lora_id)
         if found is not None:
             self._load_adapter(found.path, pin=True)
         return found is not None
-
-    def _numbered(self, number: int) -> LoadedAdapter | None:
-        return next((one for one in self._adapters.all if one.number == number), None)

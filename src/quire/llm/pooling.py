@@ -8,6 +8,7 @@ from typing import Any, cast
 from quire.client import vectors
 from quire.client.adapters import with_adapter
 from quire.client.requests import Front
+from quire.client.scoring import ScoringRules, plan_scores
 from quire.client.vectors import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -52,7 +53,11 @@ class PoolingMethods(RunningEngine):
             )
         pooling = "all" if pooling_task in BY_TOKEN else pooling
         texts = self._texts(prompts, tokenization_kwargs, None)
-        return self._vectors(texts, _each(pooling_params, len(texts), pooling), lora_request)
+        requests = self._pooled(texts, _each(pooling_params, len(texts), pooling), lora_request)
+        return [
+            vectors.VectorRequestOutput(request.id, pooling_output(request, vector), request.tokens)
+            for request, vector in zip(requests, self._compute(requests), strict=True)
+        ]
 
     def reward(
         self,
@@ -144,13 +149,9 @@ class PoolingMethods(RunningEngine):
         firsts, seconds = as_texts("data_1", data_1), as_texts("data_2", data_2)
         wanted = pooling_params.use_activation if isinstance(pooling_params, PoolingParams) else None
         activate = self._front.activates if wanted is None else wanted
-        rules = vectors.ScoringRules(limit=limit, activate=activate)
-        plan = vectors.plan_scores(self._front, self._new_id, firsts, seconds, rules)
-        adapters, info = self._adapters_of(lora_request, len(plan.requests)), self._front.info
-        requests = [
-            with_adapter(one, adapter, info) for one, adapter in zip(plan.requests, adapters, strict=True)
-        ]
-        scores = plan.scores(self._compute(requests))
+        rules = ScoringRules(limit=limit, activate=activate)
+        plan = plan_scores(self._front, self._new_id, firsts, seconds, rules)
+        scores = plan.scores(self._compute(self._adapted(plan.requests, lora_request)))
         return [
             vectors.VectorRequestOutput(
                 plan.requests[plan.pairs[i][-1]].id, vectors.ScoringOutput(score), plan.tokens(i)
@@ -166,26 +167,18 @@ class PoolingMethods(RunningEngine):
             options["truncate_prompt_tokens"] = limit
         return [tokens_of(self._front, prompt, options)[1] for prompt in as_list(prompts)]
 
-    def _vectors(
-        self, texts: Sequence[list[int]], each: Sequence[PoolingParams], lora_request: Any
-    ) -> list[VectorRequestOutput[PoolingOutput]]:
-        requests = self._pooled(texts, each, lora_request)
-        made = self._compute(requests)
-        return [
-            vectors.VectorRequestOutput(request.id, pooling_output(request, vector), request.tokens)
-            for request, vector in zip(requests, made, strict=True)
-        ]
-
     def _pooled(
         self, texts: Sequence[list[int]], each: Sequence[PoolingParams], lora_request: Any
     ) -> list[Request]:
-        adapters, front = self._adapters_of(lora_request, len(texts)), self._front
-        return [
-            with_adapter(
-                pooled_request(front, self._new_id(), tokens, params, splits=True), adapter, front.info
-            )
-            for tokens, params, adapter in zip(texts, each, adapters, strict=True)
+        made = [
+            pooled_request(self._front, self._new_id(), tokens, params, splits=True)
+            for tokens, params in zip(texts, each, strict=True)
         ]
+        return self._adapted(made, lora_request)
+
+    def _adapted(self, requests: Sequence[Request], lora_request: Any) -> list[Request]:
+        adapters, info = self._adapters_of(lora_request, len(requests)), self._front.info
+        return [with_adapter(one, adapter, info) for one, adapter in zip(requests, adapters, strict=True)]
 
 
 def pooling_output(request: Request, vector: list[float]) -> PoolingOutput:

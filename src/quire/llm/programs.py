@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.client import programs
+from quire.client.program_events import ProgramReader
 from quire.errors import RequestError
 from quire.llm.running import RunningEngine
 from quire.program.frames import Frames
@@ -31,7 +32,7 @@ class ProgramMethods(RunningEngine):
         return self._program_events(request)
 
     def _program_events(self, request: Request) -> Iterator[dict[str, Any]]:
-        reader = programs.ProgramReader(request, request.id)
+        reader = ProgramReader(request, request.id)
         with self._submit([request]) as call:
             for deltas in call:
                 for delta in deltas:

@@ -9,7 +9,8 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from quire.client.program_checks import MAX_CHOICES, MAX_DEPTH, MAX_LANES, MAX_STEPS, MAX_TOKENS
-from quire.client.programs import ProgramCall, ProgramReader, program_request
+from quire.client.program_events import ProgramReader
+from quire.client.programs import ProgramCall, program_request
 from quire.serve.call import EngineCall
 from quire.serve.errors import HttpError
 from quire.serve.fields import common

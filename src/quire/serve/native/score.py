@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from starlette.requests import Request as HttpRequest
 
-from quire.client.vectors import Scoring, ScoringRules, plan_scores
+from quire.client.scoring import Scoring, ScoringRules, plan_scores
 from quire.serve.errors import invalid
 from quire.serve.native.protocol import RERANK, SCORE, PairsRequest, RerankDocument, ScoreRequest
 from quire.serve.openai.texts import MAX_PROMPTS, ListAnswer, TextUsage, Vectors, run_vectors, usage_of

@@ -1,5 +1,5 @@
 """What `LLM.get_metrics` returns."""
 
-from quire.llm.operator_methods import Counter, Gauge, Histogram, Metric, Vector
+from quire.llm.metrics import Counter, Gauge, Histogram, Metric, Vector
 
 __all__ = ["Counter", "Gauge", "Histogram", "Metric", "Vector"]
