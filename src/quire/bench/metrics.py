@@ -80,7 +80,10 @@ class Summary:
     ) -> dict[str, Any]:
         """vLLM's result keys. `output_lens` has the tokens of each outcome; `duration` is in seconds."""
         good = [i for i, outcome in enumerate(outcomes) if outcome.ok]
-        input_lens = [_prompt_tokens(s, o) for s, o in zip(samples, outcomes, strict=True)]
+        input_lens = [
+            s.prompt_len if o.prompt_tokens is None else o.prompt_tokens
+            for s, o in zip(samples, outcomes, strict=True)
+        ]
         done = [(outcomes[i], output_lens[i]) for i in good]
         total_in, total_out = sum(input_lens[i] for i in good), sum(output_lens[i] for i in good)
         peak_tokens, peak_requests = peaks(done)
@@ -199,10 +202,6 @@ def peaks(done: Sequence[tuple[Outcome, int]]) -> tuple[float, int]:
         running += change
         highest = max(highest, running)
     return float(seconds.max()), highest
-
-
-def _prompt_tokens(sample: Sample, outcome: Outcome) -> int:
-    return sample.prompt_len if outcome.prompt_tokens is None else outcome.prompt_tokens
 
 
 def _short(percentile: float) -> str:

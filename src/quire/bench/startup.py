@@ -91,11 +91,10 @@ def engine_flags(config: EngineConfig) -> list[str]:
             value, flag = given[f.name], f.name.replace("_", "-")
             if value == f.default:
                 continue
-            flags += (
-                [f"--{flag}" if value else f"--no-{flag}"]
-                if isinstance(value, bool)
-                else [f"--{flag}", str(value)]
-            )
+            if isinstance(value, bool):
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                flags += [f"--{flag}", str(value)]
     return flags
 
 

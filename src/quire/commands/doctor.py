@@ -68,14 +68,14 @@ def diagnose(root: Path) -> dict[str, Any]:
         "quire": lambda: __version__,
         "python": lambda: f"{platform.python_version()} at {sys.executable}",
         "system": platform.platform,
-        "native_module": _native_module,
+        "native_module": lambda: f"loaded, for {', '.join(native.available_isas())}",
         "cpu": lambda: _cpu(root),
         "instruction_set": lambda: native.resolve_isa("auto"),
         "threads": lambda: _threads(root),
         "cgroup": lambda: _cgroup(root),
         "memory": lambda: _memory(root),
         "huge_pages": lambda: _read(root / HUGE_PAGES),
-        "packages": _packages,
+        "packages": lambda: {name: _version(name) for name in EXTRAS},
         "cache": _cache,
         "config_file": _config_file,
         "gpu_kernels": lambda: _kernels(Path.home() / registry.selection.VERDICTS),
@@ -95,10 +95,6 @@ def _tried(part: Callable[[], Any]) -> Any:
 def _read(path: Path) -> str | None:
     """Read a file of the system; None if it is not there."""
     return path.read_text().strip() if path.exists() else None
-
-
-def _native_module() -> str:
-    return f"loaded, for {', '.join(native.available_isas())}"
 
 
 def _cpu(root: Path) -> dict[str, Any]:
@@ -137,10 +133,6 @@ def _memory(root: Path) -> dict[str, int]:
     lines = [line.split() for line in (_read(root / "proc/meminfo") or "").splitlines()]
     names = {"MemTotal:": "total", "MemAvailable:": "available", "SwapTotal:": "swap"}
     return {names[line[0]]: int(line[1]) * 1024 for line in lines if line[0] in names}
-
-
-def _packages() -> dict[str, str | None]:
-    return {name: _version(name) for name in EXTRAS}
 
 
 def _version(name: str) -> str | None:

@@ -68,11 +68,7 @@ def check(config: EngineConfig, as_json: bool) -> None:
     graph = tapped(plan.files.load(plan.backend, plan.shard), plan.need.taps)
     found = plan.backend.check(graph, plan.kv_cache(), plan.limits)
     if as_json:
-        print(
-            json.dumps(
-                {name: dict(zip(("values", "bits"), each, strict=True)) for name, each in found.items()}
-            )
-        )
+        print(json.dumps({name: {"values": right, "bits": kept} for name, (right, kept) in found.items()}))
     for name, (right, kept) in () if as_json else sorted(found.items()):
         print(f"{'right' if right else 'WRONG':6} {'bits kept' if kept else 'BITS LOST':10} {name}")
     if not all(right and kept for right, kept in found.values()):

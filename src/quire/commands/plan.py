@@ -158,10 +158,6 @@ def _without_room(figures: dict[str, Any]) -> dict[str, Any]:
     return {**found, "stages": stages, "sequence_bytes": found["max_model_len"] * found["kv_bytes_per_token"]}
 
 
-def _bits(figures: dict[str, Any]) -> str:
-    return f"{8 * figures['weight_bytes'] / figures['parameters']:.1f} bits each"
-
-
 def describe(plan: EnginePlan, limits: MachineLimits, options: PlanOptions) -> dict[str, Any]:
     """Compute all figures by name: bytes, tokens, sequences, bounds in tokens per second."""
     memory, model = plan.memory, plan.model
@@ -355,7 +351,8 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
     whose = f", each of {ranks} ranks" if ranks > 1 else ""
     if len(stages) > 1:
         whose = f", each of {size} rank{'s' if size > 1 else ''} of the last of {len(stages)} stages"
-    bits = f", {_bits(figures)}" if ranks == 1 else ""
+    size_of_one = 8 * figures["weight_bytes"] / figures["parameters"]
+    bits = f", {size_of_one:.1f} bits each" if ranks == 1 else ""
     by_stage = [
         (
             f"layers {stage['layers'][0]} to {stage['layers'][1] - 1}",
@@ -388,6 +385,7 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
                 f"{batch / GIB:.3f} GiB",
             ),
         ]
+    fitting = [(f"of {length:,} tokens", f"{count:,}") for length, count in figures["max_sequences"].items()]
     told = "given" if read_limits(plan.config.device.machine_limits) else "measured now"
     return {
         **({"each rank, stage by stage": by_stage} if len(stages) > 1 else {}),
@@ -401,7 +399,7 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
             *_state_rows(figures),
             *room,
         ],
-        **({"sequences that fit at once": _fitting(figures)} if bounded else {}),
+        **({"sequences that fit at once": fitting} if bounded else {}),
         f"upper bounds, by limits {told}": [
             ("memory read", f"{figures['read_gb_s']:.1f} GB/s"),
             ("arithmetic", f"{figures['peak_gflop_s']:.0f} GFLOP/s"),
@@ -417,10 +415,6 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
             *_cost_rows(figures),
         ],
     }
-
-
-def _fitting(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(f"of {length:,} tokens", f"{count:,}") for length, count in figures["max_sequences"].items()]
 
 
 def _on_disk(figures: dict[str, Any]) -> str:

@@ -113,7 +113,7 @@ def select(request: Request, run: Run) -> Generator[None, Delta, list[Delta]]:
             return [_last(run, [], delta.finish_reason, delta.error)]
         if delta.finish_reason is not None:
             scored, number = entries.pop(delta.request_id), int(delta.request_id.rpartition("/")[2])
-            score = _mean(scored)
+            score = sum(entry.logprob for entry in scored) / len(scored)
             if best is None or (score, -number) > (best[0], -best[1]):
                 best = score, number, scored
             allowed = MAX_LIVE
@@ -146,7 +146,3 @@ def _last(run: Run, chosen: list[TokenLogprobs], reason: FinishReason, error: st
         error=error,
         complete=True,
     )
-
-
-def _mean(entries: list[TokenLogprobs]) -> float:
-    return sum(entry.logprob for entry in entries) / len(entries)
