@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.devices.cuda import graphs
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.exchanges import make_device_peers, make_device_stage, passes_tensors
 from quire.devices.torch.exchange import TorchPeers, joined, summed
@@ -22,6 +23,7 @@ from tests.tiny import write_checkpoint
 
 PROMPTS = [list(b"Once upon a"), list(b"A dog")]
 PARAMS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=2)
+MANY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 
 
 def peers_of(rank: int, size: int) -> Any:
@@ -213,10 +215,37 @@ def test_a_rank_that_ends_ends_requests(model: Path) -> None:
     assert rank_processes() == before
 
 
-def test_ranks_that_add_give_the_tokens_of_one(model: Path) -> None:
+def test_ranks_that_add_give_the_tokens_of_one_with_graphs_and_without(model: Path) -> None:
     pytest.importorskip("triton", reason="the kernels of GPUs need triton")
-    tokens = [ids for ids, _ in answers(model)]
-    assert [ids for ids, _ in answers(model, tensor_parallel_size=2)] == tokens
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
+    tokens = [ids for ids, _ in answers(model, params)]
+    found = answers(model, params, tensor_parallel_size=2)
+    assert [ids for ids, _ in found] == tokens
+    assert answers(model, params, tensor_parallel_size=2, enforce_eager=True) == found
+
+
+def test_a_rank_that_ends_ends_a_replay_that_waits_for_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="the kernels of GPUs need triton")
+    before, replays, known = rank_processes(), list[str](), graphs.Graphs.launch
+    own = {"device": "interpreter", "max_model_len": 64, "num_gpu_blocks_override": 24, "block_size": 16}
+    with LLM(str(model), threads=2, **own, tensor_parallel_size=2) as llm:
+        (rank,) = rank_processes() - before
+
+        def launch(self: Any, key: Any, work: Any) -> None:
+            if key in self._replays and key[0] == "body":
+                replays.append(key)
+                if len(replays) == 2:
+                    rank.kill()
+                    rank.wait()
+            known(self, key, work)
+
+        monkeypatch.setattr(graphs.Graphs, "launch", launch)
+        with pytest.raises(EngineError, match="rank 1 was killed by signal 9"):
+            llm.generate([{"prompt_token_ids": p} for p in PROMPTS], MANY, use_tqdm=False)
+    assert len(replays) >= 2
+    assert rank_processes() == before
 
 
 def test_ranks_of_plain_torch_give_its_tokens(model: Path) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.kernels import norm
 from quire.devices.cuda.kernels.ranks import Parts, sum_parts
 from quire.devices.cuda.peers import MOST, PADS, PROGRAMS, ROOM, RankSums, SharedMemory
-from quire.devices.cuda.target import TARGETS
+from quire.devices.cuda.target import INTERPRETER, TARGETS
 from quire.devices.registry import make_backend
 from quire.model.shard import Shard
 from quire.weights.schemes import scheme
@@ -194,10 +195,11 @@ def test_ranks_signal_all_others_and_wait_for_them(ranks: int) -> None:
     stop = torch.zeros(1, dtype=torch.int32)
     pads = [memory[: 4 * PROGRAMS * ranks].view(torch.int32).view(PROGRAMS, ranks) for memory in own]
     memory = SharedMemory(own[0], [one.data_ptr() for one in own], 0, stop.data_ptr())
-    x = torch.arange(5000, dtype=torch.float32)
+    x, every = torch.arange(5000, dtype=torch.float32), msgspec.structs.replace(INTERPRETER, processors=99)
+    launch = InterpretedLauncher(every)
     for epoch, ahead in ((1, 0), (2, 1)):
         pads[0][:] = epoch + ahead
-        shown = memory.publish(RUN, x)
+        shown = memory.publish(launch, x)
         assert all((pad[:, 0] == epoch).all() for pad in pads)
         assert (pads[0][:, 1:] == epoch + ahead).all()
         at = PADS + (epoch & 1) * MOST
@@ -246,6 +248,7 @@ def test_ranks_that_cannot_share_memory_say_so(
         raise RuntimeError("CUDA driver error: not supported\nmore")
 
     monkeypatch.setattr(peers.symmetric, "empty", refuse)
+    monkeypatch.setattr(peers, "_files", peers._mapped)  # as for GPUs
     caplog.clear()
     assert peers.shared_memory(near, cpu) is None
     assert caplog.messages[-1].endswith("do not read each other's memory: CUDA driver error: not supported")

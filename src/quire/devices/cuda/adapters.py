@@ -152,12 +152,14 @@ def _outputs(op: Changeable) -> int:
 class StepAdapters:
     """The adapters of a step's rows. What is `captured` is launched for all adapters, else for those of the step."""
 
-    def __init__(self, adapters: SlotAdapters, inputs: ModelInput, run: Launcher, step: CudaStep) -> None:
+    def __init__(
+        self, adapters: SlotAdapters, inputs: ModelInput, run: Launcher, step: CudaStep, captured: bool
+    ) -> None:
         check_slots(adapters.adapters, inputs)
         assert inputs.adapters_B is not None
         given = np.repeat(inputs.adapters_B, np.diff(inputs.cu_q_B1))
         self._adapters, self._run, self._step = adapters, run, step
-        self._present, self.captured = set(given[given >= 0].tolist()), step.size > 0
+        self._present, self.captured = set(given[given >= 0].tolist()), captured
         slots = np.full((2, len(given)), -1, np.int32)
         slots[0], slots[1, : len(inputs.logit_rows_L)] = given, given[inputs.logit_rows_L]
         adapters.rows.fill_(-1)

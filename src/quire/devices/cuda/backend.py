@@ -21,12 +21,13 @@ from quire.devices.cuda import parts, peers, selfcheck
 from quire.devices.cuda.admit import ROOM, Admission
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
+from quire.devices.cuda.encoders import exchanges
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.loading import Ring
 from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs
-from quire.devices.cuda.record import check_operations, needs_host
+from quire.devices.cuda.record import check_operations
 from quire.devices.cuda.run import CudaExecutable
 from quire.devices.cuda.sampler import CudaSampler
 from quire.devices.cuda.selfcheck import Checks
@@ -203,7 +204,7 @@ class CudaBackend:
         if self._run.target.family == "interpreter":
             return arena.nbytes + arena.beside
         # The body of a step and its head, with adapters and without, and what they need beside the arena.
-        parts = 2 * GRAPH + CUT * sum(needs_host(op) for op in graph.ops)
+        parts = 2 * GRAPH + CUT * sum(type(op) in exchanges.ENCODERS for op in graph.ops)
         captured = len(limits.graphs) * parts * (2 if limits.max_adapters else 1)
         captured += arena.beside * min(max(limits.graphs, default=0), limits.max_tokens) // limits.max_tokens
         scratch = kv_spec.token_bytes(self.choices.block_size) * self.choices.block_size

@@ -48,6 +48,7 @@ class Graphs:
     def __init__(self, sizes: Sequence[int], run: Launcher, device: Any) -> None:
         self.sizes, self.run = sorted(sizes), run
         self._capture: Callable[[Work], Work | None] = _captured
+        self._captures = True
         if device.type == "cpu" and sizes:
             self.run = tape = Tape(run)
             self._capture = tape.capture
@@ -56,6 +57,7 @@ class Graphs:
         else:
             self.sizes = []
         self._replays: dict[tuple[Any, ...], Work] = {}
+        self._pieces: dict[tuple[Any, ...], list[Piece]] = {}
         self._version = 0
 
     def size_of(self, count: int) -> int:
@@ -70,25 +72,37 @@ class Graphs:
             kept = [key for key in self._replays if key[2] in (None, version)]
             self._replays = {key: self._replays[key] for key in kept}
 
-    def run_step(self, key: tuple[Any, ...] | None, given: Sequence[Piece], step: CudaStep) -> None:
+    def run_step(
+        self,
+        key: tuple[Any, ...] | None,
+        calls: Sequence[Call],
+        step: CudaStep,
+        by_host: Callable[[], list[bool]],
+    ) -> None:
         """Launch operations over a step: those for the host, and others as graphs under a key; None: one by one."""
-        for index, piece in enumerate(given):
-            if piece.by_host and not len(step.inputs.tokens_T):
-                continue  # padding alone is captured
-            if piece.by_host or key is None:
-                launched(piece.calls, step)
-            else:
+        if key is None:
+            return launched(calls, step)
+        if key[:2] not in self._pieces:  # of a part of steps of a size
+            self._pieces[key[:2]] = pieces(calls, by_host())
+        for index, piece in enumerate(self._pieces[key[:2]]):
+            if not piece.by_host:
                 self.launch((*key, index), partial(launched, piece.calls, step))
+            elif len(step.inputs.tokens_T):  # padding alone is captured
+                launched(piece.calls, step)
+        return None
 
     def launch(self, key: tuple[Any, ...], work: Work) -> None:
-        """Do work that is captured under a key. A GPU that cannot capture it is asked no more."""
+        """Do work that is captured under a key. A GPU that cannot capture it is asked no more, and works one by one.
+
+        Steps are padded all the same, as other ranks do, whose graphs have the launches of this one's work.
+        """
         if key in self._replays:
             return self._replays[key]()
-        if not self.sizes:
+        if not self._captures:
             return work()
         again = self._capture(work)
         if again is None:
-            self.sizes = []
+            self._captures = False
         else:
             self._replays[key] = again
         return None

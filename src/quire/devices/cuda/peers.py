@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,6 +23,7 @@ from quire.devices.cuda.kernels.ranks import (
 from quire.devices.cuda.launch import Launcher
 from quire.devices.peers import Peers
 from quire.devices.torch.exchange import TorchPeers, summed
+from quire.files import unnamed_file
 
 log = logging.getLogger("quire.devices")
 
@@ -91,16 +94,20 @@ class RankSums:
                 size = memory.add_slice(self._run, memory.publish(self._run, x), like)
                 memory.collect(self._run, size, like, out)
 
-    def ways(self, x: Any) -> Iterator[Parts | None]:
-        """Where a kernel finds all parts; None: `add` is faster. Of a tensor without values, all that there are."""
+    def passes(self, x: Any) -> bool:
+        """Tell whether such parts pass through memory that all reach, by kernels alone, which a graph may hold."""
         if self._is_new:
             self._memory, self._is_new = self._made(x), False
-        memory = self._memory
-        if x.is_meta or memory is None or x.nbytes > MOST:
+        return self._memory is not None and x.nbytes <= MOST
+
+    def ways(self, x: Any) -> Iterator[Parts | None]:
+        """Where a kernel finds all parts; None: `add` is faster. Of a tensor without values, all that there are."""
+        passes, memory = self.passes(x), self._memory
+        if x.is_meta or not passes:
             yield self._gathered(x)
         if memory is not None and (x.is_meta or x.nbytes <= ONE_SHOT.get(self._ranks, 256 << 10)):
             yield memory.publish(self._run, x)
-        elif memory is not None and x.nbytes <= MOST:
+        elif passes:
             yield None
         if x.is_meta:
             yield None
@@ -115,13 +122,14 @@ class RankSums:
     def _made(self, x: Any) -> SharedMemory | None:
         if x.is_meta:
             return SharedMemory(torch.empty(ROOM, dtype=torch.uint8, device="meta"), [0] * self._ranks, 0, 0)
-        if x.device.type != "cuda" or not isinstance(self._peers, TorchPeers):
-            return None
-        return shared_memory(self._peers, x.device)
+        return shared_memory(self._peers, x.device) if isinstance(self._peers, TorchPeers) else None
 
 
 def shared_memory(peers: TorchPeers, device: Any) -> SharedMemory | None:
-    """Make memory that all ranks reach; None, with a line in the log, if their GPUs do not reach each other's."""
+    """Make memory that all ranks reach; None, with a line in the log, if their GPUs do not reach each other's.
+
+    The interpreter's ranks map files of each other.
+    """
     own = torch.tensor([device.index or 0, zlib.crc32(socket.gethostname().encode())], device=device)
     places = peers.parts(own).tolist()
     near = all(host == places[peers.rank][1] for _, host in places) and all(
@@ -132,8 +140,8 @@ def shared_memory(peers: TorchPeers, device: Any) -> SharedMemory | None:
     memory, problem = None, "GPUs do not reach each other's memory"
     if all(peers.parts(torch.tensor([near], device=device)).flatten().tolist()):
         try:
-            memory = _mapped(peers, device)
-        except RuntimeError as error:
+            memory = (_mapped if device.type == "cuda" else _files)(peers, device)
+        except (RuntimeError, OSError) as error:
             problem = str(error).partition("\n")[0]
     if all(peers.parts(torch.tensor([memory is not None], device=device)).flatten().tolist()):
         return memory
@@ -148,3 +156,16 @@ def _mapped(peers: TorchPeers, device: Any) -> SharedMemory:
     handle = symmetric.rendezvous(own, peers.registered(device))
     bases = [handle.get_buffer(rank, (1,), torch.uint8).data_ptr() for rank in range(peers.size)]
     return SharedMemory(own, bases, peers.rank, peers.stop.data_ptr())
+
+
+def _files(peers: TorchPeers, device: Any) -> SharedMemory:
+    peers.stop = torch.zeros(1, dtype=torch.int32)
+    file = unnamed_file(ROOM)
+    every = [
+        torch.from_file(f"/proc/{process}/fd/{number}", shared=True, size=ROOM, dtype=torch.uint8)
+        for process, number in peers.parts(torch.tensor([os.getpid(), file])).tolist()
+    ]
+    bases = [memory.data_ptr() for memory in every]
+    made = SharedMemory(every[peers.rank], bases, peers.rank, peers.stop.data_ptr())
+    weakref.finalize(made, lambda *mapped: os.close(file), *every)  # which live as long
+    return made

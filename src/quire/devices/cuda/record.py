@@ -66,10 +66,9 @@ def encode(graph: Graph, recorder: Recorder, wrong: Container[int] = ()) -> list
     ]
 
 
-def needs_host(op: Any, call: Call | None = None) -> bool:
-    """Tell whether the host takes part in an operation of each step, so that no graph can hold its launches."""
-    captured = isinstance(call, exchanges.Collective) and call.is_captured
-    return type(op) in exchanges.ENCODERS and not captured
+def needs_host(call: Call, step: CudaStep) -> bool:
+    """Tell whether the host takes part in a launch over steps of a size, so that no graph can hold it."""
+    return isinstance(call, exchanges.Collective) and not call.fits(step)
 
 
 def check_operations(graph: Graph) -> None:

@@ -17,7 +17,7 @@ from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache
 from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
-from quire.devices.cuda.graphs import Graphs, pieces
+from quire.devices.cuda.graphs import Graphs
 from quire.devices.cuda.hidden import CudaRows
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.record import Recorder, check_operations, encode, needs_host
@@ -66,12 +66,8 @@ class CudaExecutable:
             self._on_device()
             about = own, self._calls, recorder, self._arena, kv.spec, limits, wrong
             self._calls = admit(admission, *about)
-        by_host = [
-            index in wrong or needs_host(op, call)
-            for index, (op, call) in enumerate(zip(own.ops, self._calls, strict=True))
-        ]
-        self._body = pieces(self._calls[: own.body], by_host[: own.body])
-        self._head = pieces(self._calls[own.body :], by_host[own.body :])
+        self._plain = {*wrong}
+        self._body, self._head = range(own.body), range(own.body, len(own.ops))
         self._adapters = SlotAdapters(graph, recorder, limits.max_adapters, limits.max_tokens)
         self._step: CudaStep | None = None
         self._padded: dict[int, CudaStep] = {}
@@ -114,10 +110,11 @@ class CudaExecutable:
         self._step = step = self._filled(inputs)
         step.fill_in(self._last_tokens, self._peers)
         given = inputs.adapters_B is not None
-        step.adapters = StepAdapters(self._adapters, inputs, self._run, step) if given else None
+        size = step.size if step is self._padded.get(step.size) else 0
+        step.adapters = StepAdapters(self._adapters, inputs, self._run, step, size > 0) if given else None
         if given:
             self._graphs.forget_all_but(self._adapters.version)
-        self._graphs.run_step(self._key("body", step.size), self._body, step)
+        self._run_step("body", size, step)
         return self.logits(0, min(len(inputs.logit_rows_L), self._limits.max_logit_rows))
 
     def prepare(self, block_table_SM: IntArray) -> bool:
@@ -145,21 +142,28 @@ class CudaExecutable:
         self._on_device()
         self._step = step = self._filled(inputs, size)
         step.adapters = None
-        self._graphs.run_step(self._key("body", size), self._body, step)
+        self._run_step("body", size, step)
         if self._graph.logits is not None and size <= self._limits.max_logit_rows:
             step.narrow(self._graph.hidden, 0, 0, size)
-            self._graphs.run_step(self._key("head", size), self._head, step)
+            self._run_step("head", size, step)
 
-    def _key(self, part: str, size: int) -> tuple[Any, ...] | None:
-        """Name the graph of a part of a step; steps with adapters, and without, have their own."""
-        version = (
-            self._adapters.version if self._step is not None and self._step.adapters is not None else None
-        )
-        return (part, size, version) if size else None
+    def _run_step(self, part: str, size: int, step: CudaStep) -> None:
+        """Launch a part of the operations, as graphs of a size; steps with adapters, and without, have their own."""
+        version = None if step.adapters is None else self._adapters.version
+        places = self._body if part == "body" else self._head
+        self._graphs.run_step(
+            (part, size, version) if size else None, [self._calls[i] for i in places], step,
+            lambda: [i in self._plain or needs_host(self._calls[i], step) for i in places],
+        )  # fmt: skip
 
     def _filled(self, inputs: ModelInput, size: int = 0) -> CudaStep:
-        """A step of a graph's size, if its kernels can be captured; else one of its own size."""
+        """A step of a graph's size, which is kept if its kernels can be captured; a large one, of its own size.
+
+        All ranks choose the same size, whether they capture it or not: their parts of sums have as many rows.
+        """
         size, shape = size or self._graphs.size_of(len(inputs.tokens_T)), inputs.block_table_SM.shape
+        if inputs.states is not None and len(inputs.states.marks_M3) > size:
+            size = 0
         if self._table is None and (size or inputs.appended_C3 is not None):
             self._table = torch.zeros(shape, dtype=torch.int32, device=self._kv.device)
         whole = inputs.appended_C3 is None and (not size or shape != self._table.shape)
@@ -170,7 +174,7 @@ class CudaExecutable:
             self._padded[size] = step
             if step.fill(inputs, mirror):
                 return step
-        step = CudaStep(*about)
+        step = CudaStep(*about, size)
         step.fill(inputs, mirror)
         return step
 
@@ -191,7 +195,7 @@ class CudaExecutable:
         step.narrow(graph.hidden, start, stop, size)
         if step.adapters is not None:
             step.adapters.narrow(start, stop, size)
-        self._graphs.run_step(self._key("head", size), self._head, step)
+        self._run_step("head", size, step)
         return TorchLogits(step[graph.logits][: stop - start])
 
     def hidden(self) -> CudaRows:

@@ -64,8 +64,6 @@ class CudaStep:
         what that is, the blocks that its sequences use. Without a mirror the table is compact: row b is sequence b's.
         """
         self.inputs, counts = inputs, len(inputs.kv_len_B)
-        if self.size and inputs.states is not None and len(inputs.states.marks_M3) > self.size:
-            return False
         works = {shape: self._listed(shape) for shape in self._lists}
         if any(work.partials > len(self._works[shape].partial_values) for shape, work in works.items()):
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A launch that waits for other ranks; `is_captured` if a graph may hold it."""
+    """A launch that waits for other ranks; a graph may hold it over a step that `fits`."""
 
     launch: Call
-    is_captured: bool = False
+    fits: Callable[[CudaStep], bool] = lambda step: False
 
     def __call__(self, step: CudaStep) -> None:
         self.launch(step)
@@ -33,11 +34,12 @@ def receive(r: Recorder, op: ops.Receive[Value], out: Value) -> Call:
 
 def all_reduce(r: Recorder, op: ops.AllReduce[Value], out: Value) -> Call:
     sums = r.sums(op.peers, op.ranks)
-    return Collective(lambda step: sums.add(step.given(step[op.x], op.x), step.given(step[out], out)))
+    return Collective(lambda step: sums.add(step[op.x], step[out]), lambda step: sums.passes(step[op.x]))
 
 
 def normalize_parts(r: Recorder, op: fuse.NormalizeParts[Value], out: Value) -> Call:
-    return Collective(rows.normalize_sum(r, op, out, r.sums(op.peers, op.ranks)))
+    sums = r.sums(op.peers, op.ranks)
+    return Collective(rows.normalize_sum(r, op, out, sums), lambda step: sums.passes(step[op.x]))
 
 
 def all_gather(r: Recorder, op: ops.AllGather[Value], out: Value) -> Call:

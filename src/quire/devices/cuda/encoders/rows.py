@@ -94,8 +94,6 @@ def normalize_sum(
 
     def call(step: CudaStep) -> None:
         x, total, summed = step[op.x], step[out if op.total is None else op.total], None
-        if sums is not None:  # ranks may pad steps unlike each other
-            x, total = step.given(x, op.x), step.given(total, out)
         if op.other is not None or sums is not None:
             summed = norm.Sum(step.optional(op.other), op.factors, total, first)
         codes = None if op.codes is None else step.codes(op.codes)

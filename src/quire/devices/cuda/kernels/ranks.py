@@ -17,7 +17,10 @@ from quire.devices.cuda.launch import Launcher, launch
 BLOCK = 1024
 SPINS = tl.constexpr(1024)  # between looks at the host's memory, which take long
 PROGRAMS = 32
-"""PROGRAMS publish a part, always as many: each has a count of barriers, and parts lie by turns in two halves."""
+"""PROGRAMS publish a part, always as many: each has a count of barriers, and parts lie by turns in two halves.
+
+In the interpreter it is one.
+"""
 
 
 @triton.jit
@@ -132,6 +135,6 @@ def publish_part(
     """Copy x to this rank's next part, and wait for the others; x is None: wait alone."""
     count, number = (0, None) if x is None else (x.numel(), NUMBERS[x.dtype])
     launch(
-        run, publish, (PROGRAMS, 1, 1), x, parts, pads, epochs, count, rank, RANKS=ranks,
+        run, publish, (min(PROGRAMS, run.target.processors), 1, 1), x, parts, pads, epochs, count, rank, RANKS=ranks,
         LANES=triton.next_power_of_2(ranks), NUMBER=number, WAITS=waits, BLOCK=BLOCK,
     )  # fmt: skip
