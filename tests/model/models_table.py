@@ -19,7 +19,7 @@ from quire.devices.protocol import FloatArray
 from quire.errors import ModelError
 from quire.model.adapter import AdapterBase, AdapterSource
 from quire.model.adapter_names import Pair
-from quire.model.families import DECODERS, load_family, read_model
+from quire.model.families import DECODERS, MODEL_TYPES, load_family, read_model
 from quire.model.families.names import TensorNames
 from quire.model.packing import wanted_tensors
 from quire.model.parts.decoder import Decoder, DecoderConfig
@@ -61,11 +61,9 @@ def checked() -> dict[str, str]:
     """The family of tiny models that checks each class."""
     found = {}
     for family in FAMILIES:
-        values = tiny_config(family)
-        kind = values["model_type"]
-        for name in DECODERS:
-            if load_family(name).model_type == kind:
-                found[name] = family
+        name = MODEL_TYPES.get(tiny_config(family)["model_type"])
+        if name in DECODERS:
+            found[name] = family
     return found
 
 
@@ -147,13 +145,14 @@ def facts(name: str, family: str | None) -> tuple[str, str, str]:
 def markdown() -> str:
     """A row for each family, in the order of the registry, and one for all that is not a family."""
     by_class, gguf = checked(), gguf_classes()
+    kinds = {name: kind for kind, name in MODEL_TYPES.items()}
     rows = []
     for name in DECODERS:
         family, tiny = load_family(name), by_class.get(name)
         against = f"transformers ({KIN[name]})" if name in KIN else "transformers" if tiny else "its config"
         readers, drafts, changed = facts(name, tiny)
         in_gguf = "yes" if name in gguf else "no"
-        known = name, family.model_type, family.models, "natively"
+        known = name, kinds[name], family.models, "natively"
         rows.append(f"| {' | '.join((*known, against, readers, in_gguf, drafts, changed))} |\n")
     return HEAD + "".join(rows) + OTHERS
 

@@ -149,13 +149,10 @@ V2 = {
 }
 FAMILIES = {
     "BailingMoeForCausalLM": Family(
-        "bailing_moe", "Ling and Ring 1, 1.5 (lite, plus)", read_bailing, bailing_names, BAILING
+        "Ling and Ring 1, 1.5 (lite, plus)", read_bailing, bailing_names, BAILING
     ),
-    "BailingMoeV2ForCausalLM": Family(
-        "bailing_moe_v2", "Ling and Ring 2.0 (mini, flash, 1T)", read_bailing, bailing_names, V2
-    ),
+    "BailingMoeV2ForCausalLM": Family("Ling and Ring 2.0 (mini, flash, 1T)", read_bailing, bailing_names, V2),
     "BailingHybridForCausalLM": Family(
-        "bailing_hybrid",
         "Ling 3.0 (Flash)",
         read_bailing_hybrid,
         hybrid_names,
@@ -183,7 +180,6 @@ FAMILIES = {
         },
     ),
     "SarvamMoEForCausalLM": Family(
-        "sarvam_moe",
         "Sarvam 30B",
         read_bailing,
         bailing_names,

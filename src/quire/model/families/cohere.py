@@ -114,15 +114,9 @@ COHERE = {
 EPS = {"rms_norm_eps": "layer_norm_eps"}
 FAMILIES = {
     "CohereForCausalLM": Family(
-        "cohere",
-        "Command R, Command R+, Aya 23",
-        read_cohere,
-        COHERE_NAMES,
-        {**COHERE, "rope_theta": 5e5},
-        EPS,
+        "Command R, Command R+, Aya 23", read_cohere, COHERE_NAMES, {**COHERE, "rope_theta": 5e5}, EPS
     ),
     "Cohere2ForCausalLM": Family(
-        "cohere2",
         "Command R7B, Command A",
         read_cohere2,
         COHERE_NAMES,
@@ -130,7 +124,6 @@ FAMILIES = {
         {**EPS, "sliding_window_pattern": "sliding_window_pattern layer_switch"},
     ),
     "Cohere2MoeForCausalLM": Family(
-        "cohere2_moe",
         "Command A+ (mixture)",
         read_cohere2_moe,
         COHERE_NAMES.changed({"mixture.shared": "mlp.shared_experts."}),

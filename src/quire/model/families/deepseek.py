@@ -245,7 +245,6 @@ V3 = {
 }
 FAMILIES = {
     "DeepseekV2ForCausalLM": Family(
-        "deepseek_v2",
         "DeepSeek-V2, V2-Lite",
         read_deepseek_v2,
         deepseek_names,
@@ -261,7 +260,6 @@ FAMILIES = {
         },
     ),
     "DeepseekV3ForCausalLM": Family(
-        "deepseek_v3",
         "DeepSeek-V3, R1, Kimi-K2",
         read_deepseek_v3,
         deepseek_names,
@@ -269,7 +267,6 @@ FAMILIES = {
         {**MTP, **ROUTED},
     ),
     "SarvamMLAForCausalLM": Family(
-        "sarvam_mla",
         "Sarvam 105B",
         read_deepseek_v3,
         deepseek_names,
@@ -289,7 +286,6 @@ FAMILIES = {
         },
     ),
     "Glm4MoeLiteForCausalLM": Family(
-        "glm4_moe_lite",
         "GLM-4.7-Flash",
         read_glm4_moe_lite,
         deepseek_names,
@@ -310,7 +306,6 @@ FAMILIES = {
         {**MTP, **ROUTED},
     ),
     "AXK1ForCausalLM": Family(
-        "axk1",
         "A.X K1",
         read_axk1,
         axk1_names,
@@ -318,7 +313,6 @@ FAMILIES = {
         {**MTP, **ROUTED},
     ),
     "LongcatFlashForCausalLM": Family(
-        "longcat_flash",
         "LongCat-Flash 560B",
         read_longcat,
         longcat_names,
@@ -338,14 +332,12 @@ FAMILIES = {
         },
     ),
     "YoutuForCausalLM": Family(
-        "youtu",
         "Youtu-LLM 2B",
         read_youtu,
         deepseek_names,
         {**LATENT, "max_position_embeddings": 131072, "tie_word_embeddings": True},
     ),
     "MiniCPM3ForCausalLM": Family(
-        "minicpm3",
         "MiniCPM 3 4B",
         read_minicpm3,
         {},

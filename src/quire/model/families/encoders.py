@@ -349,16 +349,11 @@ DISTILBERT_KEYS = {
     **BERT_KEYS,
 }
 _FAMILIES = {
-    "Bert": Family("bert", "BERT, MiniLM, BGE, E5", read_bert, BERT_NAMES, BERT, BERT_KEYS),
-    "DistilBert": Family(
-        "distilbert", "DistilBERT", read_distilbert, DISTILBERT_NAMES, BERT, DISTILBERT_KEYS
-    ),
-    "Roberta": Family("roberta", "RoBERTa", read_roberta, ROBERTA_NAMES, BERT, BERT_KEYS),
-    "XLMRoberta": Family(
-        "xlm-roberta", "XLM-R, multilingual E5, BGE-M3", read_roberta, ROBERTA_NAMES, BERT, BERT_KEYS
-    ),
+    "Bert": Family("BERT, MiniLM, BGE, E5", read_bert, BERT_NAMES, BERT, BERT_KEYS),
+    "DistilBert": Family("DistilBERT", read_distilbert, DISTILBERT_NAMES, BERT, DISTILBERT_KEYS),
+    "Roberta": Family("RoBERTa", read_roberta, ROBERTA_NAMES, BERT, BERT_KEYS),
+    "XLMRoberta": Family("XLM-R, multilingual E5, BGE-M3", read_roberta, ROBERTA_NAMES, BERT, BERT_KEYS),
     "MPNet": Family(
-        "mpnet",
         "MPNet, all-mpnet-base-v2, paraphrase-multilingual-mpnet",
         read_mpnet,
         MPNET_NAMES,
@@ -366,18 +361,12 @@ _FAMILIES = {
         BERT_KEYS,
     ),
     "Deberta": Family(
-        "deberta",
-        "DeBERTa (base, large, xlarge)",
-        read_first_deberta,
-        first_deberta_names,
-        DEBERTA,
-        BERT_KEYS,
+        "DeBERTa (base, large, xlarge)", read_first_deberta, first_deberta_names, DEBERTA, BERT_KEYS
     ),
     "DebertaV2": Family(
-        "deberta-v2", "DeBERTa v3, mDeBERTa; mxbai-rerank", read_deberta, deberta_names, DEBERTA, BERT_KEYS
+        "DeBERTa v3, mDeBERTa; mxbai-rerank", read_deberta, deberta_names, DEBERTA, BERT_KEYS
     ),
     "JinaEmbeddingsV3": Family(
-        "jina_embeddings_v3",
         "Jina embeddings v3",
         read_jina,
         JINA_NAMES,
@@ -391,14 +380,12 @@ _FAMILIES = {
         {**BERT_KEYS, "rope_theta": "rope_theta rotary_emb_base"},
     ),
     "EuroBert": Family(
-        "eurobert",
         "EuroBERT 210M to 2.1B",
         read_eurobert,
         EUROBERT_NAMES,
         {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5},
     ),
     "ModernBert": Family(
-        "modernbert",
         "ModernBERT, GTE",
         read_modernbert,
         MODERNBERT_NAMES,

@@ -43,9 +43,8 @@ ERNIE = {
     "use_bias": False,
 }
 FAMILIES = {
-    "Ernie4_5ForCausalLM": Family("ernie4_5", "Ernie 4.5 0.3B", read_ernie, {"interleaved": True}, ERNIE),
+    "Ernie4_5ForCausalLM": Family("Ernie 4.5 0.3B", read_ernie, {"interleaved": True}, ERNIE),
     "Ernie4_5_MoeForCausalLM": Family(
-        "ernie4_5_moe",
         "Ernie 4.5 21B-A3B, 300B-A47B",
         read_ernie_moe,
         {

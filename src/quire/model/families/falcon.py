@@ -85,7 +85,6 @@ def read_bloom(config: ConfigReader) -> DecoderConfig:
 
 FAMILIES = {
     "FalconForCausalLM": Family(
-        "falcon",
         "Falcon 7B, 40B, 180B, RW",
         read_falcon,
         falcon_names,
@@ -107,7 +106,6 @@ FAMILIES = {
         },
     ),
     "BloomForCausalLM": Family(
-        "bloom",
         "BLOOM, BLOOMZ",
         read_bloom,
         BLOOM_NAMES,

@@ -33,7 +33,7 @@ Names = TensorNames | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture: how its config is read, where its tensors are, and which models have it.
+    """One architecture: which models have it, how its config is read, and where its tensors are.
 
     `read` turns a config into a model's. `names` may be what differs from Llama's (TensorNames.changed), and may depend
     on the model. `defaults` are the values that transformers' config class gives to absent keys; a key without one is
@@ -42,7 +42,6 @@ class Family:
     where tensors are, and how, to that change.
     """
 
-    model_type: str
     models: str
     read: Callable[[ConfigReader], DecoderConfig]
     names: Names | Callable[[DecoderConfig, ConfigReader], TensorNames] = field(default_factory=dict)

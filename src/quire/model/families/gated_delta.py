@@ -214,28 +214,21 @@ MOE = {
 }
 FAMILIES = {
     "Qwen3NextForCausalLM": Family(
-        "qwen3_next",
         "Qwen3-Next-80B-A3B",
         read_qwen3_next,
         NAMES.changed({"delta.qkvz": "linear_attn.in_proj_qkvz", "delta.ba": "linear_attn.in_proj_ba"}),
         {**NEXT, **MOE, "decoder_sparse_step": 1},
     ),
     "Qwen3_5ForCausalLM": Family(
-        "qwen3_5_text",
-        "Qwen3.5, 3.6, 3.8 (dense, text)",
-        read_qwen3_5,
-        NAMES,
-        {**NEXT, "num_key_value_heads": 4},
+        "Qwen3.5, 3.6, 3.8 (dense, text)", read_qwen3_5, NAMES, {**NEXT, "num_key_value_heads": 4}
     ),
     "Qwen3_5MoeForCausalLM": Family(
-        "qwen3_5_moe_text",
         "Qwen3.5, 3.6 (mixtures, text)",
         read_qwen3_5_moe,
         NAMES.changed(STACKED),
         {**NEXT, **MOE, "num_experts_per_tok": 8, "num_experts": 256},
     ),
     "OlmoHybridForCausalLM": Family(
-        "olmo_hybrid",
         "OLMo-hybrid 7B",
         read_olmo_hybrid,
         {
@@ -248,11 +241,7 @@ FAMILIES = {
             "delta.gate": "linear_attn.g_proj",
             "delta.steps": "linear_attn.a_proj",
         },
-        {
-            "max_position_embeddings": 65536,
-            "linear_conv_kernel_dim": 4,
-            "linear_allow_neg_eigval": True,
-        },
+        {"max_position_embeddings": 65536, "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": True},
         unused="linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor",
     ),
 }

@@ -112,12 +112,9 @@ GEMMA2 = {
 }
 NEWER = {"hidden_act": "hidden_activation"}
 FAMILIES = {
-    "GemmaForCausalLM": Family(
-        "gemma", "Gemma 1", read_gemma, GEMMA_NAMES, {**GEMMA, "num_key_value_heads": 16}
-    ),
-    "Gemma2ForCausalLM": Family("gemma2", "Gemma 2", read_gemma2, SANDWICH_NAMES, GEMMA2, NEWER),
+    "GemmaForCausalLM": Family("Gemma 1", read_gemma, GEMMA_NAMES, {**GEMMA, "num_key_value_heads": 16}),
+    "Gemma2ForCausalLM": Family("Gemma 2", read_gemma2, SANDWICH_NAMES, GEMMA2, NEWER),
     "VaultGemmaForCausalLM": Family(
-        "vaultgemma",
         "VaultGemma 1B",
         read_vaultgemma,
         {"norm_offset": 1.0, "mlp_norm": "pre_feedforward_layernorm"},
@@ -125,7 +122,6 @@ FAMILIES = {
         NEWER,
     ),
     "Gemma3ForCausalLM": Family(
-        "gemma3_text",
         "Gemma 3 (text: 270M, 1B), EmbeddingGemma",
         read_gemma3,
         SANDWICH_NAMES,

@@ -91,7 +91,6 @@ def gemma3n_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
 
 FAMILIES = {
     "Gemma3nForCausalLM": Family(
-        "gemma3n_text",
         "Gemma 3n (text: E2B, E4B)",
         read_gemma3n,
         gemma3n_names,

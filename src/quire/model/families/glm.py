@@ -31,10 +31,9 @@ GLM = {
 }
 FAMILIES = {
     "GlmForCausalLM": Family(
-        "glm", "GLM-4 9B (2024)", read_glm, {"interleaved": True, "mlp.gate_up": "mlp.gate_up_proj"}, GLM
+        "GLM-4 9B (2024)", read_glm, {"interleaved": True, "mlp.gate_up": "mlp.gate_up_proj"}, GLM
     ),
     "Glm4ForCausalLM": Family(
-        "glm4",
         "GLM-4 0414",
         read_glm4,
         {

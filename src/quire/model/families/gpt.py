@@ -174,7 +174,6 @@ GPT_KEYS = {
 GPT = {"hidden_act": "gelu_new", "rms_norm_eps": 1e-5}
 FAMILIES = {
     "GPT2LMHeadModel": Family(
-        "gpt2",
         "GPT-2, DistilGPT2",
         read_gpt2,
         GPT2_NAMES,
@@ -182,10 +181,9 @@ FAMILIES = {
         GPT_KEYS,
     ),
     "GPTJForCausalLM": Family(
-        "gptj", "GPT-J 6B", read_gptj, GPTJ_NAMES, {**GPT, "max_position_embeddings": 2048}, GPT_KEYS
+        "GPT-J 6B", read_gptj, GPTJ_NAMES, {**GPT, "max_position_embeddings": 2048}, GPT_KEYS
     ),
     "GPTNeoXForCausalLM": Family(
-        "gpt_neox",
         "GPT-NeoX 20B, Pythia",
         read_neox,
         NEOX_NAMES,
@@ -206,7 +204,6 @@ FAMILIES = {
         },
     ),
     "GPTNeoXJapaneseForCausalLM": Family(
-        "gpt_neox_japanese",
         "GPT-NeoX Japanese 2.7B",
         read_neox_japanese,
         NEOX_NAMES.changed(
@@ -233,7 +230,6 @@ FAMILIES = {
         },
     ),
     "OPTForCausalLM": Family(
-        "opt",
         "OPT 125M to 66B, the 350M too",
         read_opt,
         OPT_NAMES,

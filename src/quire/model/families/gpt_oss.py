@@ -54,7 +54,6 @@ def read_gpt_oss(config: ConfigReader) -> DecoderConfig:
 
 FAMILIES = {
     "GptOssForCausalLM": Family(
-        "gpt_oss",
         "gpt-oss 20B, 120B",
         read_gpt_oss,
         GPT_OSS_NAMES,

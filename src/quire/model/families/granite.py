@@ -110,9 +110,8 @@ MOE_NAMES = LLAMA_NAMES.changed(
     }
 )
 FAMILIES = {
-    "GraniteForCausalLM": Family("granite", "Granite 3", read_granite, defaults=DEFAULTS),
+    "GraniteForCausalLM": Family("Granite 3", read_granite, defaults=DEFAULTS),
     "GraniteSWAForCausalLM": Family(
-        "granite_swa",
         "Granite with sliding layers",
         read_granite_swa,
         defaults={
@@ -124,14 +123,11 @@ FAMILIES = {
             "sliding_window": 128,
         },
     ),
-    "GraniteMoeForCausalLM": Family(
-        "granitemoe", "Granite 3 MoE (1B-A400M, 3B-A800M)", read_granite_moe, MOE_NAMES, MOE
-    ),
+    "GraniteMoeForCausalLM": Family("Granite 3 MoE (1B-A400M, 3B-A800M)", read_granite_moe, MOE_NAMES, MOE),
     "GraniteMoeSharedForCausalLM": Family(
-        "granitemoeshared", "Granite MoE with a shared expert", read_granite_moe, MOE_NAMES, MOE
+        "Granite MoE with a shared expert", read_granite_moe, MOE_NAMES, MOE
     ),
     "GraniteMoeSWAForCausalLM": Family(
-        "granitemoe_swa",
         "Granite MoE with sliding layers",
         read_granite_moe_swa,
         MOE_NAMES.changed(
@@ -145,7 +141,6 @@ FAMILIES = {
         {**MOE, "sliding_window": 128},
     ),
     "HyperCLOVAXForCausalLM": Family(
-        "hyperclovax",
         "HyperCLOVA X SEED",
         read_hyperclovax,
         {"attention_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"},

@@ -63,7 +63,6 @@ def _rounded(value: float) -> float:
 
 FAMILIES = {
     "RecurrentGemmaForCausalLM": Family(
-        "recurrent_gemma",
         "RecurrentGemma 2B, 9B",
         read_recurrent_gemma,
         GEMMA_NAMES.changed(

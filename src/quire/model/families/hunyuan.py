@@ -7,14 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from quire.model.families.config import ConfigReader
-from quire.model.families.family import (
-    Family,
-    biases,
-    head_size,
-    read_decoder,
-    read_moe,
-    sparse_after,
-)
+from quire.model.families.family import Family, biases, head_size, read_decoder, read_moe, sparse_after
 from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import read_rope
 from quire.model.parts.decoder import DecoderConfig
@@ -76,10 +69,9 @@ def read_hunyuan_v3(config: ConfigReader) -> DecoderConfig:
 DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 FAMILIES = {
     "HunYuanDenseV1ForCausalLM": Family(
-        "hunyuan_v1_dense", "Hunyuan 0.5B to 7B", read_hunyuan, HUNYUAN_NAMES, DEFAULTS, unused="eod_token_id"
+        "Hunyuan 0.5B to 7B", read_hunyuan, HUNYUAN_NAMES, DEFAULTS, unused="eod_token_id"
     ),
     "HunYuanMoEV1ForCausalLM": Family(
-        "hunyuan_v1_moe",
         "Hunyuan-A13B",
         read_hunyuan_moe,
         HUNYUAN_NAMES,
@@ -91,7 +83,6 @@ FAMILIES = {
         unused="eod_token_id",
     ),
     "HYV3ForCausalLM": Family(
-        "hy_v3",
         "Hunyuan 3",
         read_hunyuan_v3,
         {

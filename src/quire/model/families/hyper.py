@@ -294,7 +294,6 @@ def _moe(config: ConfigReader, layers: int) -> dict[str, Any]:
 
 FAMILIES = {
     "DeepseekV4ForCausalLM": Family(
-        "deepseek_v4",
         "DeepSeek-V4-Flash, V4-Pro",
         read_deepseek_v4,
         V4_NAMES,
@@ -307,7 +306,6 @@ FAMILIES = {
         ROUTED,
     ),
     "Glm5NextForCausalLM": Family(
-        "glm5_next_text",
         "GLM-5.3-Flash (text)",
         read_glm5_next,
         glm5_next_names,

@@ -245,17 +245,9 @@ def index_heads(config: ConfigReader, turned: int) -> tuple[int, int]:
 
 SPELLINGS = {**MTP, "n_routed_experts": "n_routed_experts num_local_experts num_experts"}
 FAMILIES = {
-    "DeepseekV32ForCausalLM": Family(
-        "deepseek_v32", "DeepSeek-V3.2", read_deepseek_v32, deepseek_v32_names, {}, SPELLINGS
-    ),
-    "GlmMoeDsaForCausalLM": Family(
-        "glm_moe_dsa", "GLM-5, 5.1, 5.2, 5.3", read_glm_moe_dsa, glm_dsa_names, {}, SPELLINGS
-    ),
-    "HYV4ForCausalLM": Family("hy_v4", "Hunyuan-4", read_hy_v4, hy_v4_names, {}, ROUTED),
-    "HYV4VLTextForCausalLM": Family(
-        "hy_v4_vl_text", "Hunyuan-4 VL", read_hy_v4_vl, hy_v4_vl_names, {}, ROUTED
-    ),
-    "MistralLarge4ForCausalLM": Family(
-        "mistral_large4_text", "Mistral-Large-4", read_mistral_large4, MISTRAL_NAMES, {}, ROUTED
-    ),
+    "DeepseekV32ForCausalLM": Family("DeepSeek-V3.2", read_deepseek_v32, deepseek_v32_names, {}, SPELLINGS),
+    "GlmMoeDsaForCausalLM": Family("GLM-5, 5.1, 5.2, 5.3", read_glm_moe_dsa, glm_dsa_names, {}, SPELLINGS),
+    "HYV4ForCausalLM": Family("Hunyuan-4", read_hy_v4, hy_v4_names, {}, ROUTED),
+    "HYV4VLTextForCausalLM": Family("Hunyuan-4 VL", read_hy_v4_vl, hy_v4_vl_names, {}, ROUTED),
+    "MistralLarge4ForCausalLM": Family("Mistral-Large-4", read_mistral_large4, MISTRAL_NAMES, {}, ROUTED),
 }

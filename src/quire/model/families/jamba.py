@@ -82,7 +82,6 @@ KEYS = {**BACKBONE_KEYS, "mamba_d_state": "state_size", "mamba_dt_rank": "time_s
 OTHERS = UNUSED + "time_step_scale time_step_init_scheme use_mambapy use_falcon_mambapy use_associative_scan "
 FAMILIES = {
     "JambaForCausalLM": Family(
-        "jamba",
         "Jamba 1.5, 1.6, Reasoning",
         read_jamba,
         HYBRID_NAMES.changed(
@@ -101,16 +100,8 @@ FAMILIES = {
         },
         unused=OTHERS + "mamba_inner_layernorms",
     ),
-    "MambaForCausalLM": Family(
-        "mamba", "Mamba (130M to 2.8B)", read_mamba, BACKBONE_NAMES, MAMBA, KEYS, OTHERS
-    ),
+    "MambaForCausalLM": Family("Mamba (130M to 2.8B)", read_mamba, BACKBONE_NAMES, MAMBA, KEYS, OTHERS),
     "FalconMambaForCausalLM": Family(
-        "falcon_mamba",
-        "Falcon-Mamba 7B",
-        read_falcon_mamba,
-        BACKBONE_NAMES,
-        {**MAMBA, "mixer_rms_eps": 1e-6},
-        KEYS,
-        OTHERS,
+        "Falcon-Mamba 7B", read_falcon_mamba, BACKBONE_NAMES, {**MAMBA, "mixer_rms_eps": 1e-6}, KEYS, OTHERS
     ),
 }

@@ -118,7 +118,6 @@ def _kinds(config: ConfigReader, inner: ConfigReader) -> list[str]:
 
 FAMILIES = {
     "KimiLinearForCausalLM": Family(
-        "kimi_linear",
         "Kimi-Linear-48B-A3B",
         read_kimi_linear,
         kimi_names,

@@ -135,7 +135,6 @@ UNUSED = (
 )
 FAMILIES = {
     "Lfm2ForCausalLM": Family(
-        "lfm2",
         "LFM2, LFM2.5 (350M to 2.6B)",
         read_lfm2,
         LFM_NAMES,
@@ -143,7 +142,6 @@ FAMILIES = {
         unused=UNUSED,
     ),
     "Lfm2MoeForCausalLM": Family(
-        "lfm2_moe",
         "LFM2-8B-A1B",
         read_lfm2_moe,
         LFM_NAMES,
@@ -159,7 +157,6 @@ FAMILIES = {
         unused=UNUSED,
     ),
     "Lfm3ForCausalLM": Family(
-        "lfm3",
         "LFM3",
         read_lfm3,
         LFM_NAMES.changed(

@@ -16,6 +16,6 @@ def read_llama(config: ConfigReader, **fields: Any) -> DecoderConfig:
 LLAMA = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
 FAMILIES = {
     "LlamaForCausalLM": Family(
-        "llama", "Llama 2, 3, 3.1, 3.2, 3.3; TinyLlama, SmolLM 2, Yi", read_llama, defaults=LLAMA
+        "Llama 2, 3, 3.1, 3.2, 3.3; TinyLlama, SmolLM 2, Yi", read_llama, defaults=LLAMA
     )
 }

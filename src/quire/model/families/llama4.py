@@ -53,7 +53,6 @@ def read_llama4(config: ConfigReader) -> DecoderConfig:
 
 FAMILIES = {
     "Llama4ForCausalLM": Family(
-        "llama4_text",
         "Llama 4 Scout, Maverick (text)",
         read_llama4,
         {

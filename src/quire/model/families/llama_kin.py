@@ -69,7 +69,6 @@ def read_helium(config: ConfigReader) -> DecoderConfig:
 
 FAMILIES = {
     "SmolLM3ForCausalLM": Family(
-        "smollm3",
         "SmolLM3",
         read_smollm3,
         defaults={
@@ -81,7 +80,6 @@ FAMILIES = {
         },
     ),
     "StableLmForCausalLM": Family(
-        "stablelm",
         "StableLM 3B, 2",
         read_stablelm,
         {
@@ -93,7 +91,6 @@ FAMILIES = {
         {"rms_norm_eps": "layer_norm_eps"},
     ),
     "CwmForCausalLM": Family(
-        "cwm",
         "CWM 32B",
         read_cwm,
         defaults={
@@ -114,7 +111,6 @@ FAMILIES = {
         },
     ),
     "Emu3ForCausalLM": Family(
-        "emu3_text_model",
         "Emu3 8B, its text model",
         read_llama,
         defaults={
@@ -125,7 +121,6 @@ FAMILIES = {
         },
     ),
     "SeedOssForCausalLM": Family(
-        "seed_oss",
         "Seed-OSS 36B",
         read_seed_oss,
         defaults={
@@ -136,7 +131,6 @@ FAMILIES = {
         },
     ),
     "HeliumForCausalLM": Family(
-        "helium",
         "Helium 1 2B",
         read_helium,
         {"interleaved": True},
@@ -149,7 +143,6 @@ FAMILIES = {
         },
     ),
     "ExaoneForCausalLM": Family(
-        "exaone",
         "EXAONE 3.0, 3.5, Deep",
         read_llama,
         {
@@ -176,7 +169,6 @@ FAMILIES = {
         },
     ),
     "InternLM3ForCausalLM": Family(
-        "internlm3",
         "InternLM 3",
         read_llama,
         defaults={
@@ -188,7 +180,6 @@ FAMILIES = {
         spellings={"attention_bias": "attention_bias qkv_bias", "mlp_bias": "mlp_bias bias"},
     ),
     "IQuestCoderForCausalLM": Family(
-        "iquestcoder",
         "IQuest-Coder",
         read_llama,
         defaults={

@@ -315,7 +315,6 @@ HYBRID = {
 }
 FAMILIES = {
     "NemotronHForCausalLM": Family(
-        "nemotron_h",
         "Nemotron-H, Nemotron 3",
         read_nemotron_h,
         BACKBONE_NAMES.changed(
@@ -350,7 +349,6 @@ FAMILIES = {
         "attention_head_dim mamba_dt_min mamba_dt_max mamba_dt_init_floor",
     ),
     "GraniteMoeHybridForCausalLM": Family(
-        "granitemoehybrid",
         "Granite 4 (Micro, Tiny, Small)",
         read_granite_hybrid,
         lambda model, config: (MOE_NAMES if config.get("num_local_experts") else LLAMA_NAMES).changed(
@@ -364,15 +362,9 @@ FAMILIES = {
         unused=UNUSED + "normalization_function init_method",
     ),
     "BambaForCausalLM": Family(
-        "bamba",
-        "Bamba",
-        read_bamba,
-        HYBRID_NAMES,
-        {**HYBRID, "max_position_embeddings": 262144},
-        unused=UNUSED,
+        "Bamba", read_bamba, HYBRID_NAMES, {**HYBRID, "max_position_embeddings": 262144}, unused=UNUSED
     ),
     "FalconH1ForCausalLM": Family(
-        "falcon_h1",
         "Falcon-H1 (0.5B to 34B)",
         read_falcon_h1,
         HYBRID_NAMES,
@@ -394,7 +386,6 @@ FAMILIES = {
         unused=UNUSED + "mamba_expand mamba_use_mlp",
     ),
     "Mamba2ForCausalLM": Family(
-        "mamba2",
         "Mamba-2, Codestral Mamba",
         read_mamba2,
         BACKBONE_NAMES,

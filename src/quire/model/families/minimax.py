@@ -71,7 +71,6 @@ def _kinds(config: ConfigReader) -> list[str]:
 FACTORS = {"linear_attn": "linear_attention", "full_attn": "full_attention", "mlp": "mlp"}
 FAMILIES = {
     "MiniMaxForCausalLM": Family(
-        "minimax",
         "MiniMax-Text-01, MiniMax-M1",
         read_minimax,
         MIXTRAL_NAMES.changed(

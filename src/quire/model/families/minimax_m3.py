@@ -140,9 +140,9 @@ def _indexers(config: ConfigReader, rotated: int) -> list[IndexerConfig | None]:
 DEFAULTS = {"num_key_value_heads": 4, "head_dim": 128, "rope_theta": 5e6}
 SPELLINGS = {"num_local_experts": "num_local_experts num_experts"}
 FAMILIES = {
-    f"{name}ForCausalLM": Family(kind, models, read_minimax_m3, names, DEFAULTS, SPELLINGS)
-    for name, kind, models, names in (
-        ("MiniMaxM3", "minimax_m3", "MiniMax-M3 (text)", NAMES),
-        ("MiniMaxM3VL", "minimax_m3_vl_text", "MiniMax-M3, its text model", VL_NAMES),
+    f"{name}ForCausalLM": Family(models, read_minimax_m3, names, DEFAULTS, SPELLINGS)
+    for name, models, names in (
+        ("MiniMaxM3", "MiniMax-M3 (text)", NAMES),
+        ("MiniMaxM3VL", "MiniMax-M3, its text model", VL_NAMES),
     )
 }

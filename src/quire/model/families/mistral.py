@@ -62,18 +62,11 @@ def read_ministral3(config: ConfigReader) -> DecoderConfig:
     return read_decoder(config, rope=rope, scores_window=window, attention_temperature=far)
 
 
-MISTRAL = {
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "sliding_window": 4096,
-}
+MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
 FAMILIES = {
-    "MistralForCausalLM": Family(
-        "mistral", "Mistral 7B (all versions), Nemo", read_mistral, defaults=MISTRAL
-    ),
-    "MinistralForCausalLM": Family("ministral", "Ministral 8B", read_ministral, defaults=MISTRAL),
+    "MistralForCausalLM": Family("Mistral 7B (all versions), Nemo", read_mistral, defaults=MISTRAL),
+    "MinistralForCausalLM": Family("Ministral 8B", read_ministral, defaults=MISTRAL),
     "MixtralForCausalLM": Family(
-        "mixtral",
         "Mixtral 8x7B, 8x22B",
         read_mixtral,
         MIXTRAL_NAMES,
@@ -88,7 +81,6 @@ FAMILIES = {
         {"num_experts": "num_local_experts num_experts"},
     ),
     "Ministral3ForCausalLM": Family(
-        "ministral3",
         "Ministral 3",
         read_ministral3,
         defaults={

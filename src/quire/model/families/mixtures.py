@@ -143,12 +143,7 @@ def read_mellum(config: ConfigReader) -> DecoderConfig:
     ropes = read_layer_ropes(config, head_size(config), kinds)
     moe = read_moe(config, layers=sparse_after(config, ""), renormalize=config.boolean("norm_topk_prob"))
     return read_decoder(
-        config,
-        **biases(config),
-        qk_norm="head",
-        **ropes,
-        scores_window=windows_of(config, kinds),
-        moe=moe,
+        config, **biases(config), qk_norm="head", **ropes, scores_window=windows_of(config, kinds), moe=moe
     )
 
 
@@ -277,7 +272,6 @@ V3: dict[str, Any] = {
 ROUTED = {"n_routed_experts": "n_routed_experts num_local_experts"}
 FAMILIES = {
     "MiniMaxM2ForCausalLM": Family(
-        "minimax_m2",
         "MiniMax-M2, M2.1, M2.5",
         read_minimax_m2,
         minimax_names,
@@ -292,7 +286,6 @@ FAMILIES = {
         {"num_experts": "num_local_experts num_experts"},
     ),
     "Glm4MoeForCausalLM": Family(
-        "glm4_moe",
         "GLM-4.5, 4.6, 4.7",
         read_glm4_moe,
         mtp_names,
@@ -300,7 +293,6 @@ FAMILIES = {
         {**ROUTED, "num_nextn_predict_layers": "num_nextn_predict_layers num_mtp_layers"},
     ),
     "SolarOpenForCausalLM": Family(
-        "solar_open",
         "Solar Open 100B",
         read_solar_open,
         SHARED,
@@ -308,7 +300,6 @@ FAMILIES = {
         ROUTED,
     ),
     "Dots1ForCausalLM": Family(
-        "dots1",
         "dots.llm1",
         read_dots1,
         SHARED,
@@ -326,7 +317,6 @@ FAMILIES = {
         ROUTED,
     ),
     "ExaoneMoeForCausalLM": Family(
-        "exaone_moe",
         "K-EXAONE 236B-A23B",
         read_exaone_moe,
         {"mixture.shared": SHARED["mixture.shared"], "mixture.correction": "mlp.e_score_correction_bias"},
@@ -348,7 +338,6 @@ FAMILIES = {
         },
     ),
     "MellumForCausalLM": Family(
-        "mellum",
         "Mellum 2",
         read_mellum,
         defaults={
@@ -371,7 +360,6 @@ FAMILIES = {
         },
     ),
     "Kolibri1ForCausalLM": Family(
-        "kolibri1",
         "Kolibri 1",
         read_kolibri,
         {
@@ -394,7 +382,6 @@ FAMILIES = {
         {"num_experts": "num_local_experts num_experts"},
     ),
     "FlintForCausalLM": Family(
-        "flint",
         "Flint",
         read_flint,
         {"attention.sinks": "self_attn.softmax_offset"},
@@ -412,7 +399,6 @@ FAMILIES = {
         },
     ),
     "AfmoeForCausalLM": Family(
-        "afmoe",
         "Trinity Nano, Mini",
         read_afmoe,
         {
@@ -438,7 +424,6 @@ FAMILIES = {
         },
     ),
     "PhimoeForCausalLM": Family(
-        "phimoe",
         "Phi-3.5-MoE, Phi-mini-MoE",
         read_phimoe,
         MIXTRAL_NAMES,
@@ -452,7 +437,6 @@ FAMILIES = {
         },
     ),
     "AriaTextForCausalLM": Family(
-        "aria_text",
         "Aria (text)",
         read_aria,
         {

@@ -159,7 +159,6 @@ def read_persimmon(config: ConfigReader) -> DecoderConfig:
 POSITIONS = "transformer.positions_embed"
 FAMILIES = {
     "GPTBigCodeForCausalLM": Family(
-        "gpt_bigcode",
         "StarCoder 1, SantaCoder",
         read_bigcode,
         bigcode_names,
@@ -174,7 +173,6 @@ FAMILIES = {
         unused="num_key_value_heads",  # what multi_query says
     ),
     "CodeGenForCausalLM": Family(
-        "codegen",
         "CodeGen 1",
         read_codegen,
         GPTJ_NAMES.changed(
@@ -188,7 +186,6 @@ FAMILIES = {
         GPT_KEYS,
     ),
     "GPTNeoForCausalLM": Family(
-        "gpt_neo",
         "GPT-Neo 125M to 2.7B",
         read_gpt_neo,
         GPT2_NAMES.changed(
@@ -213,7 +210,6 @@ FAMILIES = {
         },
     ),
     "OpenAIGPTLMHeadModel": Family(
-        "openai-gpt",
         "GPT (2018)",
         read_openai,
         GPT2_NAMES.changed(
@@ -236,7 +232,6 @@ FAMILIES = {
         {**GPT_KEYS, "hidden_act": "afn", "intermediate_size": ""},
     ),
     "CTRLLMHeadModel": Family(
-        "ctrl",
         "CTRL",
         read_ctrl,
         {
@@ -258,7 +253,6 @@ FAMILIES = {
         {**GPT_KEYS, "intermediate_size": "dff"},
     ),
     "XGLMForCausalLM": Family(
-        "xglm",
         "XGLM",
         read_xglm,
         OPT_NAMES.changed(
@@ -286,7 +280,6 @@ FAMILIES = {
         },
     ),
     "BioGptForCausalLM": Family(
-        "biogpt",
         "BioGPT",
         read_biogpt,
         OPT_NAMES.changed(
@@ -309,7 +302,6 @@ FAMILIES = {
         unused="layer_norm_eps",
     ),
     "MptForCausalLM": Family(
-        "mpt",
         "MPT 7B, 30B",
         read_mpt,
         {
@@ -336,7 +328,6 @@ FAMILIES = {
         },
     ),
     "PersimmonForCausalLM": Family(
-        "persimmon",
         "Persimmon 8B",
         read_persimmon,
         {

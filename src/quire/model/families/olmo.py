@@ -85,9 +85,8 @@ def exaone_layers(config: ConfigReader) -> tuple[list[str], bool]:
 OLMO2 = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 EXPERTS = {"num_experts": "num_experts num_local_experts"}
 FAMILIES = {
-    "OlmoForCausalLM": Family("olmo", "OLMo 1", read_olmo, defaults={"max_position_embeddings": 2048}),
+    "OlmoForCausalLM": Family("OLMo 1", read_olmo, defaults={"max_position_embeddings": 2048}),
     "OlmoeForCausalLM": Family(
-        "olmoe",
         "OLMoE 1B-7B",
         read_olmoe,
         defaults={
@@ -100,7 +99,6 @@ FAMILIES = {
         spellings=EXPERTS,
     ),
     "FlexOlmoForCausalLM": Family(
-        "flex_olmo",
         "FlexOlmo 7x7B",
         read_flex_olmo,
         POST_NORM_NAMES,
@@ -113,12 +111,11 @@ FAMILIES = {
         },
         EXPERTS,
     ),
-    "Olmo2ForCausalLM": Family("olmo2", "OLMo 2", read_olmo2, POST_NORM_NAMES, OLMO2),
+    "Olmo2ForCausalLM": Family("OLMo 2", read_olmo2, POST_NORM_NAMES, OLMO2),
     "Olmo3ForCausalLM": Family(
-        "olmo3", "OLMo 3", read_olmo3, POST_NORM_NAMES, {**OLMO2, "sliding_window": 4096, "rope_theta": 5e5}
+        "OLMo 3", read_olmo3, POST_NORM_NAMES, {**OLMO2, "sliding_window": 4096, "rope_theta": 5e5}
     ),
     "Exaone4ForCausalLM": Family(
-        "exaone4",
         "Exaone 4.0",
         read_exaone4,
         POST_NORM_NAMES,

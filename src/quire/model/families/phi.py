@@ -70,7 +70,6 @@ def read_starcoder2(config: ConfigReader) -> DecoderConfig:
 
 FAMILIES = {
     "PhiForCausalLM": Family(
-        "phi",
         "Phi-1, 1.5, 2",
         read_phi,
         PHI_NAMES,
@@ -78,14 +77,12 @@ FAMILIES = {
         {"rms_norm_eps": "layer_norm_eps"},
     ),
     "Phi3ForCausalLM": Family(
-        "phi3",
         "Phi-3, 3.5, 4 (dense, text)",
         read_phi3,
         {"attention.qkv": "self_attn.qkv_proj", "mlp.gate_up": "mlp.gate_up_proj"},
         {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     ),
     "Starcoder2ForCausalLM": Family(
-        "starcoder2",
         "StarCoder2",
         read_starcoder2,
         {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},

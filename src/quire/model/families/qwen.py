@@ -92,16 +92,14 @@ QWEN = {
 }
 MOE = {"decoder_sparse_step": 1, "norm_topk_prob": False}
 FAMILIES = {
-    "Qwen2ForCausalLM": Family("qwen2", "Qwen2, Qwen2.5", read_qwen2, defaults=QWEN),
+    "Qwen2ForCausalLM": Family("Qwen2, Qwen2.5", read_qwen2, defaults=QWEN),
     "MiMoForCausalLM": Family(
-        "mimo",
         "MiMo-7B",
         read_mimo,
         {"ignored": (*LLAMA_NAMES.ignored, r"model\.mtp_layers\..*")},
         {**QWEN, "attention_bias": True, "num_nextn_predict_layers": 0},
     ),
     "Qwen2MoeForCausalLM": Family(
-        "qwen2_moe",
         "Qwen1.5-MoE, Qwen2-57B-A14B",
         read_qwen2_moe,
         defaults={
@@ -116,9 +114,8 @@ FAMILIES = {
             "qkv_bias": True,
         },
     ),
-    "Qwen3ForCausalLM": Family("qwen3", "Qwen3", read_qwen3, defaults={**QWEN, "head_dim": 128}),
+    "Qwen3ForCausalLM": Family("Qwen3", read_qwen3, defaults={**QWEN, "head_dim": 128}),
     "Qwen3MoeForCausalLM": Family(
-        "qwen3_moe",
         "Qwen3-30B-A3B, Qwen3-235B-A22B",
         read_qwen3_moe,
         defaults={

@@ -132,7 +132,6 @@ def qwen4_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
 
 FAMILIES = {
     "Qwen4ExpForCausalLM": Family(
-        "qwen4_exp_text",
         "Qwen4-exp, Qwen3.8-Flash-Next (text)",
         read_qwen4,
         qwen4_names,

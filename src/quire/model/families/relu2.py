@@ -88,24 +88,17 @@ APERTUS = {
 }
 ARCEE = {"hidden_act": "relu2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 FAMILIES = {
-    "ArceeForCausalLM": Family("arcee", "AFM 4.5B", read_arcee, defaults=ARCEE),
+    "ArceeForCausalLM": Family("AFM 4.5B", read_arcee, defaults=ARCEE),
     "Jais2ForCausalLM": Family(
-        "jais2",
         "Jais 2",
         read_jais2,
         defaults={**ARCEE, "max_position_embeddings": 8192, "attention_bias": True, "mlp_bias": True},
         spellings={"rms_norm_eps": "layer_norm_eps"},
     ),
     "NemotronForCausalLM": Family(
-        "nemotron",
-        "Nemotron 4, Minitron",
-        read_nemotron,
-        {"norm_offset": 1.0},
-        ARCEE,
-        {"rms_norm_eps": "norm_eps"},
+        "Nemotron 4, Minitron", read_nemotron, {"norm_offset": 1.0}, ARCEE, {"rms_norm_eps": "norm_eps"}
     ),
     "BitNetForCausalLM": Family(
-        "bitnet",
         "BitNet b1.58 (its float weights)",
         read_bitnet,
         {"attention.out_norm": "self_attn.attn_sub_norm", "mlp.down_norm": "mlp.ffn_sub_norm"},
@@ -113,17 +106,12 @@ FAMILIES = {
     ),
     "NanoChatForCausalLM": Family(
         "nanochat",
-        "nanochat",
         read_nanochat,
         {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
         {**ARCEE, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "final_logit_softcapping": 15.0},
     ),
-    "ApertusForCausalLM": Family("apertus", "Apertus 8B, 70B", read_apertus, APERTUS_NAMES, APERTUS),
+    "ApertusForCausalLM": Family("Apertus 8B, 70B", read_apertus, APERTUS_NAMES, APERTUS),
     "Apertus1p5TextForCausalLM": Family(
-        "apertus1p5_text",
-        "Apertus 1.5 (text)",
-        read_apertus,
-        APERTUS_NAMES,
-        {**APERTUS, "vocab_size": 266752},
+        "Apertus 1.5 (text)", read_apertus, APERTUS_NAMES, {**APERTUS, "vocab_size": 266752}
     ),
 }

@@ -133,7 +133,6 @@ def step_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
 
 FAMILIES = {
     "Step3p5ForCausalLM": Family(
-        "step3p5",
         "Step 3.5, 3.7 Flash",
         read_step,
         step_names,

@@ -299,7 +299,6 @@ GEMMA4_NAMES = SANDWICH_NAMES.changed(
 )
 FAMILIES = {
     "Gemma4ForCausalLM": Family(
-        "gemma4_text",
         "Gemma 4 (text: 26B-A4B, 31B, E2B, E4B)",
         read_gemma4,
         gemma4_names,
@@ -322,7 +321,6 @@ FAMILIES = {
         {"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
     ),
     "MiMoV2FlashForCausalLM": Family(
-        "mimo_v2_flash",
         "MiMo-V2-Flash 309B-A15B",
         read_mimo,
         {"attention.sinks": "self_attn.attention_sink_bias"},
@@ -350,7 +348,6 @@ FAMILIES = {
         },
     ),
     "LagunaForCausalLM": Family(
-        "laguna",
         "Laguna",
         read_laguna,
         {"attention.gate": "self_attn.g_proj", "mixture.correction": "mlp.experts.e_score_correction_bias"},
@@ -373,7 +370,6 @@ FAMILIES = {
         },
     ),
     "DeciLMForCausalLM": Family(
-        "nemotron-nas",
         "Llama-Nemotron Super 49B, Ultra 253B",
         read_decilm,
         defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6},

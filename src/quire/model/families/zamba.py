@@ -91,7 +91,6 @@ def _kinds(config: ConfigReader) -> list[str]:
 ATTENTION = "shared_transformer.self_attn"
 FAMILIES = {
     "Zamba2ForCausalLM": Family(
-        "zamba2",
         "Zamba2 (1.2B, 2.7B, 7B)",
         read_zamba2,
         LLAMA_NAMES.changed(
