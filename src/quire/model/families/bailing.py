@@ -15,35 +15,43 @@ from quire.model.families.family import (
     sparse_after,
 )
 from quire.model.families.gated_delta import DELTA, LINEAR, decay_bound, delta_names, kda
-from quire.model.families.mixtures import LIKE_V3, mtp_ignored, v3_moe
-from quire.model.families.names import LLAMA_NAMES, TensorNames
+from quire.model.families.mixtures import LIKE_V3, v3_moe
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.rope import rotary_dim
 from quire.model.parts.decoder import DecoderConfig
 
-
-def bailing_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return LLAMA_NAMES.changed(
-        {
-            "embedding": "model.word_embeddings",
-            "attention.qkv": "attention.query_key_value",
-            "attention.q_norm": "attention.query_layernorm",
-            "attention.k_norm": "attention.key_layernorm",
-            "attention.out": "attention.dense",
-            "mixture.correction": "mlp.gate.expert_bias",
-            "mixture.shared": "mlp.shared_experts.",
-            "ignored": mtp_ignored(spec),
-        }
-    )
+NAMES = LLAMA_NAMES.changed(
+    {
+        "embedding": "model.word_embeddings",
+        "attention.qkv": "attention.query_key_value",
+        "attention.q_norm": "attention.query_layernorm",
+        "attention.k_norm": "attention.key_layernorm",
+        "attention.out": "attention.dense",
+        "mixture.correction": "mlp.gate.expert_bias",
+        "mixture.shared": "mlp.shared_experts.",
+    }
+)
+LATENT = [
+    f"attention.{name}" for name in ("q", "q_down", "q_down_norm", "q_up", "kv_down", "kv_norm", "kv_up")
+]
+HYBRID_NAMES = NAMES.changed(
+    {
+        **delta_names("attention"),
+        **{path: LLAMA_NAMES[path].replace("self_attn", "attention") for path in LATENT},
+        "attention.gate": "attention.g_proj",
+        "delta.gate": "attention.g_proj",
+        "delta.steps": "attention.f_proj",
+        "delta.out": "attention.dense",
+        "plain_shared": True,
+        "interleaved": True,
+    }
+)
 
 
 def read_bailing(config: ConfigReader) -> DecoderConfig:
     """Ling 2.0, arXiv:2510.22115. The first generation chooses by softmax and norms no queries."""
-    config.expect("use_rmsnorm", True)
-    config.expect("norm_head", False)
-    config.expect("norm_softmax", False)
-    config.expect("using_split_qkv_in_self_attention", False)
-    config.expect("use_sliding_window", False)
-    config.expect("multi_gate", False)
+    config.expect_all({"use_rmsnorm": True, "norm_head": False, "norm_softmax": False, "multi_gate": False})
+    config.expect_all({"using_split_qkv_in_self_attention": False, "use_sliding_window": False})
     config.skip("sliding_window max_window_layers output_dropout router_dtype")
     config.skip("num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor")
     size, inner = head_size(config), config.integer("moe_intermediate_size")
@@ -80,13 +88,14 @@ def read_bailing_hybrid(config: ConfigReader) -> DecoderConfig:
     Where transformers has written the config, head_dim is another size, and linear_head_dim this one.
     """
     heads = config.integer("num_attention_heads")
-    for key, value in {
-        "no_kda_lora": True,
-        "gated_attention_proj_granularity_type": "head_wise",
-        "score_function": "sigmoid",
-        "linear_num_heads": heads,
-    }.items():
-        config.expect(key, value)
+    config.expect_all(
+        {
+            "no_kda_lora": True,
+            "gated_attention_proj_granularity_type": "head_wise",
+            "score_function": "sigmoid",
+            "linear_num_heads": heads,
+        }
+    )
     config.skip("num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor router_dtype")
     every, layers = config.integer("layer_group_size"), num_layers(config)
     kinds = layer_kinds(config, [LINEAR if (i + 1) % every else FULL for i in range(layers)], (FULL, LINEAR))
@@ -112,23 +121,6 @@ def read_bailing_hybrid(config: ConfigReader) -> DecoderConfig:
     )
 
 
-def hybrid_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    latent = {"q": "q_proj", "q_down": "q_a_proj", "q_down_norm": "q_a_layernorm", "q_up": "q_b_proj"}
-    latent |= {"kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "kv_up": "kv_b_proj"}
-    return bailing_names(spec, config).changed(
-        {
-            **delta_names("attention"),
-            **{f"attention.{name}": f"attention.{module}" for name, module in latent.items()},
-            "attention.gate": "attention.g_proj",
-            "delta.gate": "attention.g_proj",
-            "delta.steps": "attention.f_proj",
-            "delta.out": "attention.dense",
-            "plain_shared": True,
-            "interleaved": True,
-        }
-    )
-
-
 BAILING = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 32768,
@@ -149,13 +141,15 @@ V2 = {
 }
 FAMILIES = {
     "BailingMoeForCausalLM": Family(
-        "Ling and Ring 1, 1.5 (lite, plus)", read_bailing, bailing_names, BAILING
+        "Ling and Ring 1, 1.5 (lite, plus)", read_bailing, NAMES, BAILING, further=1
     ),
-    "BailingMoeV2ForCausalLM": Family("Ling and Ring 2.0 (mini, flash, 1T)", read_bailing, bailing_names, V2),
+    "BailingMoeV2ForCausalLM": Family(
+        "Ling and Ring 2.0 (mini, flash, 1T)", read_bailing, NAMES, V2, further=1
+    ),
     "BailingHybridForCausalLM": Family(
         "Ling 3.0 (Flash)",
         read_bailing_hybrid,
-        hybrid_names,
+        HYBRID_NAMES,
         {
             **V2,
             "max_position_embeddings": 262144,
@@ -178,11 +172,12 @@ FAMILIES = {
             "num_shared_experts": "num_shared_experts n_shared_experts",
             "short_conv_kernel_size": "short_conv_kernel_size linear_conv_kernel_dim",
         },
+        further=1,
     ),
     "SarvamMoEForCausalLM": Family(
         "Sarvam 30B",
         read_bailing,
-        bailing_names,
+        NAMES,
         {
             **BAILING,
             "max_position_embeddings": 131072,
@@ -204,5 +199,6 @@ FAMILIES = {
             "num_shared_experts": "n_shared_experts num_shared_experts",
             "use_qkv_bias": "attention_bias use_qkv_bias",
         },
+        further=1,
     ),
 }

@@ -23,14 +23,14 @@ from quire.model.parts.decoder import DecoderConfig
 
 COHERE_NAMES = LLAMA_NAMES.changed({"interleaved": True})
 # FIXED keys stand in configs of the second generation beside the fields that decide.
-FIXED = (
-    ("use_gated_activation", True),
-    ("use_parallel_block", True),
-    ("use_embedding_sharing", True),
-    ("position_embedding_type", "rope_gptj"),
-    ("order_of_interleaved_layers", "local_attn_first"),
-    ("rotary_pct", 1.0),
-)
+FIXED = {
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+    "use_embedding_sharing": True,
+    "position_embedding_type": "rope_gptj",
+    "order_of_interleaved_layers": "local_attn_first",
+    "rotary_pct": 1.0,
+}
 
 
 def read_cohere(config: ConfigReader, **fields: Any) -> DecoderConfig:
@@ -49,8 +49,7 @@ def read_cohere(config: ConfigReader, **fields: Any) -> DecoderConfig:
 
 def read_cohere2(config: ConfigReader) -> DecoderConfig:
     """Three sliding layers, then one without positions."""
-    for key, value in FIXED:
-        config.expect(key, value)
+    config.expect_all(FIXED)
     config.expect("use_qk_norm", False)
     config.skip("use_parallel_embedding")  # how training was spread
     pattern = config.integer("sliding_window_pattern", 4)
@@ -66,8 +65,7 @@ def read_cohere2(config: ConfigReader) -> DecoderConfig:
 
 def read_cohere2_moe(config: ConfigReader) -> DecoderConfig:
     """A mixture in the layers after the first dense ones."""
-    for key, value in FIXED:
-        config.expect(key, value)
+    config.expect_all(FIXED)
     # The model's code reads the newer name alone.
     config.expect("rope_scaling", None, config.get("rope_parameters"))
     config.expect("layer_norm_only", None)

@@ -163,6 +163,11 @@ class ConfigReader:
         if self.given(key) is not None and self.get(key) not in values:
             raise self.wrong(key, self.get(key), " or ".join(repr(v) for v in values))
 
+    def expect_all(self, values: Mapping[str, object], *others: object) -> None:
+        """Refuse, by key, any value but the one given, or one of `others`. Absent keys are accepted."""
+        for key, value in values.items():
+            self.expect(key, value, *others)
+
     def section(self, key: str, *, whole: bool = False) -> ConfigReader | None:
         """Make a reader of the object under the key, finished with this one. Null counts as absent.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from quire.devices.protocol import Routing
@@ -20,17 +20,14 @@ from quire.model.parts.rope import RopeSpec
 NOTHING: Mapping[str, Any] = {}
 
 
-def deepseek_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    """The layer after the last predicts one token more; the next token does not depend on it."""
-    names = LLAMA_NAMES.changed(
-        {"interleaved": config.boolean("rope_interleave", True), "mixture.shared": "mlp.shared_experts."}
+def deepseek_names(
+    spec: DecoderConfig, config: ConfigReader, changes: Mapping[str, Any] = NOTHING
+) -> TensorNames:
+    """Turn neighbours or halves as the config says; `changes` are a later family's."""
+    interleaved = config.boolean("rope_interleave", True)
+    return LLAMA_NAMES.changed(
+        {"interleaved": interleaved, "mixture.shared": "mlp.shared_experts.", **changes}
     )
-    extra = re.escape(names.layer.format(i=spec.num_layers)) + ".*"
-    return names.changed({"ignored": (*names.ignored, extra)})
-
-
-def axk1_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return deepseek_names(spec, config).changed({"mixture.norm": "post_mlp_layernorm"})
 
 
 def read_deepseek_v2(config: ConfigReader) -> DecoderConfig:
@@ -130,26 +127,13 @@ def _temperature(rope: RopeSpec) -> float:
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
 
 
-def read_glm4_moe_lite(config: ConfigReader) -> DecoderConfig:
-    """By default the first layer is dense."""
-    return read_deepseek_v3(config, first_dense=1)
-
-
-def read_axk1(config: ConfigReader) -> DecoderConfig:
-    """SK Telecom's A.X K1: a norm after each mixture."""
-    return read_deepseek_v3(config, first_dense=1, norm=True)
-
-
 def read_longcat(config: ConfigReader) -> DecoderConfig:
     """Meituan 2025, arXiv:2509.01322: each module has two layers; the first's mixture joins after the second.
 
     Some experts return their input.
     """
-    config.expect("zero_expert_type", "identity")
-    config.expect("router_bias", False)
-    config.expect("attention_method", "MLA")
-    for key in ("mla_scale_q_lora", "mla_scale_kv_lora"):
-        config.expect(key, True)
+    config.expect_all({"zero_expert_type": "identity", "router_bias": False, "attention_method": "MLA"})
+    config.expect_all({"mla_scale_q_lora": True, "mla_scale_kv_lora": True})
     modules, hidden = config.integer("num_layers", high=MAX_LAYERS // 2), config.integer("hidden_size")
     config.expect("num_hidden_layers", 2 * modules)
     twice = config.derived({"num_hidden_layers": 2 * modules})
@@ -258,6 +242,7 @@ FAMILIES = {
             "routed_scaling_factor": 1.0,
             "topk_method": "greedy",
         },
+        further=1,
     ),
     "DeepseekV3ForCausalLM": Family(
         "DeepSeek-V3, R1, Kimi-K2",
@@ -265,6 +250,7 @@ FAMILIES = {
         deepseek_names,
         {**V3, "first_k_dense_replace": 3},
         {**MTP, **ROUTED},
+        further=1,
     ),
     "SarvamMLAForCausalLM": Family(
         "Sarvam 105B",
@@ -284,10 +270,11 @@ FAMILIES = {
             "n_shared_experts": "n_shared_experts num_shared_experts",
             "qk_head_dim": "qk_head_dim q_head_dim",
         },
+        further=1,
     ),
     "Glm4MoeLiteForCausalLM": Family(
         "GLM-4.7-Flash",
-        read_glm4_moe_lite,
+        partial(read_deepseek_v3, first_dense=1),
         deepseek_names,
         {
             **V3,
@@ -304,13 +291,15 @@ FAMILIES = {
             "topk_group": 1,
         },
         {**MTP, **ROUTED},
+        further=1,
     ),
     "AXK1ForCausalLM": Family(
         "A.X K1",
-        read_axk1,
-        axk1_names,
+        partial(read_deepseek_v3, first_dense=1, norm=True),
+        partial(deepseek_names, changes={"mixture.norm": "post_mlp_layernorm"}),
         {**V3, "max_position_embeddings": 32768, "n_routed_experts": 192},
         {**MTP, **ROUTED},
+        further=1,
     ),
     "LongcatFlashForCausalLM": Family(
         "LongCat-Flash 560B",
@@ -336,6 +325,7 @@ FAMILIES = {
         read_youtu,
         deepseek_names,
         {**LATENT, "max_position_embeddings": 131072, "tie_word_embeddings": True},
+        further=1,
     ),
     "MiniCPM3ForCausalLM": Family(
         "MiniCPM 3 4B",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.model.families import ENCODER_TASKS
 from quire.model.families.classifiers import CLASSIFIERS
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
@@ -15,7 +16,7 @@ from quire.model.families.family import (
     num_layers,
     read_decoder,
 )
-from quire.model.families.gpt import PLAIN
+from quire.model.families.gpt import PLAIN, UNGROUPED
 from quire.model.families.llama import read_llama
 from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.rope import read_layer_ropes
@@ -338,7 +339,7 @@ def read_modernbert(config: ConfigReader) -> DecoderConfig:
     )
 
 
-BERT_KEYS = {"rms_norm_eps": "layer_norm_eps", "num_key_value_heads": "", "head_dim": ""}
+BERT_KEYS = {"rms_norm_eps": "layer_norm_eps", **UNGROUPED}
 BERT = {"hidden_act": "gelu", "max_position_embeddings": 512, "rms_norm_eps": 1e-12}
 DISTILBERT_KEYS = {
     "hidden_size": "dim hidden_size",
@@ -397,16 +398,7 @@ _FAMILIES = {
             "global_rope_theta": 160000.0,
             "local_rope_theta": 10000.0,
         },
-        {
-            "hidden_act": "hidden_activation",
-            "rms_norm_eps": "norm_eps",
-            "num_key_value_heads": "",
-            "head_dim": "",
-        },
+        {"hidden_act": "hidden_activation", "rms_norm_eps": "norm_eps", **UNGROUPED},
     ),
 }
-FAMILIES = {
-    f"{name}{task}": family
-    for name, family in _FAMILIES.items()
-    for task in ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "Model")
-}
+FAMILIES = {f"{name}{task}": family for name, family in _FAMILIES.items() for task in ENCODER_TASKS}

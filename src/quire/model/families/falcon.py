@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, read_decoder
-from quire.model.families.gpt import PLAIN
+from quire.model.families.gpt import PLAIN, UNGROUPED
 from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.layer import Placement
@@ -101,8 +101,7 @@ FAMILIES = {
             "intermediate_size": "ffn_hidden_size",
             "hidden_act": "activation",
             "rms_norm_eps": "layer_norm_epsilon",
-            "num_key_value_heads": "",
-            "head_dim": "",
+            **UNGROUPED,
         },
     ),
     "BloomForCausalLM": Family(
@@ -116,8 +115,7 @@ FAMILIES = {
             "num_attention_heads": "n_head num_attention_heads",
             "max_position_embeddings": "seq_length",
             "rms_norm_eps": "layer_norm_epsilon",
-            "num_key_value_heads": "",
-            "head_dim": "",
+            **UNGROUPED,
         },
     ),
 }

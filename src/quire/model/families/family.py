@@ -38,8 +38,8 @@ class Family:
     `read` turns a config into a model's. `names` may be what differs from Llama's (TensorNames.changed), and may depend
     on the model. `defaults` are the values that transformers' config class gives to absent keys; a key without one is
     required, or means what llama's means. `spellings` are the names that a key has in the file if not its own. `unused`
-    are keys that the class has and the model does not use. `quantized` maps methods of quantization that only change
-    where tensors are, and how, to that change.
+    are keys that the class has and the model does not use. `further` layers after the last predict further tokens, and
+    are left out. `quantized` maps methods of quantization that only change where tensors are, and how, to that change.
     """
 
     models: str
@@ -48,11 +48,13 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
     unused: str = ""
+    further: int = 0
     quantized: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def tensor_names(self, model: DecoderConfig, config: ConfigReader) -> TensorNames:
-        names = self.names(model, config) if callable(self.names) else self.names
-        return names if isinstance(names, TensorNames) else LLAMA_NAMES.changed(names)
+        found = self.names(model, config) if callable(self.names) else self.names
+        names = found if isinstance(found, TensorNames) else LLAMA_NAMES.changed(found)
+        return names.without_layers(model.num_layers, self.further)
 
 
 def read_decoder(config: ConfigReader, **fields: Any) -> DecoderConfig:
@@ -120,8 +122,8 @@ def head_size(config: ConfigReader) -> int:
     return given or max(1, config.integer("hidden_size") // config.integer("num_attention_heads"))
 
 
-def read_activation(config: ConfigReader, key: str = "hidden_act", default: str = "silu") -> Activation:
-    name = config.get(key) if config.given(key) else config.get(key) or default
+def read_activation(config: ConfigReader, key: str = "hidden_act") -> Activation:
+    name = config.get(key) if config.given(key) else config.get(key) or "silu"
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise config.wrong(key, name, f"one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -138,6 +140,18 @@ def alternate(layers: int, pattern: int, offset: int = 1) -> list[str]:
     return [FULL if (i + offset) % pattern == 0 else SLIDING for i in range(layers)]
 
 
+def read_list(
+    config: ConfigReader, key: str, default: Sequence[Any], fits: Callable[[Any], bool], must: str
+) -> list[Any]:
+    """Read a list as long as `default`, or take that where the key is absent or null; all its entries fit."""
+    found = config.get(key)
+    if found is None:
+        return list(default)
+    if not isinstance(found, list) or len(found) != len(default) or not all(map(fits, found)):
+        raise config.wrong(key, found, f"{len(default)} {must}")
+    return found
+
+
 def layer_kinds(
     config: ConfigReader,
     default: Sequence[Any],
@@ -145,12 +159,8 @@ def layer_kinds(
     key: str = "layer_types",
 ) -> list[str]:
     """Read the kind of each layer, or take the family's own where the key is absent or null."""
-    found = config.get(key)
-    if found is None:
-        return list(default)
-    if not isinstance(found, list) or len(found) != len(default) or any(k not in kinds for k in found):
-        raise config.wrong(key, found, f"{len(default)} entries, each one of {', '.join(map(str, kinds))}")
-    return found
+    must = f"entries, each one of {', '.join(map(str, kinds))}"
+    return read_list(config, key, default, lambda kind: kind in kinds, must)
 
 
 def listed_layers(config: ConfigReader, key: str, default: Sequence[int]) -> list[int]:

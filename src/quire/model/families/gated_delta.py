@@ -115,12 +115,9 @@ def delta_kinds(config: ConfigReader) -> list[str]:
 def read_qwen(config: ConfigReader, share: float = 0.25, **fields: Any) -> DecoderConfig:
     """Queries and keys are normed, and rotated, by default a `share` of them; heads are gated by element."""
     kinds, eps = delta_kinds(config), config.number("rms_norm_eps", 1e-6)
-    for key, value in (
-        ("attn_output_gate", True),
-        ("use_sliding_window", False),
-        ("mamba_ssm_dtype", "float32"),
-    ):
-        config.expect(key, value, None)
+    config.expect_all(
+        {"attn_output_gate": True, "use_sliding_window": False, "mamba_ssm_dtype": "float32"}, None
+    )
     config.skip("mtp_num_hidden_layers mtp_use_dedicated_embeddings")
     gate = config.get("output_gate_type") or "silu"
     if not isinstance(gate, str) or gate not in GATES:

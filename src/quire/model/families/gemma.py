@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from quire.model.families.config import ConfigReader
@@ -52,11 +53,6 @@ def read_gemma2(config: ConfigReader, placement: Placement = "sandwich") -> Deco
         scores_cap=cap(config, "attn_logit_softcapping"),
         head_cap=cap(config, "final_logit_softcapping"),
     )
-
-
-def read_vaultgemma(config: ConfigReader) -> DecoderConfig:
-    """Gemma 2 with norms before attention and MLP alone."""
-    return read_gemma2(config, placement="pre")
 
 
 def read_gemma3(config: ConfigReader) -> DecoderConfig:
@@ -116,7 +112,7 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family("Gemma 2", read_gemma2, SANDWICH_NAMES, GEMMA2, NEWER),
     "VaultGemmaForCausalLM": Family(
         "VaultGemma 1B",
-        read_vaultgemma,
+        partial(read_gemma2, placement="pre"),
         {"norm_offset": 1.0, "mlp_norm": "pre_feedforward_layernorm"},
         GEMMA2,
         NEWER,

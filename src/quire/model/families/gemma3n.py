@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import NormalDist
+from typing import Any
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import (
@@ -13,6 +14,7 @@ from quire.model.families.family import (
     num_layers,
     read_activation,
     read_decoder,
+    read_list,
     windows_of,
 )
 from quire.model.families.gemma import GEMMA, NEWER, SANDWICH_NAMES, cap
@@ -66,22 +68,22 @@ def _inner(config: ConfigReader, layers: int) -> list[int]:
     given = config.get("intermediate_size")
     if not isinstance(given, list):
         return [config.integer("intermediate_size")] * layers
-    if len(given) != layers or any(type(width) is not int or width < 1 for width in given):
-        raise config.wrong("intermediate_size", given, f"an integer or {layers} of them")
-    return given
+    must = "integers above 0, or one of them"
+    return read_list(
+        config, "intermediate_size", [1] * layers, lambda width: type(width) is int and width > 0, must
+    )
 
 
 def _cutoffs(config: ConfigReader, layers: int) -> list[float | None]:
     """Compute the standard deviations above the mean that a gate must reach, from the share of gates to leave out."""
-    given = config.get("activation_sparsity_pattern")
-    if given is None:
-        sparse = 10 if layers > 10 else 0
-        given = [0.95] * sparse + [0.0] * (layers - sparse)
-    if not isinstance(given, list) or len(given) != layers:
-        raise config.wrong("activation_sparsity_pattern", given, f"{layers} numbers")
-    if any(type(share) not in (int, float) or not 0 <= share < 1 for share in given):
-        raise config.wrong("activation_sparsity_pattern", given, "numbers from 0 to below 1")
-    return [None if share == 0 else round(NormalDist().inv_cdf(share), 6) for share in given]
+
+    def fits(share: Any) -> bool:
+        return type(share) in (int, float) and 0 <= share < 1
+
+    sparse = 10 if layers > 10 else 0
+    default = [0.95] * sparse + [0.0] * (layers - sparse)
+    shares = read_list(config, "activation_sparsity_pattern", default, fits, "numbers from 0 to below 1")
+    return [None if share == 0 else round(NormalDist().inv_cdf(share), 6) for share in shares]
 
 
 def gemma3n_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:

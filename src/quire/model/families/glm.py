@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from quire.model.families.config import ConfigReader
@@ -18,10 +19,6 @@ def read_glm(config: ConfigReader, **fields: Any) -> DecoderConfig:
     )
 
 
-def read_glm4(config: ConfigReader) -> DecoderConfig:
-    return read_glm(config, placement="sandwich")
-
-
 GLM = {
     "num_key_value_heads": 2,
     "head_dim": 128,
@@ -35,7 +32,7 @@ FAMILIES = {
     ),
     "Glm4ForCausalLM": Family(
         "GLM-4 0414",
-        read_glm4,
+        partial(read_glm, placement="sandwich"),
         {
             "interleaved": True,
             "mlp.gate_up": "mlp.gate_up_proj",

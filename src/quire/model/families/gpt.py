@@ -160,16 +160,17 @@ def read_opt(config: ConfigReader) -> DecoderConfig:
     )
 
 
+# UNGROUPED are keys that classes lack: each head has keys of its own, and the hidden size's share.
+UNGROUPED = {"num_key_value_heads": "", "head_dim": ""}
 GPT_KEYS = {
     "hidden_size": "n_embd hidden_size",
     "num_hidden_layers": "n_layer num_hidden_layers",
     "num_attention_heads": "n_head num_attention_heads",
-    "num_key_value_heads": "",
+    **UNGROUPED,
     "intermediate_size": "n_inner",
     "hidden_act": "activation_function",
     "rms_norm_eps": "layer_norm_epsilon",
     "max_position_embeddings": "n_positions max_position_embeddings",
-    "head_dim": "",
 }
 GPT = {"hidden_act": "gelu_new", "rms_norm_eps": 1e-5}
 FAMILIES = {

@@ -38,8 +38,7 @@ YARN = {
 
 def read_gpt_oss(config: ConfigReader) -> DecoderConfig:
     """OpenAI 2025, arXiv:2508.10925."""
-    for key, value in (("hidden_act", "silu"), ("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
-        config.expect(key, value)
+    config.expect_all({"hidden_act": "silu", "swiglu_limit": 7.0, "swiglu_alpha": 1.702})
     config.skip("experts_per_token initial_context_length")  # what num_experts_per_tok and the rope say
     kinds = layer_kinds(config, alternate(num_layers(config), 2))
     return read_decoder(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from quire.model.families.family import (
     layer_kinds,
     num_layers,
     read_decoder,
+    read_list,
     read_moe,
     windows_of,
 )
@@ -56,14 +58,11 @@ def read_granite_swa(
     config: ConfigReader, read: Callable[..., DecoderConfig] = read_granite
 ) -> DecoderConfig:
     """Every layer has sinks and a rope base of its own; base 0 is a layer without positions."""
-    layers = num_layers(config)
-    kinds = layer_kinds(config, [FULL if i % 4 == 0 else SLIDING for i in range(layers)])
-    thetas = config.get("layer_rope_theta")
+    kinds = layer_kinds(config, [FULL if i % 4 == 0 else SLIDING for i in range(num_layers(config))])
     fields = {"scores_window": windows_of(config, kinds), "scores_sinks": True}
-    if thetas is None:
+    if config.get("layer_rope_theta") is None:
         return read(config, **fields)
-    if not isinstance(thetas, list) or len(thetas) != layers or any(not _is_theta(t) for t in thetas):
-        raise config.wrong("layer_rope_theta", thetas, f"{layers} numbers above 1, or 0")
+    thetas = read_list(config, "layer_rope_theta", kinds, _is_theta, "numbers above 1, or 0")
     rope = read_rope(config, head_size(config), config.integer("max_position_embeddings"))
     ropes = [replace(rope, theta=float(theta)) if theta else None for theta in thetas]
     return read(config, rope=rope, layer_ropes=ropes, **fields)
@@ -71,10 +70,6 @@ def read_granite_swa(
 
 def _is_theta(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and (value == 0 or value > 1)
-
-
-def read_granite_moe_swa(config: ConfigReader) -> DecoderConfig:
-    return read_granite_swa(config, read_granite_moe)
 
 
 def read_hyperclovax(config: ConfigReader) -> DecoderConfig:
@@ -129,7 +124,7 @@ FAMILIES = {
     ),
     "GraniteMoeSWAForCausalLM": Family(
         "Granite MoE with sliding layers",
-        read_granite_moe_swa,
+        partial(read_granite_swa, read=read_granite_moe),
         MOE_NAMES.changed(
             {
                 "mixture.router": "block_sparse_moe.router",

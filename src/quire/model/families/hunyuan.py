@@ -60,9 +60,7 @@ def read_hunyuan_v3(config: ConfigReader) -> DecoderConfig:
         renormalize=True,
         scale=config.number("router_scaling_factor"),
     )
-    bias = config.boolean("mlp_bias", False)
-    if bias:
-        raise config.wrong("mlp_bias", bias, "false")
+    config.expect("mlp_bias", False, None)
     return read_decoder(config, **biases(config), qk_norm="head", moe=moe)
 
 

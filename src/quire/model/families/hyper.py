@@ -22,7 +22,7 @@ from quire.model.families.family import (
 from quire.model.families.gated_delta import LINEAR, decay_bound
 from quire.model.families.indexed import INDEXED, INDEXER_NAMES, OWN, STILL, index_heads, indexer_types
 from quire.model.families.kimi_linear import KDA_NAMES, read_kda
-from quire.model.families.mixtures import mtp_ignored, v3_moe
+from quire.model.families.mixtures import v3_moe
 from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.rope import PARTIAL, parse_rope, rotary_dim
 from quire.model.parts.bounds import MAX_HEAD_DIM, MAX_STREAMS
@@ -77,16 +77,17 @@ GLM_NAMES = LLAMA_NAMES.changed(
 
 def read_deepseek_v4(config: ConfigReader) -> DecoderConfig:
     """DeepSeek-AI 2026. All layers have a window; some compress what lies before it, and some of them choose."""
-    for key, value in {
-        "attention_bias": False,
-        "mlp_bias": False,
-        "hidden_act": "silu",
-        "num_key_value_heads": 1,
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-        "topk_method": "noaux_tc",
-    }.items():
-        config.expect(key, value)
+    config.expect_all(
+        {
+            "attention_bias": False,
+            "mlp_bias": False,
+            "hidden_act": "silu",
+            "num_key_value_heads": 1,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "topk_method": "noaux_tc",
+        }
+    )
     config.skip("num_nextn_predict_layers expert_dtype intermediate_size")
     layers, eps = num_layers(config), config.number("rms_norm_eps", 1e-6)
     heads, head_dim = config.integer("num_attention_heads"), config.integer("head_dim", high=MAX_HEAD_DIM)
@@ -143,13 +144,9 @@ def read_glm5_next(config: ConfigReader) -> DecoderConfig:
 
     Keys of the open pool are always seen.
     """
-    for key in ("mhc", "index_kpool_always_select_tail"):
-        config.expect(key, True)
-    config.expect("qk_rope_head_dim", 0)
-    config.expect("scoring_func", "sigmoid")
-    config.expect("topk_method", "noaux_tc")
-    config.expect("attention_bias", False)
-    config.expect("hidden_act", "silu")
+    config.expect_all({"mhc": True, "index_kpool_always_select_tail": True, "qk_rope_head_dim": 0})
+    config.expect_all({"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
+    config.expect_all({"attention_bias": False, "hidden_act": "silu"})
     config.skip("head_dim qk_head_dim rope_theta rope_scaling rope_parameters num_nextn_predict_layers")
     layers, limit, q_rank = num_layers(config), config.positive("swiglu_limit"), config.integer("q_lora_rank")
     said = [INDEXED[0] if i % 4 == 3 else LINEAR for i in range(layers)]
@@ -195,10 +192,6 @@ def _bound(config: ConfigReader, inner: ConfigReader, kinds: Sequence[str]) -> f
     bound = inner.get(key) if inner.given(key) else config.get("linear_lower_bound")
     bound = (-5.0 if safe else 0.0) if bound is None else bound
     return decay_bound(inner, key, bound)
-
-
-def glm5_next_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return GLM_NAMES.changed({"ignored": mtp_ignored(spec)})
 
 
 def read_streams(config: ConfigReader, *, ends: bool) -> dict[str, Any]:
@@ -308,8 +301,9 @@ FAMILIES = {
     "Glm5NextForCausalLM": Family(
         "GLM-5.3-Flash (text)",
         read_glm5_next,
-        glm5_next_names,
+        GLM_NAMES,
         {"rms_norm_eps": 1e-5, "swiglu_limit": 10.0, "topk_group": 1},
         ROUTED,
+        further=1,
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from quire.model.families.config import ConfigReader
@@ -35,7 +36,9 @@ INDEXER_NAMES = {
     "indexer.weights": "self_attn.indexer.weights_proj",
 }
 PATTERN = "index_topk_pattern"
-HY_V4 = {
+HY_V4_NAMES = {
+    **INDEXER_NAMES,
+    "mixture.shared": "mlp.shared_experts.",
     "interleaved": False,
     "index_last": True,
     "attention.sinks": "self_attn.learnable_sink_param",
@@ -91,22 +94,6 @@ MISTRAL_NAMES = TensorNames(
 STILL = RopeSpec("proportional", 10000.0, 2)
 
 
-def deepseek_v32_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return deepseek_names(spec, config).changed(INDEXER_NAMES)
-
-
-def glm_dsa_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return deepseek_v32_names(spec, config).changed({"index_interleaved": True})
-
-
-def hy_v4_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return deepseek_v32_names(spec, config).changed(HY_V4)
-
-
-def hy_v4_vl_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return hy_v4_names(spec, config).changed({"interleaved": True, "index_interleaved": True})
-
-
 def read_deepseek_v32(config: ConfigReader) -> DecoderConfig:
     """DeepSeek-AI 2025, arXiv:2512.02556. Attention turns neighbouring elements, the indexer halves."""
     return _read_v3(config, [OWN] * num_layers(config), False)
@@ -118,12 +105,7 @@ def read_glm_moe_dsa(config: ConfigReader) -> DecoderConfig:
 
 
 def _read_v3(config: ConfigReader, types: Sequence[str], interleaved: bool) -> DecoderConfig:
-    for key, value in (
-        ("rope_interleave", True),
-        ("indexer_rope_interleave", interleaved),
-        ("mlp_bias", False),
-    ):
-        config.expect(key, value)
+    config.expect_all({"rope_interleave": True, "indexer_rope_interleave": interleaved, "mlp_bias": False})
     return read_deepseek_v3(config, 3, read_indexer(config, types, config.integer("q_lora_rank")))
 
 
@@ -245,9 +227,29 @@ def index_heads(config: ConfigReader, turned: int) -> tuple[int, int]:
 
 SPELLINGS = {**MTP, "n_routed_experts": "n_routed_experts num_local_experts num_experts"}
 FAMILIES = {
-    "DeepseekV32ForCausalLM": Family("DeepSeek-V3.2", read_deepseek_v32, deepseek_v32_names, {}, SPELLINGS),
-    "GlmMoeDsaForCausalLM": Family("GLM-5, 5.1, 5.2, 5.3", read_glm_moe_dsa, glm_dsa_names, {}, SPELLINGS),
-    "HYV4ForCausalLM": Family("Hunyuan-4", read_hy_v4, hy_v4_names, {}, ROUTED),
-    "HYV4VLTextForCausalLM": Family("Hunyuan-4 VL", read_hy_v4_vl, hy_v4_vl_names, {}, ROUTED),
+    "DeepseekV32ForCausalLM": Family(
+        "DeepSeek-V3.2",
+        read_deepseek_v32,
+        partial(deepseek_names, changes=INDEXER_NAMES),
+        {},
+        SPELLINGS,
+        further=1,
+    ),
+    "GlmMoeDsaForCausalLM": Family(
+        "GLM-5, 5.1, 5.2, 5.3",
+        read_glm_moe_dsa,
+        partial(deepseek_names, changes={**INDEXER_NAMES, "index_interleaved": True}),
+        {},
+        SPELLINGS,
+        further=1,
+    ),
+    "HYV4ForCausalLM": Family("Hunyuan-4", read_hy_v4, HY_V4_NAMES, {}, ROUTED),
+    "HYV4VLTextForCausalLM": Family(
+        "Hunyuan-4 VL",
+        read_hy_v4_vl,
+        {**HY_V4_NAMES, "interleaved": True, "index_interleaved": True},
+        {},
+        ROUTED,
+    ),
     "MistralLarge4ForCausalLM": Family("Mistral-Large-4", read_mistral_large4, MISTRAL_NAMES, {}, ROUTED),
 }

@@ -8,8 +8,8 @@ from typing import Any
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import FULL, Family, layer_kinds, num_layers, read_decoder, sparse_after
 from quire.model.families.gated_delta import DELTA, LINEAR, delta_names, kda
-from quire.model.families.mixtures import mtp_ignored, v3_moe
-from quire.model.families.names import LLAMA_NAMES, TensorNames
+from quire.model.families.mixtures import v3_moe
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.norm import NormConfig
 from quire.model.parts.rope import RopeSpec
@@ -38,20 +38,17 @@ NAMES = LLAMA_NAMES.changed(
 )
 
 
-def kimi_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return NAMES.changed({"ignored": mtp_ignored(spec)})
-
-
 def read_kimi_linear(config: ConfigReader) -> DecoderConfig:
     """Elements of a key that would be rotated are as they are, and shared by all heads."""
-    for key, value in {
-        "mla_use_nope": True,
-        "moe_router_activation_func": "sigmoid",
-        "use_grouped_topk": True,
-        "moe_layer_freq": 1,
-        "attention_bias": False,
-    }.items():
-        config.expect(key, value)
+    config.expect_all(
+        {
+            "mla_use_nope": True,
+            "moe_router_activation_func": "sigmoid",
+            "use_grouped_topk": True,
+            "moe_layer_freq": 1,
+            "attention_bias": False,
+        }
+    )
     config.skip("head_dim rope_theta rope_scaling rope_parameters num_nextn_predict_layers qk_head_dim")
     inner = config.section("linear_attn_config") or ConfigReader({}, config.where)
     kinds, shared = _kinds(config, inner), config.integer("qk_rope_head_dim")
@@ -120,7 +117,7 @@ FAMILIES = {
     "KimiLinearForCausalLM": Family(
         "Kimi-Linear-48B-A3B",
         read_kimi_linear,
-        kimi_names,
+        NAMES,
         {
             "max_position_embeddings": 1048576,
             "rms_norm_eps": 1e-5,
@@ -140,5 +137,6 @@ FAMILIES = {
             "num_experts_per_tok": "num_experts_per_tok num_experts_per_token",
             "n_shared_experts": "n_shared_experts num_shared_experts",
         },
+        further=1,
     )
 }

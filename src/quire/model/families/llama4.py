@@ -13,9 +13,9 @@ CHUNKED = "chunked_attention"
 def read_llama4(config: ConfigReader) -> DecoderConfig:
     """Meta 2025. Norms of queries and keys have no weights and are on the layers with positions."""
     layers, interval = num_layers(config), config.integer("no_rope_layer_interval")
-    turned = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]
-    if not isinstance(turned, list) or len(turned) != layers or any(t not in (0, 1) for t in turned):
-        raise config.wrong("no_rope_layers", turned, f"{layers} entries, each 0 or 1")
+    default = [int((i + 1) % interval != 0) for i in range(layers)]
+    given = config.derived({"no_rope_layers": config.get("no_rope_layers") or None})
+    turned = layer_kinds(given, default, (0, 1), "no_rope_layers")
     kinds = layer_kinds(config, [CHUNKED if turn else FULL for turn in turned], (CHUNKED, FULL))
     chunk, step = config.optional_integer("attention_chunk_size"), config.integer("interleave_moe_layer_step")
     if CHUNKED in kinds and chunk is None:

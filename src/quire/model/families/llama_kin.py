@@ -21,10 +21,8 @@ from quire.model.parts.decoder import DecoderConfig
 def read_smollm3(config: ConfigReader) -> DecoderConfig:
     """By default every fourth layer has no positions."""
     layers, interval = num_layers(config), config.integer("no_rope_layer_interval")
-    turned = config.get("no_rope_layers")
-    turned = [int((i + 1) % interval != 0) for i in range(layers)] if turned is None else turned
-    if not isinstance(turned, list) or len(turned) != layers or any(t not in (0, 1) for t in turned):
-        raise config.wrong("no_rope_layers", turned, f"{layers} entries, each 0 or 1")
+    default = [int((i + 1) % interval != 0) for i in range(layers)]
+    turned = layer_kinds(config, default, (0, 1), "no_rope_layers")
     config.expect("use_sliding_window", False)
     config.skip("max_window_layers")
     windows = windows_of(config, layer_kinds(config, [FULL] * layers))

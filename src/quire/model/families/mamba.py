@@ -18,6 +18,7 @@ from quire.model.families.family import (
     listed_layers,
     num_layers,
     read_decoder,
+    read_list,
     read_moe,
 )
 from quire.model.families.granite import MOE as GRANITE
@@ -212,15 +213,9 @@ def read_falcon_h1(config: ConfigReader) -> DecoderConfig:
 
 def _numbers(config: ConfigReader, key: str, count: int) -> list[float]:
     """Read factors, which are 1 if absent."""
-    found = config.get(key)
-    if found is None:
-        return [1.0] * count
-    if (
-        not isinstance(found, list)
-        or len(found) != count
-        or any(type(x) not in (int, float) or x <= 0 for x in found)
-    ):
-        raise config.wrong(key, found, f"{count} numbers above 0")
+    found = read_list(
+        config, key, [1.0] * count, lambda x: type(x) in (int, float) and x > 0, "numbers above 0"
+    )
     return [float(x) for x in found]
 
 

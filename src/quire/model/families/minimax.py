@@ -26,8 +26,7 @@ def read_minimax(config: ConfigReader) -> DecoderConfig:
 
     transformers overlooks that part's key; the weights were made with it.
     """
-    for key, value in {"postnorm": True, "shared_intermediate_size": 0}.items():
-        config.expect(key, value)
+    config.expect_all({"postnorm": True, "shared_intermediate_size": 0})
     kinds, size, heads = _kinds(config), head_size(config), config.integer("num_attention_heads")
     rotated = config.integer("rotary_dim", size, high=size)
     if rotated % 2:

@@ -26,7 +26,7 @@ from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.indexer import IndexerConfig, KeysConfig
 from quire.model.parts.norm import NormConfig
 
-CHOSEN, FIXED = "minimax_m3_sparse", "use_sparse_attention sparse_init_block sparse_score_type"
+CHOSEN = "minimax_m3_sparse"
 # The keys of a sparse_attention_config, and those that transformers' class has beside the others.
 INDEX = {
     "sparse_num_index_heads": "index_n_heads",
@@ -72,8 +72,7 @@ def read_minimax_m3(config: ConfigReader) -> DecoderConfig:
     expected = {"qk_norm_type": "per_head", "attention_output_gate": False, "scoring_func": "sigmoid"}
     expected |= dict.fromkeys(("use_gemma_norm", "use_qk_norm", "use_routing_bias"), True)
     expected |= {"n_shared_experts": 1, "swiglu_alpha": 1.702, "moe_intermediate_size": inner}
-    for key, value in expected.items():
-        config.expect(key, value, None)
+    config.expect_all(expected, None)
     config.expect("hidden_act", "swigluoai", "silu")
     config.skip("num_mtp_modules num_nextn_predict_layers")
     size, limit = head_size(config), config.positive("swiglu_limit")
@@ -108,8 +107,8 @@ def _indexers(config: ConfigReader, rotated: int) -> list[IndexerConfig | None]:
     layers, inner = num_layers(config), config.section("sparse_attention_config")
     said = [0] * layers
     if inner is not None:
-        for key, value in zip(FIXED.split(), (True, 0, "max"), strict=True):
-            inner.expect(key, value, None)
+        fixed = {"use_sparse_attention": True, "sparse_init_block": 0, "sparse_score_type": "max"}
+        inner.expect_all(fixed, None)
         said = [int(one) for one in layer_kinds(inner, said, (0, 1), "sparse_attention_freq")]
         silent = layer_kinds(inner, said, (0, 1), "sparse_disable_index_value")
         if any(int(off) < on for off, on in zip(silent, said, strict=True)):

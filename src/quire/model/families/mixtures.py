@@ -20,7 +20,7 @@ from quire.model.families.family import (
     windows_of,
 )
 from quire.model.families.mistral import MIXTRAL_NAMES
-from quire.model.families.names import LLAMA_NAMES, TensorNames
+from quire.model.families.names import LLAMA_NAMES
 from quire.model.families.olmo import exaone_layers
 from quire.model.families.qwen import sparse_layers
 from quire.model.families.rope import read_layer_ropes, rotary_dim
@@ -32,15 +32,17 @@ LIKE_V3: dict[str, Any] = {"correction": True, "scoring": "sigmoid", "group_sum"
 
 def read_minimax_m2(config: ConfigReader) -> DecoderConfig:
     """MiniMax 2025: partly rotated heads, norms over all heads together."""
-    for key, value in {
-        "use_qk_norm": True,
-        "qk_norm_type": "per_layer",
-        "use_routing_bias": True,
-        "scoring_func": "sigmoid",
-        "shared_intermediate_size": 0,
-        "attn_type_list": [1] * num_layers(config),
-    }.items():
-        config.expect(key, value, None)
+    config.expect_all(
+        {
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "use_routing_bias": True,
+            "scoring_func": "sigmoid",
+            "shared_intermediate_size": 0,
+            "attn_type_list": [1] * num_layers(config),
+        },
+        None,
+    )
     config.skip("use_mtp num_mtp_modules mtp_transformer_layers")
     size = head_size(config)
     if (part := config.optional_integer("rotary_dim", high=size)) is None or part % 2:
@@ -78,26 +80,6 @@ def read_glm4_moe(config: ConfigReader) -> DecoderConfig:
         attention_qkv_bias=config.boolean("attention_bias", False),
         qk_norm="head" if config.boolean("use_qk_norm") else None,
         moe=v3_moe(config, sparse_after(config)),
-    )
-
-
-def mtp_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    return SHARED.changed({"ignored": mtp_ignored(spec)})
-
-
-def mtp_ignored(spec: DecoderConfig) -> tuple[str, ...]:
-    """The layer after the last predicts one token more; the next token does not depend on it."""
-    return (*SHARED.ignored, rf"model\.layers\.{spec.num_layers}\..*")
-
-
-def minimax_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    """Mixtral's, and up to three layers after the last that predict further tokens."""
-    extra = "|".join(str(spec.num_layers + i) for i in range(3))
-    return MIXTRAL_NAMES.changed(
-        {
-            "mixture.correction": "block_sparse_moe.e_score_correction_bias",
-            "ignored": (*MIXTRAL_NAMES.ignored, rf"model\.layers\.({extra})\..*"),
-        }
     )
 
 
@@ -245,9 +227,7 @@ def read_phimoe(config: ConfigReader) -> DecoderConfig:
 
 def read_aria(config: ConfigReader) -> DecoderConfig:
     """Aria's language model. Li et al. 2024, arXiv:2410.05993."""
-    bias = config.boolean("mlp_bias", False)
-    if bias:
-        raise config.wrong("mlp_bias", bias, "false")
+    config.expect("mlp_bias", False, None)
     inner = config.integer("intermediate_size")
     moe = read_moe(
         config,
@@ -274,7 +254,7 @@ FAMILIES = {
     "MiniMaxM2ForCausalLM": Family(
         "MiniMax-M2, M2.1, M2.5",
         read_minimax_m2,
-        minimax_names,
+        MIXTRAL_NAMES.changed({"mixture.correction": "block_sparse_moe.e_score_correction_bias"}),
         {
             "num_key_value_heads": 8,
             "head_dim": 128,
@@ -284,13 +264,15 @@ FAMILIES = {
             "num_experts_per_tok": 8,
         },
         {"num_experts": "num_local_experts num_experts"},
+        further=3,
     ),
     "Glm4MoeForCausalLM": Family(
         "GLM-4.5, 4.6, 4.7",
         read_glm4_moe,
-        mtp_names,
+        SHARED,
         {**V3, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "use_qk_norm": False},
         {**ROUTED, "num_nextn_predict_layers": "num_nextn_predict_layers num_mtp_layers"},
+        further=1,
     ),
     "SolarOpenForCausalLM": Family(
         "Solar Open 100B",

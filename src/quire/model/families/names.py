@@ -98,6 +98,13 @@ class TensorNames(msgspec.Struct, frozen=True):
                 return names._rebased(prefix)
         return names._rebased("")
 
+    def without_layers(self, first: int, count: int = 1) -> TensorNames:
+        """Ignore `count` layers from number `first` on."""
+        numbers = "|".join(str(first + i) for i in range(count))
+        if not count:
+            return self
+        return self.changed({"ignored": (*self.ignored, rf"model\.layers\.({numbers})\..*")})
+
     def of_sublayer(self, j: int) -> TensorNames:
         """Give the names of the j-th layer of each module."""
         if self.sublayers == 1:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, head_size, num_layers, read_activation, read_decoder
-from quire.model.families.gpt import GPT, GPT2_NAMES, GPT_KEYS, GPTJ_NAMES, OPT_NAMES, PLAIN, read_gptj
+from quire.model.families.gpt import (
+    GPT,
+    GPT2_NAMES,
+    GPT_KEYS,
+    GPTJ_NAMES,
+    OPT_NAMES,
+    PLAIN,
+    UNGROUPED,
+    read_gptj,
+)
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import rotary_dim
 from quire.model.parts.decoder import DecoderConfig
@@ -100,13 +110,8 @@ def read_ctrl(config: ConfigReader) -> DecoderConfig:
     )
 
 
-def read_xglm(config: ConfigReader) -> DecoderConfig:
-    """Lin et al. 2021, arXiv:2112.10668."""
-    return read_biogpt(config, positions_sinusoid="half_less_one")
-
-
 def read_biogpt(config: ConfigReader, **fields: Any) -> DecoderConfig:
-    """Luo et al. 2022, arXiv:2210.10341. The epsilon of the config is not used."""
+    """Luo et al. 2022, arXiv:2210.10341, and XGLM, arXiv:2112.10668. The epsilon of the config is not used."""
     return read_decoder(
         config,
         **PLAIN,
@@ -120,16 +125,12 @@ def read_biogpt(config: ConfigReader, **fields: Any) -> DecoderConfig:
 
 def read_mpt(config: ConfigReader) -> DecoderConfig:
     """MosaicML 2023: ALiBi, no biases."""
-    config.expect("no_bias", True)
-    config.expect("logit_scale", None)
-    config.expect("embedding_fraction", 1.0, 1)
-    config.expect("expansion_ratio", 4)
+    config.expect_all({"no_bias": True, "logit_scale": None, "embedding_fraction": 1, "expansion_ratio": 4})
     config.skip("learned_pos_emb norm_type init_device verbose init_config emb_pdrop")
     attention = config.section("attn_config", whole=True) or ConfigReader({}, config.where)
     attention.skip("attn_pdrop attn_impl attn_uses_sequence_id model_type")
     fixed: dict[str, Any] = {"alibi": True, "alibi_bias_max": 8, "prefix_lm": False, "qk_ln": False}
-    for key, value in {**fixed, "attn_type": "multihead_attention"}.items():
-        attention.expect(key, value)
+    attention.expect_all({**fixed, "attn_type": "multihead_attention"})
     scale = attention.optional_number("softmax_scale")
     return read_decoder(
         config,
@@ -156,7 +157,6 @@ def read_persimmon(config: ConfigReader) -> DecoderConfig:
     )
 
 
-POSITIONS = "transformer.positions_embed"
 FAMILIES = {
     "GPTBigCodeForCausalLM": Family(
         "StarCoder 1, SantaCoder",
@@ -203,8 +203,7 @@ FAMILIES = {
         {
             "num_hidden_layers": "num_layers num_hidden_layers",
             "num_attention_heads": "num_heads num_attention_heads",
-            "num_key_value_heads": "",
-            "head_dim": "",
+            **UNGROUPED,
             "hidden_act": "activation_function",
             "rms_norm_eps": "layer_norm_epsilon",
         },
@@ -215,7 +214,7 @@ FAMILIES = {
         GPT2_NAMES.changed(
             {
                 "embedding": "transformer.tokens_embed",
-                "positions": POSITIONS,
+                "positions": "transformer.positions_embed",
                 "attention_norm": "",
                 "attention_post_norm": "ln_1",
                 "mlp_norm": "",
@@ -254,7 +253,7 @@ FAMILIES = {
     ),
     "XGLMForCausalLM": Family(
         "XGLM",
-        read_xglm,
+        partial(read_biogpt, positions_sinusoid="half_less_one"),
         OPT_NAMES.changed(
             {
                 "embedding": "model.embed_tokens",
@@ -273,8 +272,7 @@ FAMILIES = {
             "hidden_size": "d_model hidden_size",
             "num_hidden_layers": "num_layers num_hidden_layers",
             "num_attention_heads": "attention_heads num_attention_heads",
-            "num_key_value_heads": "",
-            "head_dim": "",
+            **UNGROUPED,
             "intermediate_size": "ffn_dim",
             "hidden_act": "activation_function",
         },
@@ -298,7 +296,7 @@ FAMILIES = {
             "tie_word_embeddings": True,
             "scale_embedding": True,
         },
-        {"num_key_value_heads": "", "head_dim": ""},
+        UNGROUPED,
         unused="layer_norm_eps",
     ),
     "MptForCausalLM": Family(
@@ -321,8 +319,7 @@ FAMILIES = {
             "hidden_size": "d_model hidden_size",
             "num_hidden_layers": "n_layers num_hidden_layers",
             "num_attention_heads": "n_heads num_attention_heads",
-            "num_key_value_heads": "",
-            "head_dim": "",
+            **UNGROUPED,
             "max_position_embeddings": "max_seq_len",
             "rms_norm_eps": "layer_norm_epsilon",
         },
@@ -341,6 +338,6 @@ FAMILIES = {
             "mlp.down": "mlp.dense_4h_to_h",
         },
         {"hidden_act": "relu2", "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "qk_layernorm": True},
-        {"rms_norm_eps": "layer_norm_eps", "num_key_value_heads": "", "head_dim": ""},
+        {"rms_norm_eps": "layer_norm_eps", **UNGROUPED},
     ),
 }

@@ -41,8 +41,7 @@ def read_phi(config: ConfigReader) -> DecoderConfig:
 
 def read_phi3(config: ConfigReader) -> DecoderConfig:
     """Llama with fused projections, and longrope where the context is long."""
-    for key, value in (("full_attn_mod", 1), ("interpolate_factor", 1), ("lm_head_bias", False)):
-        config.expect(key, value)
+    config.expect_all({"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False})
     config.get("original_max_position_embeddings")  # longrope's, read there
     window = config.optional_integer("sliding_window")
     return read_decoder(config, rotated=rotary_dim(config, head_size(config)), scores_window=window)
@@ -50,8 +49,7 @@ def read_phi3(config: ConfigReader) -> DecoderConfig:
 
 def read_starcoder2(config: ConfigReader) -> DecoderConfig:
     """Lozhkov et al. 2024, arXiv:2402.19173."""
-    for key, value in (("norm_type", "layer_norm"), ("mlp_type", "default"), ("scale_attn_weights", True)):
-        config.expect(key, value)
+    config.expect_all({"norm_type": "layer_norm", "mlp_type": "default", "scale_attn_weights": True})
     # left from an older format; hidden_act prevails and softmax is always exact
     config.skip("activation_function attention_softmax_in_fp32 scale_attention_softmax_in_fp32")
     config.expect("layer_norm_epsilon", config.number("rms_norm_eps", 1e-6))

@@ -52,8 +52,7 @@ def read_qwen2_moe(config: ConfigReader) -> DecoderConfig:
 def read_qwen3_moe(config: ConfigReader) -> DecoderConfig:
     """Yang et al. 2025, arXiv:2505.09388. The window, if any, is on every layer."""
     config.skip("max_window_layers")
-    for key, value in (("qkv_bias", False), ("use_qk_norm", True), ("shared_expert_intermediate_size", 0)):
-        config.expect(key, value)
+    config.expect_all({"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0})
     slides, window = config.boolean("use_sliding_window", False), config.optional_integer("sliding_window")
     moe = read_moe(config, layers=sparse_layers(config), renormalize=config.boolean("norm_topk_prob"))
     return read_decoder(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.model.families.config import MOST, ConfigReader
 from quire.model.families.family import (
     DENSE,
@@ -14,6 +16,7 @@ from quire.model.families.family import (
     layer_kinds,
     num_layers,
     read_decoder,
+    read_list,
     read_moe,
     windows_of,
 )
@@ -26,16 +29,14 @@ def read_step(config: ConfigReader) -> DecoderConfig:
     """StepFun 2026. The published lists by layer go on with the layers that predict further tokens."""
     layers, size = num_layers(config), head_size(config)
     extra = config.count("num_nextn_predict_layers")
-    kinds = layer_kinds(config, [FULL] * layers) if not extra else _cut(config, layers, extra)
+    kinds = layer_kinds(_cut(config, "layer_types", layers, extra), [FULL] * layers)
     near, near_kv = _sliding_heads(config)
     heads, kv = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
     limits, shared_limits = (
         _limits(config, key, layers, extra) for key in ("swiglu_limits", "swiglu_limits_shared")
     )
-    config.expect("scoring_func", "sigmoid")
-    config.expect("n_shared_experts", 1)
-    config.expect("use_moe_router_bias", True)
-    config.expect("use_head_wise_attn_gate", True)
+    config.expect_all({"scoring_func": "sigmoid", "n_shared_experts": 1})
+    config.expect_all({"use_moe_router_bias": True, "use_head_wise_attn_gate": True})
     config.skip("mtp_layer_types mtp_mlp_layer_types")
     scale = config.optional_number("query_pre_attn_scalar")
     dims = kind_dims(config, size, {FULL: 1.0, SLIDING: 1.0})
@@ -66,15 +67,13 @@ def read_step(config: ConfigReader) -> DecoderConfig:
 
 
 def _limits(config: ConfigReader, key: str, layers: int, extra: int) -> list[float]:
-    """Bounds of gated products by layer, where null and 0 are none."""
-    found = config.get(key)
-    if found is None:
-        return [0.0] * layers
-    if not isinstance(found, list) or len(found) not in (layers, layers + extra):
-        raise config.wrong(key, found, f"{layers} numbers")
-    if any(x is not None and (type(x) not in (int, float) or not 0 <= x <= MOST) for x in found):
-        raise config.wrong(key, found, "numbers from 0 on, or null")
-    return [float(x or 0.0) for x in found[:layers]]
+    """Read bounds of gated products by layer, where null and 0 are none."""
+
+    def fits(limit: Any) -> bool:
+        return limit is None or (type(limit) in (int, float) and 0 <= limit <= MOST)
+
+    cut = _cut(config, key, layers, extra)
+    return [float(x or 0.0) for x in read_list(cut, key, [None] * layers, fits, "numbers from 0 on, or null")]
 
 
 def _sliding_heads(config: ConfigReader) -> tuple[int, int]:
@@ -89,11 +88,11 @@ def _sliding_heads(config: ConfigReader) -> tuple[int, int]:
     return other.integer("num_attention_heads", heads), other.integer("num_attention_groups", kv)
 
 
-def _cut(config: ConfigReader, layers: int, extra: int) -> list[str]:
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list) and len(kinds) == layers + extra:
-        kinds = kinds[:layers]
-    return layer_kinds(config.derived({"layer_types": kinds}), [FULL] * layers)
+def _cut(config: ConfigReader, key: str, layers: int, extra: int) -> ConfigReader:
+    """Leave out the entries of a list that are for the `extra` layers after the last."""
+    found = config.get(key)
+    whole = isinstance(found, list) and len(found) == layers + extra
+    return config.derived({key: found[:layers] if whole else found})
 
 
 def _sparse(config: ConfigReader, layers: int) -> list[bool]:
@@ -112,9 +111,7 @@ def _sparse(config: ConfigReader, layers: int) -> list[bool]:
 def step_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
     """The layers after the last predict further tokens."""
     further = config.count("num_nextn_predict_layers")
-    extra = "|".join(str(spec.num_layers + i) for i in range(further))
-    plain = LLAMA_NAMES
-    return LLAMA_NAMES.changed(
+    return LLAMA_NAMES.without_layers(spec.num_layers, further).changed(
         {
             "norm_offset": 1.0,
             "attention.gate": "self_attn.g_proj",
@@ -126,7 +123,6 @@ def step_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
             "mixture.expert.up": "up_proj.weight",
             "mixture.expert.down": "down_proj.weight",
             "mixture.shared": "share_expert.",
-            "ignored": (*plain.ignored, rf"model\.layers\.({extra})\..*") if extra else plain.ignored,
         }
     )
 

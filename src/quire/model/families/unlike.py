@@ -17,6 +17,7 @@ from quire.model.families.family import (
     layer_kinds,
     num_layers,
     read_decoder,
+    read_list,
     read_moe,
     sparse_after,
     windows_of,
@@ -118,15 +119,12 @@ def gemma4_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
 def read_mimo(config: ConfigReader) -> DecoderConfig:
     """Xiaomi 2026, arXiv:2601.02780: sliding layers have more keys and sinks; values are shorter than keys."""
     layers = num_layers(config)
-    pattern, freq = config.get("hybrid_layer_pattern"), config.get("moe_layer_freq")
-    default = [FULL if i == 0 or (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
-    kinds = layer_kinds(config, _flags(config, "hybrid_layer_pattern", pattern, (FULL, SLIDING)) or default)
-    sparse = layer_kinds(
-        config,
-        _flags(config, "moe_layer_freq", freq, (DENSE, SPARSE)) or [DENSE] + [SPARSE] * (layers - 1),
-        (DENSE, SPARSE),
-        "mlp_layer_types",
-    )
+    slides = [int(i > 0 and (i + 1) % 6 != 0) for i in range(layers)]
+    slides = layer_kinds(config, slides, (0, 1), "hybrid_layer_pattern")
+    kinds = layer_kinds(config, [KINDS[slide] for slide in slides])
+    routed = layer_kinds(config, [0] + [1] * (layers - 1), (0, 1), "moe_layer_freq")
+    said = [SPARSE if one else DENSE for one in routed]
+    sparse = layer_kinds(config, said, (DENSE, SPARSE), "mlp_layer_types")
     _expect_mimo(config)
     size, kv = head_size(config), config.integer("num_key_value_heads")
     dims = kind_dims(config, size, dict.fromkeys(KINDS, config.number("partial_rotary_factor")))
@@ -173,35 +171,18 @@ def _expect_mimo(config: ConfigReader) -> None:
     config.skip("attention_chunk_size")
 
 
-def _flags(config: ConfigReader, key: str, values: Any, names: tuple[str, str]) -> list[str] | None:
-    """Layers named by 0 or 1; None if the key is absent."""
-    if values is None:
-        return None
-    if (
-        not isinstance(values, list)
-        or len(values) != num_layers(config)
-        or any(v not in (0, 1) for v in values)
-    ):
-        raise config.wrong(key, values, f"{num_layers(config)} entries, each 0 or 1")
-    return [names[value] for value in values]
-
-
 def read_laguna(config: ConfigReader) -> DecoderConfig:
     """Poolside 2026: layers have unlike numbers of heads; attention's output is gated by softplus."""
     layers, size = num_layers(config), head_size(config)
     kinds = layer_kinds(config, [FULL] * layers)
     config.expect("moe_apply_router_weight_on_input", False)
     config.expect("rope_scaling", None)  # the class does not read it
-    counts = config.get("num_attention_heads_per_layer")
-    most = config.integer("num_attention_heads")
-    counts = [most] * layers if counts is None else counts
-    kv = config.integer("num_key_value_heads")
-    if (
-        not isinstance(counts, list)
-        or len(counts) != layers
-        or any(type(n) is not int or n < 1 or n % kv for n in counts)
-    ):
-        raise config.wrong("num_attention_heads_per_layer", counts, f"{layers} multiples of {kv}")
+    most, kv = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
+
+    def fits(count: Any) -> bool:
+        return type(count) is int and count > 0 and count % kv == 0
+
+    counts = read_list(config, "num_attention_heads_per_layer", [most] * layers, fits, f"multiples of {kv}")
     gating = config.get("gating")
     if gating not in (True, "per-head", "per-element"):
         raise config.wrong("gating", gating, 'true, "per-head" or "per-element"')

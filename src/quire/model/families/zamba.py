@@ -28,19 +28,21 @@ def read_zamba2(config: ConfigReader) -> DecoderConfig:
         raise config.wrong("num_attention_heads", heads, f"a divisor of {hidden}")
     uses = [i for i, kind in enumerate(kinds) if kind == HYBRID]
     inner, mamba_heads = config.integer("mamba_expand") * hidden, config.integer("mamba_n_heads")
-    for key, said in {
-        "use_long_context": False,
-        "use_shared_mlp_adapter": True,
-        "hidden_act": "gelu",
-        "num_key_value_heads": heads,
-        "num_query_groups": heads,
-        "attention_head_dim": size,
-        "attention_hidden_size": 2 * hidden,
-        "kv_channels": hidden // heads,
-        "mamba_headdim": inner // mamba_heads,
-        "hybrid_layer_ids": uses,
-    }.items():
-        config.expect(key, said, None)
+    config.expect_all(
+        {
+            "use_long_context": False,
+            "use_shared_mlp_adapter": True,
+            "hidden_act": "gelu",
+            "num_key_value_heads": heads,
+            "num_query_groups": heads,
+            "attention_head_dim": size,
+            "attention_hidden_size": 2 * hidden,
+            "kv_channels": hidden // heads,
+            "mamba_headdim": inner // mamba_heads,
+            "hybrid_layer_ids": uses,
+        },
+        None,
+    )
     steps, norm = (config.number("time_step_min"), MAX_NUMBER), NormConfig("rms", 1e-5)
     scan = read_scan(config, inner, steps=steps, conv_bias=True, norm=norm)
     longest, rope = config.integer("max_position_embeddings"), None
