@@ -119,9 +119,9 @@ def gemma4_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
 def read_mimo(config: ConfigReader) -> DecoderConfig:
     """Xiaomi 2026, arXiv:2601.02780: sliding layers have more keys and sinks; values are shorter than keys."""
     layers = num_layers(config)
-    slides = [int(i > 0 and (i + 1) % 6 != 0) for i in range(layers)]
-    slides = layer_kinds(config, slides, (0, 1), "hybrid_layer_pattern")
-    kinds = layer_kinds(config, [KINDS[slide] for slide in slides])
+    default = [int(i > 0 and (i + 1) % 6 != 0) for i in range(layers)]
+    slides = layer_kinds(config, default, (0, 1), "hybrid_layer_pattern")
+    kinds = layer_kinds(config, [SLIDING if slide else FULL for slide in slides])
     routed = layer_kinds(config, [0] + [1] * (layers - 1), (0, 1), "moe_layer_freq")
     said = [SPARSE if one else DENSE for one in routed]
     sparse = layer_kinds(config, said, (DENSE, SPARSE), "mlp_layer_types")
