@@ -41,7 +41,6 @@ from quire.weights.schemes import Quantization, asks_for_other
 from quire.weights.tensor import Array, FloatDtype, QuantTensor
 
 MANIFEST, WEIGHTS = BUILT, "weights.bin"
-EMBEDDING, HEAD = "embedding", "head"  # paths
 FORMAT = 12
 PAGE = 4096
 MAX_MANIFEST = 64 << 20  # bytes

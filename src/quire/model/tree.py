@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from quire.devices.protocol import Routing
 from quire.errors import ModelError
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.embedding import EmbeddingConfig, HeadConfig, PositionsConfig
@@ -74,6 +75,30 @@ def make_decoder(
         bidirectional=bidirectional,
         additions=config_class("streams")(**added) if added else additions,
     )
+
+
+def mixture_fields(
+    experts: int,
+    top_k: int,
+    inner: int,
+    layers: list[bool],
+    shared: int = 0,
+    beside: bool = False,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Make the fields of a mixture; those of `fields` that Routing has are its routing's.
+
+    `inner` and `shared` are the sizes of an expert and of the shared one. With `beside` an MLP works beside it.
+    """
+    routing = {name: fields.pop(name) for name in Routing.__struct_fields__ if name in fields}
+    return {
+        "routing": Routing(experts, top_k, shared=bool(shared), **routing),
+        "intermediate_size": inner,
+        "layers": layers,
+        "shared_intermediate_size": shared,
+        **({"norm": True, "beside": True, "with_mlp": True} if beside else {}),
+        **fields,
+    }
 
 
 class _About:

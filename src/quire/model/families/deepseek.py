@@ -15,7 +15,6 @@ from quire.model.families.rope import read_rope
 from quire.model.parts.bounds import MAX_LAYERS
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.norm import NormConfig
-from quire.model.parts.rope import RopeSpec
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -114,17 +113,10 @@ def read_latent(
         head_dim=head_dim,
         rotated=rotated,
         rope=rope,
-        scores_scale=head_dim**-0.5 * _temperature(rope),
+        scores_scale=head_dim**-0.5 * rope.temperature,
         attention_out_bias=bias,
         **{"kinds": "latent", **fields, "mixers": {"latent": own, **fields.get("mixers", {})}},
     )
-
-
-def _temperature(rope: RopeSpec) -> float:
-    """Yarn's factor of scores, by mscale_all_dim; the angles' own factor comes from mscale beside mscale_all_dim."""
-    if rope.kind != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
-        return 1.0
-    return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
 
 
 def read_longcat(config: ConfigReader) -> DecoderConfig:

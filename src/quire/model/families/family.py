@@ -12,7 +12,7 @@ from quire.model.families.names import LLAMA_NAMES, TensorNames
 from quire.model.families.rope import PARTIAL, context_length, read_rope, rotary_dim
 from quire.model.parts.bounds import MAX_LAYERS
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.tree import make_decoder
+from quire.model.tree import make_decoder, mixture_fields
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -187,40 +187,25 @@ def read_moe(
     layers: Sequence[bool] | None = None,
     experts: str = "num_experts",
     inner: str = "moe_intermediate_size",
-    shared: int | None = None,
-    correction: bool = False,
-    bias: bool = False,
-    beside: bool = False,
-    score_cap: float | None = None,
-    **routing: Any,
+    **fields: Any,
 ) -> dict[str, Any]:
-    """Read the fields of a mixture of experts in the layers where `layers` is true (None: in all).
+    """Read a mixture of experts in the layers where `layers` is true (None: in all).
 
-    `experts` and `inner` are the keys of their number and size, `shared` is the size of the shared expert. `routing`
-    sets fields of Routing; top_k, and groups if the config has them, are read.
+    `experts` and `inner` are the keys of their number and size. `fields` are as in mixture_fields; top_k, and groups if
+    the config has them, are read.
     """
-    count = config.integer(experts)
-    groups = {}
-    if "num_groups" not in routing and config.known("n_group"):
-        groups = {"num_groups": config.integer("n_group"), "top_groups": config.integer("topk_group")}
-    chosen = Routing(
-        count, config.integer("num_experts_per_tok", high=count), shared=bool(shared), **{**groups, **routing}
-    )
+    count, own = config.integer(experts), [True] * num_layers(config) if layers is None else list(layers)
+    if "num_groups" not in fields and config.known("n_group"):
+        fields |= {"num_groups": config.integer("n_group"), "top_groups": config.integer("topk_group")}
+    top_k = config.integer("num_experts_per_tok", high=count)
+    made = mixture_fields(count, top_k, config.integer(inner), own, **fields)
+    chosen: Routing = made["routing"]
     number, kept = chosen.num_groups, chosen.top_groups
     if count % number or kept > number or chosen.top_k > kept * (count // number):
         raise config.wrong(
             "n_group", number, f"equal groups of {count} experts, {kept} of which hold {chosen.top_k}"
         )
-    return {
-        "routing": chosen,
-        "intermediate_size": config.integer(inner),
-        "layers": [True] * num_layers(config) if layers is None else list(layers),
-        "shared_intermediate_size": shared or 0,
-        "bias": bias,
-        "correction": correction,
-        "score_cap": score_cap,
-        **({"norm": True, "beside": True, "with_mlp": True} if beside else {}),
-    }
+    return made
 
 
 def sparse_after(

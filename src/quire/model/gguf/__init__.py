@@ -64,6 +64,8 @@ def read_gguf(
         raise error(
             f"{path}: architecture {keys.architecture} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
+    for name in reader.unused:
+        keys.get(name)
     spec = reader.read(keys)
     made = {} if reader.tensors is None else reader.tensors(keys)
     keys.finish()

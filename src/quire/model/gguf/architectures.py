@@ -5,7 +5,7 @@ Facts are llama.cpp's (src/models/*.cpp and convert_hf_to_gguf.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -35,13 +35,14 @@ class Architecture:
     """A reader of one value of general.architecture.
 
     `names` replaces fields of the table of tensor names. `turned`: its files store rotary pairs of queries and keys as
-    neighbours. `tensors` makes tensors of keys.
+    neighbours. `tensors` makes tensors of keys. `unused` keys change no text.
     """
 
     read: Callable[[Keys], DecoderConfig]
     names: Mapping[str, Any] = field(default_factory=dict)
     turned: bool = False
     tensors: Callable[[Keys], Mapping[str, Array]] | None = None
+    unused: Sequence[str] = ()
 
 
 def reader(architecture: str, **fields: Any) -> Callable[[Keys], DecoderConfig]:
@@ -63,24 +64,6 @@ def llama(keys: Keys) -> DecoderConfig:
 def smollm3(keys: Keys) -> DecoderConfig:
     """Leave every fourth layer without positions, which no key says."""
     return decoder(keys, "SmolLM3ForCausalLM", turned=[(i + 1) % 4 != 0 for i in range(keys.layers)])
-
-
-def qwen2vl(keys: Keys) -> DecoderConfig:
-    """Read the language model of Qwen2-VL and Qwen2.5-VL, whose rope is plain for texts."""
-    skip_pictures(keys)
-    return decoder(keys, "Qwen2ForCausalLM")
-
-
-def qwen3vl(keys: Keys) -> DecoderConfig:
-    """Read the language model of Qwen3-VL, whose rope is plain for texts."""
-    skip_pictures(keys)
-    return decoder(keys, "Qwen3ForCausalLM", qk_norm="head")
-
-
-def skip_pictures(keys: Keys) -> None:
-    """Pass over the keys of pictures."""
-    for name in ("rope.dimension_sections", "n_deepstack_layers"):
-        keys.get(name)
 
 
 def gemma(keys: Keys, name: str = "GemmaForCausalLM", **fields: Any) -> DecoderConfig:
@@ -260,8 +243,6 @@ def qwen2_moe(keys: Keys) -> DecoderConfig:
 
 
 def qwen3_moe(keys: Keys) -> DecoderConfig:
-    """Read the mixtures of Qwen3 and Qwen3-VL."""
-    skip_pictures(keys)
     return decoder(keys, "Qwen3MoeForCausalLM", qk_norm="head", moe=mixture(keys, renormalize=True))
 
 
@@ -407,6 +388,8 @@ LAYERED: dict[str, Any] = {"norm_kind": "layer", "mlp_gated": False}
 POST = {"mlp_norm": "post_attention_norm"}
 GATE_UP = {"mlp.gate_up": "ffn_up"}
 PAIRS = {"interleaved": True}
+# PICTURES are keys of models that see; on texts their ropes are plain.
+PICTURES = ("rope.dimension_sections", "n_deepstack_layers")
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(llama, turned=True),
     "internlm2": Architecture(reader("LlamaForCausalLM"), turned=True),
@@ -415,9 +398,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture(reader("Qwen3ForCausalLM", qk_norm="head")),
     "qwen2moe": Architecture(qwen2_moe),
     "qwen3moe": Architecture(qwen3_moe),
-    "qwen2vl": Architecture(qwen2vl),
-    "qwen3vl": Architecture(qwen3vl),
-    "qwen3vlmoe": Architecture(qwen3_moe),
+    "qwen2vl": Architecture(reader("Qwen2ForCausalLM"), unused=PICTURES),
+    "qwen3vl": Architecture(reader("Qwen3ForCausalLM", qk_norm="head"), unused=PICTURES),
+    "qwen3vlmoe": Architecture(qwen3_moe, unused=PICTURES),
     "gemma": Architecture(gemma),
     "gemma2": Architecture(gemma2),
     "gemma3": Architecture(gemma3),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from quire.model.families.rope import MAX_FACTOR, context_length
 from quire.model.gguf.keys import Keys
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.rope import RopeSpec
-from quire.model.tree import make_decoder
+from quire.model.tree import make_decoder, mixture_fields
 
 
 def decoder(keys: Keys, architecture: str, **fields: Any) -> DecoderConfig:
@@ -80,14 +79,13 @@ def mixture(
     inner: int | None = None,
     layers: Sequence[bool] | None = None,
     shared: int = 0,
-    correction: bool = False,
-    bias: bool = False,
-    beside: bool = False,
-    **routing: Any,
+    **fields: Any,
 ) -> dict[str, Any]:
-    """Read the fields of a mixture in the layers where `layers` is true (None: in all); `routing` sets its own."""
-    count = keys.integer("expert_count")
-    chosen = Routing(count, keys.integer("expert_used_count"), shared=bool(shared), **routing)
+    """Read a mixture in the layers where `layers` is true (None: in all); `fields` set its own and its routing's."""
+    count, own = keys.integer("expert_count"), [True] * keys.layers if layers is None else list(layers)
+    inner = inner or keys.integer("expert_feed_forward_length")
+    made = mixture_fields(count, keys.integer("expert_used_count"), inner, own, shared, **fields)
+    chosen: Routing = made["routing"]
     if chosen.softmax_after:
         keys.expect_scoring("softmax of the chosen")
     else:
@@ -96,21 +94,14 @@ def mixture(
     if count % groups or kept > groups or chosen.top_k > kept * (count // groups):
         must = f"as many equal groups of {count} experts, {kept} of which hold {chosen.top_k}"
         raise keys.wrong("expert_group_count", must, groups)
-    return {
-        "routing": chosen,
-        "intermediate_size": inner or keys.integer("expert_feed_forward_length"),
-        "layers": [True] * keys.layers if layers is None else list(layers),
-        "shared_intermediate_size": shared,
-        "bias": bias,
-        "correction": correction,
-        **({"norm": True, "beside": True, "with_mlp": True} if beside else {}),
-    }
+    return made
 
 
-def small_experts(keys: Keys, **routing: Any) -> dict[str, Any]:
+def small_experts(keys: Keys, **fields: Any) -> dict[str, Any]:
     """Read a mixture in all layers; its files may give the experts' size under the MLP's key."""
-    inner = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
-    return {"moe": mixture(keys, inner=inner, **routing), "intermediate_size": inner}
+    whole = keys.optional_integer("feed_forward_length")
+    inner = keys.integer("expert_feed_forward_length", whole)
+    return {"moe": mixture(keys, inner=inner, **fields), "intermediate_size": inner}
 
 
 def routed(keys: Keys, scoring: str = "sigmoid", **routing: Any) -> dict[str, Any]:
@@ -219,10 +210,3 @@ def _by_frequency(keys: Keys, plain: RopeSpec) -> RopeSpec:
     return replace(
         plain, kind="longrope", original_max_position=context, attention_factor=1.0, factors=factors
     )
-
-
-def temperature(rope: RopeSpec) -> float:
-    """Compute yarn's factor of scores with mscale_all_dim (DeepSeek-V2, arXiv:2405.04434)."""
-    if rope.kind != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
-        return 1.0
-    return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2

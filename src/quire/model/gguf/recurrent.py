@@ -10,7 +10,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from quire.model.gguf.decoder import decoder, dense_first, mixture, read_rope, routed, with_router
+from quire.model.families.gated_delta import kda
+from quire.model.gguf.decoder import (
+    decoder,
+    dense_first,
+    mixture,
+    read_rope,
+    routed,
+    small_experts,
+    with_router,
+)
 from quire.model.gguf.keys import Keys
 from quire.model.gguf.unlike import latent
 from quire.model.parts.decoder import DecoderConfig
@@ -108,11 +117,8 @@ def _delta(keys: Keys, name: str, **fields: Any) -> DecoderConfig:
 
 
 def _experts(keys: Keys) -> dict[str, Any]:
-    keys.get("feed_forward_length")  # of an MLP that no layer has
     shared = keys.integer("expert_shared_feed_forward_length")
-    inner = keys.integer("expert_feed_forward_length")
-    moe = mixture(keys, inner=inner, shared=shared, renormalize=True, shared_gate=True)
-    return {"moe": moe, "intermediate_size": inner}
+    return small_experts(keys, shared=shared, renormalize=True, shared_gate=True)
 
 
 def qwen3next(keys: Keys) -> DecoderConfig:
@@ -273,18 +279,8 @@ def _ungated(keys: Keys, layers: list[bool]) -> dict[str, Any]:
 def kimi_linear(keys: Keys) -> DecoderConfig:
     """Read Kimi Delta Attention in layers without key heads, and latent attention that nothing turns in the others."""
     attends, size = keys.by_layer("attention.head_count_kv", low=0), keys.integer("kda.head_dim")
-    heads = keys.integer("attention.head_count")
-    delta = {
-        "key_heads": heads,
-        "value_heads": heads,
-        "key_dim": size,
-        "value_dim": size,
-        "taps": keys.integer("ssm.conv_kernel"),
-        "norm": NormConfig("rms", keys.number("attention.layer_norm_rms_epsilon")),
-        "gate_activation": "sigmoid",
-        "by_channel": True,
-        "rank": size,
-    }
+    heads, eps = keys.integer("attention.head_count"), keys.number("attention.layer_norm_rms_epsilon")
+    delta = kda(heads, size, keys.integer("ssm.conv_kernel"), eps, rank=size)
     return latent(
         keys,
         "KimiLinearForCausalLM",

@@ -18,7 +18,6 @@ from quire.model.gguf.decoder import (
     mixture,
     read_rope,
     routed,
-    temperature,
     windows,
     with_router,
 )
@@ -130,7 +129,7 @@ def latent(
         num_kv_heads=heads,
         head_dim=size,
         rope=rope,
-        scores_scale=size**-0.5 * temperature(rope),
+        scores_scale=size**-0.5 * rope.temperature,
         **{"kinds": "latent", **fields, "mixers": {"latent": mixer, **fields.get("mixers", {})}},
     )
 
@@ -261,7 +260,6 @@ def mimo2(keys: Keys) -> DecoderConfig:
     rope = read_rope(keys, size)
     keys.get("leading_dense_block_count")  # the routers say it
     keys.expect("expert_weights_norm", True)
-    scale = keys.get("attention.value_scale")
     return decoder(
         keys,
         "MiMoV2FlashForCausalLM",
@@ -269,7 +267,7 @@ def mimo2(keys: Keys) -> DecoderConfig:
         num_kv_heads=kv,
         head_dim=size,
         attention_value_dim=keys.integer("attention.value_length"),
-        attention_value_scale=1.0 if scale is None else keys.number("attention.value_scale"),
+        attention_value_scale=keys.number("attention.value_scale", 1.0),
         scores_sinks=list(slides),
         rope=rope,
         layer_ropes=two_ropes(keys, slides, rope),

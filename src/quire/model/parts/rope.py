@@ -48,6 +48,13 @@ class RopeSpec(msgspec.Struct, frozen=True):
     backwards: bool = False
     share: int | None = None
 
+    @property
+    def temperature(self) -> float:
+        """Yarn's factor of scores by mscale_all_dim (DeepSeek-V2, arXiv:2405.04434), beside that of cos and sin."""
+        if self.kind != "yarn" or not self.mscale_all_dim:
+            return 1.0
+        return yarn_magnitude(self.factor, self.mscale_all_dim) ** 2
+
     def for_length(self, length: int) -> RopeSpec:
         """The rope of a model for sequences of at most `length` tokens."""
         if not self.short_factors or length > self.original_max_position:
@@ -138,10 +145,11 @@ def _yarn_scale(spec: RopeSpec) -> float:
     """The paper's temperature as a scale of cos and sin (section 3.4), unless the config gives its own."""
     if spec.attention_factor is not None:
         return spec.attention_factor
-
-    def scale(weight: float) -> float:
-        return 1.0 if spec.factor <= 1 else 0.1 * weight * math.log(spec.factor) + 1.0
-
     if spec.mscale and spec.mscale_all_dim:
-        return scale(spec.mscale) / scale(spec.mscale_all_dim)
-    return scale(1.0)
+        return yarn_magnitude(spec.factor, spec.mscale) / yarn_magnitude(spec.factor, spec.mscale_all_dim)
+    return yarn_magnitude(spec.factor, 1.0)
+
+
+def yarn_magnitude(factor: float, weight: float) -> float:
+    """Compute the factor of cos and sin for a sequence that is `factor` times as long."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
