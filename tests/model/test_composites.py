@@ -42,6 +42,14 @@ SIZES = {
     **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 512},
 }
 
+LLAMA = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+LLAMA |= {
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 8,
+    "rms_norm_eps": 1e-6,
+}
+
 
 def shrink(config: Any) -> None:
     for name, value in list(vars(config).items()):
@@ -94,6 +102,16 @@ def test_fields_of_the_text_may_lie_beside_the_tower(name: str, tmp_path: Path) 
     flat["rope_parameters"] = None
     values["text_config"] = {**text, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
     assert read_model(flat, "flat")[0] == read_model(values, "nested")[0]
+
+
+def test_names_that_fit_the_tensors_once_fit_them_again() -> None:
+    config = {
+        "architectures": ["SmolVLMForConditionalGeneration"],
+        "text_config": {"model_type": "llama", **LLAMA},
+    }
+    names = read_model(config)[1].fitted(["model.text_model.embed_tokens.weight"])
+    assert names.layer.startswith("model.text_model.layers.")
+    assert names.fitted(["model.text_model.embed_tokens.weight"]) == names
 
 
 def test_a_text_that_is_no_family_is_refused_by_its_type() -> None:

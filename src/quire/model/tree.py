@@ -51,20 +51,13 @@ def make_decoder(
     ModelError: a list has another length than the model.
     """
     own = [kinds] * num_layers if kinds is None or isinstance(kinds, str) else list(kinds)
-    about = _About(
-        {"kind": own, **fields},
-        mixers or {},
-        hidden_size,
-        num_layers,
-        max_position,
-        activation,
-        bidirectional,
-    )
-    norm, head, positions = about.norm, about.all("head"), None
-    if offset := about.all("positions"):
+    sizes = hidden_size, num_layers, max_position
+    about = _About({"kind": own, **fields}, mixers or {}, sizes, activation, bidirectional)
+    norm, head, positions = about.norm, about.at("head"), None
+    if offset := about.at("positions"):
         positions = PositionsConfig(rows=max_position + offset["offset"], **offset)
-    embedding = {"width": hidden_size, **about.all("embedding")}
-    added = {name: value for name, value in about.all("added").items() if name != "laurel"}
+    embedding = {"width": hidden_size, **about.at("embedding")}
+    added = {name: value for name, value in about.at("added").items() if name != "laurel"}
     return DecoderConfig(
         architecture=architecture,
         max_position=max_position,
@@ -108,14 +101,12 @@ class _About:
         self,
         fields: Fields,
         mixers: Mapping[str, Fields],
-        hidden: int,
-        layers: int,
-        positions: int,
+        sizes: tuple[int, int, int],
         activation: str,
         whole: bool,
     ) -> None:
-        self._mixers = mixers
-        self._hidden, self._positions, self._activation, self._whole = hidden, positions, activation, whole
+        self._mixers, self._activation, self._whole = mixers, activation, whole
+        self._hidden, layers, self._positions = sizes
         self._parts: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
         for name, value in fields.items():
             if isinstance(value, list) and len(value) != layers:
@@ -125,9 +116,9 @@ class _About:
             self._parts[part][field] = value
         self.norm = NormConfig(**self._parts["norm"])
 
-    def all(self, part: str) -> dict[str, Any]:
-        """The fields of a part that the model has once."""
-        return self._resolved(self._parts[part], 0)
+    def at(self, part: str, i: int = 0) -> dict[str, Any]:
+        """Give the fields of a part in layer `i`, or of one that the model has once."""
+        return self._resolved(self._parts[part], i)
 
     def layers(self, count: int, moe: Fields | None) -> Iterator[LayerConfig]:
         """Yield the layers; those whose fields are equal are one object."""
@@ -141,9 +132,9 @@ class _About:
             yield made[key]
 
     def _layer(self, i: int, moe: Fields | None) -> LayerConfig:
-        fields = self._at("layer", i)
+        fields = self.at("layer", i)
         additions: LayerAdditions | None = fields.pop("additions", None)
-        if added := self._at("added", i):
+        if added := self.at("added", i):
             additions = config_class("gemma3n")(self.norm, self._activation, **added)
         mixer, mlp = self._mixer(fields.pop("kind"), i), self._mlp(i, moe)
         second = self._mixer(fields.pop("second", None), i)
@@ -154,7 +145,7 @@ class _About:
             return None if kind is None else self._attention(i)
         fields = self._resolved(self._mixers[kind], i)
         if kind == "latent":
-            own = self._at("attention", i)
+            own = self.at("attention", i)
             heads = own["num_heads"]
             about = {"num_heads": heads, "scores": self._scores(i, heads), "rope": own["rope"]}
             fields = {**about, "out_bias": own.get("out_bias", False), **fields}
@@ -162,16 +153,16 @@ class _About:
         return made
 
     def _scores(self, i: int, heads: int) -> ScoresConfig:
-        fields = self._at("scores", i)
+        fields = self.at("scores", i)
         if self._whole:
             fields["ahead"] = (fields.get("window") or self._positions) - 1
         return ScoresConfig(heads, **fields)
 
     def _attention(self, i: int) -> Mixer | None:
-        fields, norm = self._at("attention", i), self.norm
+        fields, norm = self.at("attention", i), self.norm
         if not fields["num_heads"]:
             return None
-        qk = {name.removeprefix("norm_"): value for name, value in self._at("qk", i).items()}
+        qk = {name.removeprefix("norm_"): value for name, value in self.at("qk", i).items()}
         over, after = qk.pop("norm", None), qk.pop("after_rope", False)
         if over is not None:
             own = {"kind": norm.kind, "eps": norm.eps, **qk}
@@ -189,18 +180,15 @@ class _About:
             layers, beside = mixture.pop("layers"), mixture.pop("with_mlp", False)
             mixture = mixture if layers else None
         mlp: FeedForward | None = None
-        if (mixture is None or beside) and (fields := self._at("mlp", i))["intermediate_size"]:
+        if (mixture is None or beside) and (fields := self.at("mlp", i))["intermediate_size"]:
             mlp = config_class("mlp")(**about, **fields)
         if mixture is None:
             return mlp
         made: FeedForward = config_class("mixture")(**about, dense=mlp, **mixture)
         return made
 
-    def _at(self, part: str, i: int) -> dict[str, Any]:
-        return self._resolved(self._parts[part], i)
-
     def _resolved(self, fields: Fields, i: int) -> dict[str, Any]:
-        """The values of layer `i`."""
+        """Take the values of layer `i`."""
         own = {name: value[i] if isinstance(value, list) else value for name, value in fields.items()}
         norms: Sequence[str] = [name for name in NORMS if isinstance(own.get(name), bool)]
         return own | {name: self.norm if own[name] else None for name in norms}

@@ -57,8 +57,7 @@ _DECODERS = {
     "GraniteMoeSharedForCausalLM:granitemoeshared GraniteMoeSWAForCausalLM:granitemoe_swa "
     "HyperCLOVAXForCausalLM:hyperclovax",
     "relu2": "ArceeForCausalLM:arcee Jais2ForCausalLM:jais2 NemotronForCausalLM:nemotron BitNetForCausalLM:bitnet "
-    "NanoChatForCausalLM:nanochat ApertusForCausalLM:apertus "
-    "Apertus1p5TextForCausalLM:apertus1p5_text",
+    "NanoChatForCausalLM:nanochat ApertusForCausalLM:apertus Apertus1p5TextForCausalLM:apertus1p5_text",
     "ernie": "Ernie4_5ForCausalLM:ernie4_5 Ernie4_5_MoeForCausalLM:ernie4_5_moe",
     "hunyuan": "HunYuanDenseV1ForCausalLM:hunyuan_v1_dense HunYuanMoEV1ForCausalLM:hunyuan_v1_moe "
     "HYV3ForCausalLM:hy_v3",
@@ -67,8 +66,7 @@ _DECODERS = {
     "Kolibri1ForCausalLM:kolibri1 FlintForCausalLM:flint AfmoeForCausalLM:afmoe PhimoeForCausalLM:phimoe "
     "AriaTextForCausalLM:aria_text",
     "bailing": "BailingMoeForCausalLM:bailing_moe BailingMoeV2ForCausalLM:bailing_moe_v2 "
-    "BailingHybridForCausalLM:bailing_hybrid "
-    "SarvamMoEForCausalLM:sarvam_moe",
+    "BailingHybridForCausalLM:bailing_hybrid SarvamMoEForCausalLM:sarvam_moe",
     "cohere": "CohereForCausalLM:cohere Cohere2ForCausalLM:cohere2 Cohere2MoeForCausalLM:cohere2_moe",
     "glm": "GlmForCausalLM:glm Glm4ForCausalLM:glm4",
     "gpt": "GPT2LMHeadModel:gpt2 GPTJForCausalLM:gptj GPTNeoXForCausalLM:gpt_neox "

@@ -120,7 +120,7 @@ class TensorNames(msgspec.Struct, frozen=True):
 
         changed: dict[str, Any] = {path: moved(name) for path, name in self.modules.items()}
         own = re.escape(self.base)
-        changed["layer"] = moved(self.layer)
+        changed |= {"layer": moved(self.layer), "base": prefix, "prefixes": ()}
         changed["ignored"] = tuple(
             re.escape(prefix) + pattern.removeprefix(own) if pattern.startswith(own) else pattern
             for pattern in self.ignored

@@ -18,7 +18,7 @@ PARTIAL = "partial_rotary_factor"
 
 
 def rotary_dim(config: ConfigReader, head_dim: int, factor: float = 1.0) -> int:
-    """The number of elements of a head that are rotated; `factor` is the default share."""
+    """Read how many elements of a head are rotated; `factor` is the default share."""
     inner = _rope_object(config)
     given = config.optional_number(PARTIAL)
     named = inner.optional_number(PARTIAL) if inner is not None and not _by_layer_kind(inner) else None
@@ -32,7 +32,7 @@ def rotary_dim(config: ConfigReader, head_dim: int, factor: float = 1.0) -> int:
 
 
 def read_rope(config: ConfigReader, rotary_dim: int, max_position: int) -> RopeSpec:
-    """`max_position` stands in for an absent original length."""
+    """Read the rope of all layers. `max_position` stands in for an absent original length."""
     inner = _rope_object(config) or ConfigReader({}, f"{config.where}: rope_parameters")
     return parse_rope(config, inner, rotary_dim, max_position)
 
@@ -44,7 +44,7 @@ def read_layer_ropes(
     sliding: str = "rope_theta",
     full: str = "rope_theta",
 ) -> dict[str, Any]:
-    """The rope of full attention, and that of each layer by its kind in `kinds`, as fields of read_decoder.
+    """Read the rope of full attention, and that of each layer by its kind in `kinds`, as fields of read_decoder.
 
     rope_parameters has an object for each kind, or rope_scaling is one object, which is then for full attention alone.
     `sliding` and `full` name the config's keys of a kind's base, for objects that have none.
@@ -89,7 +89,7 @@ def expect_newer_name(config: ConfigReader) -> None:
 
 
 def kind_dims(config: ConfigReader, head_dim: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """The rotated elements of a head by kind of layer; `shares` are the defaults of rope objects that name no share."""
+    """Read the rotated elements of a head by kind of layer; `shares` are the defaults of rope objects without one."""
     found = _rope_object(config)
     dims = {}
     for kind, default in shares.items():
@@ -109,7 +109,7 @@ def parse_rope(
     max_position: int,
     theta_key: str = "rope_theta",
 ) -> RopeSpec:
-    """One rope object. `theta_key` is the config's own key for its base."""
+    """Read one rope object. `theta_key` is the config's own key for its base."""
     theta, outer = inner.optional_number("rope_theta"), config.number(theta_key, 10000.0)
     if theta is not None and config.given(theta_key) is not None and theta != outer:
         raise ModelError(f"{inner.where}: rope_theta is {theta}, and {config.given(theta_key)} is {outer}")
@@ -152,7 +152,7 @@ def parse_rope(
 
 
 def context_length(rope: RopeSpec | None, max_position: int) -> int:
-    """Positions the model can use: yarn configs may state only the length before extension."""
+    """Count the positions that the model can use: yarn configs may state only the length before extension."""
     extended = (
         int(rope.factor * rope.original_max_position) if rope is not None and rope.kind == "yarn" else 0
     )
@@ -160,7 +160,7 @@ def context_length(rope: RopeSpec | None, max_position: int) -> int:
 
 
 def _rope_object(config: ConfigReader) -> ConfigReader | None:
-    """The object that describes the rope, under either of its names."""
+    """Find the object that describes the rope, under either of its names."""
     older = config.section("rope_scaling")
     if older is not None and older.values():
         given = config.get("rope_parameters") if config.given("rope_parameters") is not None else None
@@ -181,7 +181,7 @@ def _factor(reader: ConfigReader, value: float) -> float:
 
 
 def _original(config: ConfigReader, inner: ConfigReader, max_position: int) -> int:
-    """The length the model was first trained for. The config's own key prevails in transformers, so both must agree."""
+    """Read the length of the first training. The config's own key prevails in transformers, so both must agree."""
     key = "original_max_position_embeddings"
     outer, own = config.optional_integer(key, low=2), inner.optional_integer(key, low=2)
     if outer is not None and own is not None and outer != own:
@@ -208,10 +208,8 @@ def _longrope(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_po
             )
         factors[key] = tuple(float(v) for v in values)
     factor = reader.optional_number("factor")
-    return RopeSpec(
-        "longrope",
-        spec.theta,
-        spec.rotary_dim,
+    return replace(
+        spec,
         factor=_factor(reader, max_position / original if factor is None else factor),
         original_max_position=original,
         attention_factor=reader.optional_number("attention_factor"),
@@ -224,10 +222,8 @@ def _llama3(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_posi
     low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
     if high < low:
         raise ModelError(f"{reader.where}: high_freq_factor must be at least low_freq_factor")
-    return RopeSpec(
-        "llama3",
-        spec.theta,
-        spec.rotary_dim,
+    return replace(
+        spec,
         factor=_factor(reader, reader.number("factor")),
         original_max_position=_original(config, reader, max_position),
         low_freq_factor=low,
@@ -238,10 +234,8 @@ def _llama3(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_posi
 def _yarn(config: ConfigReader, reader: ConfigReader, spec: RopeSpec, max_position: int) -> RopeSpec:
     original = _original(config, reader, max_position)
     factor = reader.optional_number("factor")
-    return RopeSpec(
-        "yarn",
-        spec.theta,
-        spec.rotary_dim,
+    return replace(
+        spec,
         factor=_factor(reader, max_position / original if factor is None else factor),
         original_max_position=original,
         beta_fast=reader.optional_number("beta_fast") or 32.0,

@@ -12,7 +12,7 @@ from quire.devices.protocol import KVLayer
 from quire.errors import ModelError
 from quire.model.parts.linear import Output
 from quire.model.parts.norm import Norm, NormConfig
-from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, MixerPart, Streams
+from quire.model.parts.part import FeedForward, LayerAdditions, Mixer, Streams
 from quire.model.parts.source import Recording, WeightSource, read_vector
 from quire.model.shard import Shard
 
@@ -68,9 +68,8 @@ class LayerConfig(msgspec.Struct, frozen=True):
     @property
     def mixture(self) -> MixtureConfig | None:
         """The mixture of experts, if the layer has one."""
-        return (
-            cast("MixtureConfig", self.mlp) if self.mlp is not None and self.mlp.routing is not None else None
-        )
+        mixes = self.mlp is not None and self.mlp.routing is not None
+        return cast("MixtureConfig", self.mlp) if mixes else None
 
     def cache(self, shard: Shard, head_dim: int) -> KVLayer:
         """What a rank keeps; a layer without keys has the model's `head_dim`."""
@@ -133,12 +132,9 @@ class Layer:
             return Norm(config.norm, source, f"{path}.{name}", d) if wanted else None
 
         self.attention_norm = norm("attention_norm", before and attends and not config.bare)
-        self.mixer: MixerPart | None = None
-        if config.mixer is not None:
-            self.mixer = config.mixer.make(source, path, index, shard)
-        self._second: MixerPart | None = None
-        if config.second is not None:
-            self._second = config.second.make(source, path, index, shard)
+        mixers = config.mixer, config.second
+        made = [None if one is None else one.make(source, path, index, shard) for one in mixers]
+        self.mixer, self._second = made
         self._attention_post_norm = norm("attention_post_norm", after and attends)
         self._mlp_norm = norm("mlp_norm", before and mixes and config.placement != "parallel")
         self._mlp = None if config.mlp is None else config.mlp.make(source, path, shard)
@@ -147,8 +143,7 @@ class Layer:
         if config.scale:
             self._scale = float(read_vector(source, f"{path}.scale", 1)[0])
         if config.additions is not None:
-            kept = (one.cache(shard) for one in (config.mixer, config.second) if one is not None)
-            states = sum(len(one.states) for one in kept)
+            states = sum(len(one.cache(shard).states) for one in mixers if one is not None)
             self._additions = config.additions.make(source, path, place, d, states)
         self._one_sum = self.mixer is not None and self.mixer.divided and config.sums_once(shard)
 

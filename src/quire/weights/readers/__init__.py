@@ -89,12 +89,9 @@ def find_quantization(config: Mapping[str, Any], where: str, directory: Path | N
         for key in KEYS:
             if about.get(key) is not None:
                 found = _described(about[key], f"{where}: {key}", None)
-                kind = about.get("expert_dtype")  # DeepSeek-V4 says it outside
-                return (
-                    found
-                    if kind is None
-                    else replace(found, settings={"expert_dtype": kind, **found.settings})
-                )
+                if (kind := about.get("expert_dtype")) is not None:  # DeepSeek-V4 says it outside
+                    found = replace(found, settings={"expert_dtype": kind, **found.settings})
+                return found
     if directory is None:
         return None
     for path in (directory / name for name in METHODS):
