@@ -16,7 +16,7 @@ from quire.devices.reference.backend import ReferenceBackend
 from quire.errors import ConfigError, ModelError
 from quire.model.cost import matrices
 from quire.model.load import open_for_reading
-from quire.model.packing import WeightTypes, pack_weights
+from quire.model.packing import Packer, WeightTypes, pack_weights
 from quire.model.split_matrices import taken_apart
 from quire.progress import Told, untold
 from quire.quantize.layers import LayerRunner
@@ -251,7 +251,7 @@ def test_values_that_come_apart_are_those_of_the_stack(tmp_path: Path) -> None:
         apart, plain = taken_apart(spec, names, checkpoint)
         backend = NativeBackend(threads=1)
         packed = [
-            pack_weights(spec, own, held, backend, WeightTypes.of("float32", None))
+            pack_weights(spec, own, Packer(held, backend, WeightTypes.of("float32", None)))
             for own, held in ((names, checkpoint), (plain, apart))
         ]
         first, second = (matrices(decoder.weights).values() for decoder in packed)

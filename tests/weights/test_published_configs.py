@@ -19,7 +19,14 @@ from quire.files import read_json
 from quire.model.cost import weight_bytes
 from quire.model.families import read_model
 from quire.model.outline import ConfigFiles
-from quire.model.packing import WeightTypes, choose_dtype, outline_weights, own_quantization, wanted_tensors
+from quire.model.packing import (
+    Packer,
+    WeightTypes,
+    choose_dtype,
+    own_quantization,
+    pack_weights,
+    wanted_tensors,
+)
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.readers import find_quantization
 from quire.weights.tensor import Array
@@ -160,7 +167,8 @@ def bytes_of_tensors(path: Path, make: Callable[..., Fields], modules: str) -> i
     types = WeightTypes.of(
         choose_dtype("auto", wanted, checkpoint), own_quantization("auto", wanted, checkpoint, None)
     )
-    decoder = outline_weights(spec, names, NativeBackend(threads=1).outline(), types, checkpoint)
+    packer = Packer(checkpoint, NativeBackend(threads=1).outline(), types, outline=True)
+    decoder = pack_weights(spec, names, packer)
     return weight_bytes(decoder.weights)
 
 

@@ -20,11 +20,11 @@ from quire.model.info import NOTHING, UNLIMITED, Asked, EngineLimits, ModelInfo
 from quire.model.kv_scales import kv_scales
 from quire.model.loaded import LoadedModel
 from quire.model.packing import (
+    Packer,
     WantedTensor,
     WeightTypes,
     check_tensors,
     choose_dtype,
-    outline_weights,
     own_quantization,
     pack_weights,
 )
@@ -78,18 +78,17 @@ class OpenedFiles:
         return self._opened
 
     def outline(self, backend: Backend, shard: Shard = WHOLE) -> LoadedModel:
-        info, spec, checkpoint, names, family = self.opened()
-        spec.check_share(shard)
-        types = WeightTypes.of(info.dtype, info.quantized)
-        decoder = outline_weights(spec, names, backend, types, checkpoint, shard)
-        return LoadedModel(info, decoder, names=names, shard=shard, family=family)
+        return self._read(backend, shard, True, untold)
 
     def load(self, backend: WeightPacker, shard: Shard = WHOLE, told: Told = untold) -> LoadedModel:
         """Map the tensors and pack them one by one: memory peaks at the packed weights and one matrix."""
+        return self._read(backend, shard, False, told)
+
+    def _read(self, backend: WeightPacker, shard: Shard, outline: bool, told: Told) -> LoadedModel:
         info, spec, checkpoint, names, family = self.opened()
         spec.check_share(shard)
-        types = WeightTypes.of(info.dtype, info.quantized)
-        decoder = pack_weights(spec, names, checkpoint, backend, types, shard, told)
+        packer = Packer(checkpoint, backend, WeightTypes.of(info.dtype, info.quantized), outline)
+        decoder = pack_weights(spec, names, packer, shard, told)
         return LoadedModel(info, decoder, names=names, shard=shard, family=family)
 
 
@@ -135,11 +134,8 @@ def _open(path: Path, asked: Asked) -> OpenModel:
         names = names.fitted(checkpoint.names())
     else:
         checkpoint, names = _opened(source, spec, names)
-    if (
-        spec.head is not None
-        and "text_config" in source.config
-        and composite.disagrees_on_head(source.config)
-    ):
+    inside = "text_config" in source.config
+    if spec.head is not None and inside and composite.disagrees_on_head(source.config):
         tied = f"{names['head']}.weight" not in set(checkpoint.names())
         spec = msgspec.structs.replace(spec, head=msgspec.structs.replace(spec.head, tied=tied))
     wanted = check_tensors(spec, names, checkpoint, path)
@@ -228,9 +224,6 @@ def eos_ids(
                 found[token] = None
             else:
                 log.warning(
-                    "%s: eos_token_id %d is beyond the vocabulary of %d: it ends nothing",
-                    file,
-                    token,
-                    vocab_size,
+                    "%s: eos_token_id %d ends nothing: the model has %d tokens", file, token, vocab_size
                 )
     return tuple(found)

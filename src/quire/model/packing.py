@@ -208,30 +208,12 @@ def wanted_of(tensors: Tensors) -> dict[str, WantedTensor]:
 
 
 def pack_weights(
-    config: DecoderConfig,
-    names: TensorNames,
-    checkpoint: Checkpoint,
-    backend: WeightPacker,
-    types: WeightTypes,
-    shard: Shard = WHOLE,
-    told: Told = untold,
+    config: DecoderConfig, names: TensorNames, packer: Packer, shard: Shard = WHOLE, told: Told = untold
 ) -> Decoder:
     """Read and pack a checkpoint that `check_tensors` accepted, or a rank's share of it."""
-    _check_tied_head(config, names, checkpoint)
-    return Decoder(config, Packed(Tensors(config, names), Packer(checkpoint, backend, types), told), shard)
-
-
-def outline_weights(
-    config: DecoderConfig,
-    names: TensorNames,
-    backend: WeightPacker,
-    types: WeightTypes,
-    checkpoint: Checkpoint | None = None,
-    shard: Shard = WHOLE,
-) -> Decoder:
-    """Outline the decoder without the values of its weights, for a backend that only plans."""
-    packer = Packer(checkpoint, backend, types, outline=True)
-    return Decoder(config, Packed(Tensors(config, names), packer), shard)
+    if not packer.outline and packer.checkpoint is not None:
+        _check_tied_head(config, names, packer.checkpoint)
+    return Decoder(config, Packed(Tensors(config, names), packer, told), shard)
 
 
 def check_tensors(
@@ -299,14 +281,10 @@ def choose_dtype(dtype: str, wanted: Mapping[str, WantedTensor], checkpoint: Che
         return names[dtype]
     if dtype != "auto":
         raise ModelError(f"dtype must be auto, float32, float16 or bfloat16, got {dtype!r}")
-    found = {checkpoint.dtype(name) for name, tensor in wanted.items() if not tensor.exact}
+    rounded = [name for name, tensor in wanted.items() if not tensor.exact]
+    found = set(map(checkpoint.dtype, rounded))
     if len(found) > 1:
-        packed = {name for name in wanted if checkpoint.layout(name) is not None}
-        found = {
-            checkpoint.dtype(name)
-            for name, tensor in wanted.items()
-            if not tensor.exact and name not in packed
-        }
+        found = {checkpoint.dtype(name) for name in rounded if checkpoint.layout(name) is None}
     return names[found.pop().name] if len(found) == 1 else "float32"
 
 

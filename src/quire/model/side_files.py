@@ -15,21 +15,19 @@ from quire.weights.hub import open_tokenizer
 # KEPT files are needed by a tokenizer, a chat template and a reader of the directory; the weights' index is not.
 KEPT = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")
 DROPPED = ("*.index.json", BUILT, BUILT_RANKS)
-TOKENIZER = "tokenizer.json"
 
 
 def copy_side_files(source: Path, target: Path) -> None:
     """Copy the files beside the weights; for a GGUF file, write the files that it stands in for."""
     if is_gguf(source):
         save(open_tokenizer(source), target)
-        (target / TOKENIZER).write_bytes(_compact_tokenizer((target / TOKENIZER).read_bytes()))
-        return
-    dropped = {path for pattern in DROPPED for path in source.glob(pattern)}
-    for path in sorted({path for pattern in KEPT for path in source.glob(pattern)} - dropped):
-        if path.name == TOKENIZER:
-            (target / TOKENIZER).write_bytes(_compact_tokenizer(path.read_bytes()))
-        elif path.is_file():
+    else:
+        kept, dropped = ({p for pattern in some for p in source.glob(pattern)} for some in (KEPT, DROPPED))
+        for path in filter(Path.is_file, kept - dropped):
             shutil.copyfile(path, target / path.name)
+    tokenizer = target / "tokenizer.json"
+    if tokenizer.exists():
+        tokenizer.write_bytes(_compact_tokenizer(tokenizer.read_bytes()))
 
 
 def _compact_tokenizer(content: bytes) -> bytes:

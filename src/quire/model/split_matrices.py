@@ -5,7 +5,7 @@ Stacked experts and a fused shared expert are split, and matrices with outputs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from quire.model.families.names import TensorNames
-from quire.model.parts.decoder import DecoderConfig
-from quire.model.parts.mixture import MixtureConfig
+from quire.model.parts.decoder import Decoder, DecoderConfig
+from quire.model.parts.source import Listing
+from quire.model.tensors import Tensors
 from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.layouts import AnyLayout
-from quire.weights.parts import Take
+from quire.weights.parts import Take, transposed
 from quire.weights.tensor import Array, QuantTensor, Rows
 
 LINEAR = (
@@ -29,10 +30,10 @@ LINEAR = (
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """A tensor that is a part of another one."""
+    """A tensor that is a part of another one, or all of it."""
 
     source: str
-    take: Take
+    take: Take | None
     shape: tuple[int, ...]
 
 
@@ -63,7 +64,9 @@ class ApartCheckpoint:
         """Read one tensor out of the stacked tensor that holds it; `read` reads that one."""
         if name not in self._pieces:
             return read(name)
-        return np.ascontiguousarray(self._pieces[name].take(read(self._pieces[name].source)))
+        found = self._pieces[name]
+        whole = read(found.source)
+        return np.ascontiguousarray(whole if found.take is None else found.take(whole))
 
     @property
     def activations(self) -> KeptActivations:
@@ -89,72 +92,25 @@ def taken_apart(
     turns: Callable[[str], bool] = lambda name: True,
 ) -> tuple[ApartCheckpoint, TensorNames]:
     """Split the checkpoint, and adapt its names. `turns` tells which matrices of a transposed family are transposed."""
-    pieces: dict[str, TensorPart] = {}
-    present = set(checkpoint.names())
-    for i, config in enumerate(spec.layers):
-        own = names.of_sublayer(i % names.sublayers)
-        layer = own.layer.format(i=i // names.sublayers)
-        if config.mixture is not None and own.expert_stack:
-            pieces |= _experts(config.mixture, own, layer)
-        if names.transposed:
-            modules = {f"{layer}{module}.weight" for path in LINEAR if (module := own[path])}
-            for name in sorted(modules & present):
-                if turns(name):
-                    pieces[name] = TensorPart(name, lambda array: array.T, checkpoint.shape(name)[::-1])
+    pieces = _experts(spec, names) if names.expert_stack else {}
+    layers = [names.layer.format(i=i) for i in range(spec.num_layers if names.transposed else 0)]
+    modules = {f"{layer}{names[path]}.weight" for layer in layers for path in LINEAR}
+    for name in sorted(modules & set(checkpoint.names())):
+        if turns(name):
+            pieces[name] = TensorPart(name, transposed, checkpoint.shape(name)[::-1])
     apart = ApartCheckpoint(checkpoint, pieces)
     plain = names.changed({"transposed": False})
     return apart, plain.fitted(apart.names())
 
 
-def _experts(mixture: MixtureConfig, names: TensorNames, layer: str) -> dict[str, TensorPart]:
-    """Find each expert's gate, up and down projection with biases, and the shared expert's if it is fused."""
+def _experts(spec: DecoderConfig, names: TensorNames) -> dict[str, TensorPart]:
+    """Find each expert's matrices and biases, and a fused shared expert's, by the names of split ones."""
+    split = names.fitted([f"{names.layer.format(i=0)}{names['mixture.experts']}0."])
+    listing, stored, wanted = Listing(), Tensors(spec, names), Tensors(spec, split)
+    Decoder(spec, listing)
     pieces: dict[str, TensorPart] = {}
-    count = mixture.routing.num_experts - mixture.zero_experts
-    inner, d = mixture.intermediate_size, mixture.hidden_size
-    whole = layer + names["mixture.experts"]
-    for e in range(count):
-        prefix = f"{whole}{e}."
-        for module, name, rows, out, width in _matrices(names, inner, d):
-            pieces[f"{prefix}{module}.weight"] = TensorPart(
-                whole + name, _of_expert(names.expert_stack == "columns", e, rows), (out, width)
-            )
-        if mixture.bias:
-            for module, name, rows, out in (
-                ("gate_proj", names["mixture.expert.up"], slice(0, None, 2), inner),
-                ("up_proj", names["mixture.expert.up"], slice(1, None, 2), inner),
-                ("down_proj", names["mixture.expert.down"], slice(None), d),
-            ):
-                pieces[f"{prefix}{module}.bias"] = TensorPart(
-                    f"{whole}{name}_bias", _of_expert(False, e, rows), (out,)
-                )
-    if mixture.routing.shared and names["mixture.shared.gate_up"]:
-        size, prefix = mixture.shared_intermediate_size, layer + names["mixture.shared"]
-        fused = f"{prefix}{names['mixture.shared.gate_up']}.weight"
-        for module, rows in (("gate_proj", slice(0, size)), ("up_proj", slice(size, 2 * size))):
-            pieces[f"{prefix}{module}.weight"] = TensorPart(fused, _rows(rows), (size, d))
-        down = f"{prefix}{names['mixture.shared.down']}.weight"
-        pieces[f"{prefix}down_proj.weight"] = TensorPart(down, _rows(slice(None)), (d, size))
+    for piece in (piece for piece in listing.pieces if ".mixture." in piece.path):
+        part, ((name, shape),) = stored.part(piece), wanted.part(piece).tensors
+        if part.tensors[0][0] != name:
+            pieces[name] = TensorPart(part.tensors[0][0], part.take, shape)
     return pieces
-
-
-def _matrices(names: TensorNames, inner: int, d: int) -> Iterator[tuple[str, str, slice, int, int]]:
-    """Yield (module, tensor of all experts, rows of it, rows and columns of the module)."""
-    apart, up = names["mixture.expert.gate_apart"], names["mixture.expert.up"]
-    if apart:
-        first, second = slice(None), slice(None)
-    elif names.expert_halves:
-        first, second = slice(0, inner), slice(inner, 2 * inner)
-    else:
-        first, second = slice(0, None, 2), slice(1, None, 2)
-    yield "gate_proj", apart or up, first, inner, d
-    yield "up_proj", up, second, inner, d
-    yield "down_proj", names["mixture.expert.down"], slice(None), d, inner
-
-
-def _rows(rows: slice) -> Take:
-    return lambda array: array[rows]
-
-
-def _of_expert(columns: bool, expert: int, rows: slice) -> Take:
-    """Take rows of an expert's matrix, whose outputs may be columns of the stack."""
-    return lambda array: (array[expert].T if columns else array[expert])[rows]

@@ -10,7 +10,6 @@ from quire.model.parts.source import Listing
 from quire.model.split_matrices import ApartCheckpoint, TensorPart
 from quire.model.tensors import Tensors
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.tensor import Array
 
 
 def family_names(spec: DecoderConfig) -> TensorNames:
@@ -30,9 +29,5 @@ def by_family_names(
             continue
         (name, shape), (source, stored) = wanted[0], found[0]
         if shape == stored:
-            pieces[name] = TensorPart(source, _whole, shape)
+            pieces[name] = TensorPart(source, None, shape)
     return ApartCheckpoint(checkpoint, pieces)
-
-
-def _whole(array: Array) -> Array:
-    return array
