@@ -76,7 +76,7 @@ def is_size(value: object) -> bool:
 
 
 def read_pickle(data: bytes | BytesIO, most: int = MAX_OPERATIONS) -> Any:
-    """The value that the pickle builds: dictionaries, lists, tuples, numbers, text, `Storage` and `Tensor`.
+    """Build the value of the pickle: dictionaries, lists, tuples, numbers, text, `Storage` and `Tensor`.
 
     Raises ModelError for a pickle that needs more, and anything else where it is corrupt.
     """
@@ -127,72 +127,34 @@ class _Machine:
         self._stack.append(value)
         return value
 
-    def _items(self) -> list[Any]:
-        """All above the last mark, which goes with them."""
+    def push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def mark(self) -> None:
+        self._marks.append(len(self._stack))
+
+    def items(self) -> list[Any]:
+        """Take all above the last mark, which goes with them."""
         begin = self._marks.pop()
         items = self._stack[begin:]
         del self._stack[begin:]
         return items
 
-    def mark(self, _: Any) -> None:
-        self._marks.append(len(self._stack))
+    def last(self, count: int) -> list[Any]:
+        """Take the last values, in the order in which they came."""
+        return [self.pop() for _ in range(count)][::-1]
 
-    def drop(self, _: Any) -> None:
-        self.pop()
-
-    def drop_items(self, _: Any) -> None:
-        self._items()
-
-    def start_list(self, _: Any) -> None:
-        self._stack.append([])
-
-    def make_list(self, _: Any) -> None:
-        self._stack.append(self._items())
-
-    def append(self, _: Any) -> None:
-        self._extend([self.pop()])
-
-    def append_items(self, _: Any) -> None:
-        self._extend(self._items())
-
-    def _extend(self, items: list[Any]) -> None:
+    def extend(self, items: list[Any]) -> None:
         if not isinstance(self._top(), list):
             raise ModelError("the pickle appends to what is no list; it may be hostile")
         self._top().extend(items)
 
-    def start_tuple(self, _: Any) -> None:
-        self._stack.append(())
+    def make_dict(self) -> None:
+        items = self.items()
+        self.push({})
+        self.set(items)
 
-    def make_tuple(self, _: Any) -> None:
-        self._stack.append(tuple(self._items()))
-
-    def tuple_1(self, _: Any) -> None:
-        self._stack.append((self.pop(),))
-
-    def tuple_2(self, _: Any) -> None:
-        second, first = self.pop(), self.pop()
-        self._stack.append((first, second))
-
-    def tuple_3(self, _: Any) -> None:
-        third, second, first = self.pop(), self.pop(), self.pop()
-        self._stack.append((first, second, third))
-
-    def start_dict(self, _: Any) -> None:
-        self._stack.append({})
-
-    def make_dict(self, _: Any) -> None:
-        items = self._items()
-        self._stack.append({})
-        self._set(items)
-
-    def set_item(self, _: Any) -> None:
-        value, key = self.pop(), self.pop()
-        self._set([key, value])
-
-    def set_items(self, _: Any) -> None:
-        self._set(self._items())
-
-    def _set(self, items: list[Any]) -> None:
+    def set(self, items: list[Any]) -> None:
         target = self._top()
         if not isinstance(target, dict) or len(items) % 2:
             raise ModelError("the pickle sets items of what is no dictionary; it may be hostile")
@@ -201,24 +163,15 @@ class _Machine:
                 raise ModelError(f"the pickle has a {type(key).__name__} as a key, state dicts have text")
             target[key] = value
 
-    def name_global(self, argument: Any) -> None:
-        module, _, name = str(argument).partition(" ")
-        self._name(module, name)
-
-    def name_stacked(self, _: Any) -> None:
-        name, module = self.pop(), self.pop()
-        self._name(module, name)
-
-    def _name(self, module: Any, name: Any) -> None:
+    def name(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str) or Global(module, name) not in GLOBALS:
             raise ModelError(
                 f"the pickle asks for {str(module)[:80]}.{str(name)[:80]}, which no checkpoint needs; refused, "
                 "it may be hostile"
             )
-        self._stack.append(Global(module, name))
+        self.push(Global(module, name))
 
-    def call(self, _: Any) -> None:
-        arguments, function = self.pop(), self.pop()
+    def call(self, function: Any, arguments: Any) -> None:
         if not isinstance(function, Global) or not isinstance(arguments, tuple):
             raise ModelError("the pickle calls what is no function; it may be hostile")
         if function == ORDERED_DICT and not arguments:
@@ -231,13 +184,11 @@ class _Machine:
             raise ModelError(f"the pickle calls {function.name} as no checkpoint does; it may be hostile")
 
     def set_attributes(self, _: Any) -> None:
-        """A state dict's own attributes (_metadata) say nothing of its tensors."""
-        self.pop()
+        """Drop a state dict's own attributes (_metadata), which say nothing of its tensors."""
         if not isinstance(self._top(), dict):
             raise ModelError("the pickle sets attributes of what is no dictionary; it may be hostile")
 
-    def find_storage(self, _: Any) -> None:
-        found = self.pop()
+    def find_storage(self, found: Any) -> None:
         match found:
             case ["storage", Global("torch", dtype), str(key), _, count, *view] if (
                 dtype in STORAGES and is_size(count) and view in ([], [None])
@@ -247,26 +198,26 @@ class _Machine:
                 raise ModelError("a persistent id in the pickle is not a storage of known type, key and size")
 
 
-STEPS: dict[str, Callable[[_Machine, Any], None]] = {
-    "MARK": _Machine.mark,
-    "POP": _Machine.drop,
-    "POP_MARK": _Machine.drop_items,
-    "EMPTY_LIST": _Machine.start_list,
-    "LIST": _Machine.make_list,
-    "APPEND": _Machine.append,
-    "APPENDS": _Machine.append_items,
-    "EMPTY_TUPLE": _Machine.start_tuple,
-    "TUPLE": _Machine.make_tuple,
-    "TUPLE1": _Machine.tuple_1,
-    "TUPLE2": _Machine.tuple_2,
-    "TUPLE3": _Machine.tuple_3,
-    "EMPTY_DICT": _Machine.start_dict,
-    "DICT": _Machine.make_dict,
-    "SETITEM": _Machine.set_item,
-    "SETITEMS": _Machine.set_items,
-    "GLOBAL": _Machine.name_global,
-    "STACK_GLOBAL": _Machine.name_stacked,
-    "REDUCE": _Machine.call,
-    "BUILD": _Machine.set_attributes,
-    "BINPERSID": _Machine.find_storage,
+STEPS: dict[str, Callable[[_Machine, Any], object]] = {
+    "MARK": lambda machine, _: machine.mark(),
+    "POP": lambda machine, _: machine.pop(),
+    "POP_MARK": lambda machine, _: machine.items(),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "LIST": lambda machine, _: machine.push(machine.items()),
+    "APPEND": lambda machine, _: machine.extend(machine.last(1)),
+    "APPENDS": lambda machine, _: machine.extend(machine.items()),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.items())),
+    "TUPLE1": lambda machine, _: machine.push(tuple(machine.last(1))),
+    "TUPLE2": lambda machine, _: machine.push(tuple(machine.last(2))),
+    "TUPLE3": lambda machine, _: machine.push(tuple(machine.last(3))),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "DICT": lambda machine, _: machine.make_dict(),
+    "SETITEM": lambda machine, _: machine.set(machine.last(2)),
+    "SETITEMS": lambda machine, _: machine.set(machine.items()),
+    "GLOBAL": lambda machine, named: machine.name(*str(named).partition(" ")[::2]),
+    "STACK_GLOBAL": lambda machine, _: machine.name(*machine.last(2)),
+    "REDUCE": lambda machine, _: machine.call(*machine.last(2)),
+    "BUILD": lambda machine, _: machine.set_attributes(machine.pop()),
+    "BINPERSID": lambda machine, _: machine.find_storage(machine.pop()),
 }

@@ -68,7 +68,7 @@ class Checkpoint(Protocol):
 
 
 class Unquantized:
-    """The part of a `Checkpoint` that holds no quantized tensors."""
+    """What a `Checkpoint` says of tensors that are not quantized, or whose activations are not rounded."""
 
     @property
     def activations(self) -> KeptActivations:

@@ -13,7 +13,8 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.activations import KeptActivations, Rounding
+from quire.weights.activations import KeptActivations
+from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.gguf.container import GGUFFile, TensorEntry
 from quire.weights.gguf.kinds import PLAIN
 from quire.weights.gguf.pieces import Place
@@ -73,7 +74,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class GGUFCheckpoint:
+class GGUFCheckpoint(Unquantized):
     """A `Checkpoint` of a GGUF model. Values are float32, but for plain types and for MXFP4, which bfloat16 holds."""
 
     parts: GGUFParts
@@ -114,9 +115,6 @@ class GGUFCheckpoint:
             return None
         kind = self.parts.tensors[place.tensor].kind.name
         return None if kind in PLAIN else Blocks(kind.lower())
-
-    def rounding(self, name: str) -> Rounding | None:
-        return None
 
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         place = self.tensors[name]

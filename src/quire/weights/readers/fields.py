@@ -124,9 +124,3 @@ def eights(words: Array, order: tuple[int, ...] = ORDER) -> Array:
 def num_words(count: int, bits: int) -> int:
     """Count the words that a stream of `count` numbers takes."""
     return -(-count * bits // 32)
-
-
-def nibbles(packed: Array) -> Array:
-    """Unpack [..., C] bytes -> [..., 2 C] codes, the low half first."""
-    pairs = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
-    return pairs.reshape(*packed.shape[:-1], -1)

@@ -57,6 +57,16 @@ def _kernel_order(where: str, order: str) -> ModelError:
     return refuse(where, f"codes in the order of the GPU kernel {order} are not read")
 
 
+def _shapes(fields: Fields) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Check the matrices of scales and of codes, and return their shapes."""
+    fields.check("scales", FLOATS)
+    fields.check("qweight", (I32,))
+    scales, codes = fields.shape("scales"), fields.shape("qweight")
+    if len(scales) != 2 or len(codes) != 2:
+        raise fields.wrong("scales", "a matrix beside a matrix of codes")
+    return scales, codes
+
+
 def gptq_module(fields: Fields, settings: Mapping[str, Any], first: bool) -> Packed:
     """Read a GPTQ module. `first`: version 1, which stores zero points less one."""
     where = f"quantization_config of {fields.module}"
@@ -64,12 +74,8 @@ def gptq_module(fields: Fields, settings: Mapping[str, Any], first: bool) -> Pac
     known = STREAMED if settings.get("quant_method") in AUTO_ROUND else BITS
     if bits not in known:
         raise refuse(where, f"bits = {bits} is not read; {', '.join(map(str, known))} are")
-    fields.check("scales", FLOATS)
-    fields.check("qweight", (I32,))
-    if len(fields.shape("scales")) != 2 or len(fields.shape("qweight")) != 2:
-        raise fields.wrong("scales", "a matrix beside a matrix of codes")
-    groups, rows = fields.shape("scales")
-    columns = fields.shape("qweight")[0] * 32 // bits
+    (groups, rows), (words, _) = _shapes(fields)
+    columns = words * 32 // bits
     fields.check("qweight", (I32,), (num_words(columns, bits), rows))
     size = columns if size == -1 else size
     group_count(fields, "scales", columns, size, groups)
@@ -139,11 +145,7 @@ def _awq_module(version: str, size: int, fields: Fields) -> Packed:
 
 
 def _gemm_module(size: int, fields: Fields) -> Packed:
-    fields.check("scales", FLOATS)
-    fields.check("qweight", (I32,))
-    if len(fields.shape("scales")) != 2 or len(fields.shape("qweight")) != 2:
-        raise fields.wrong("scales", "a matrix beside a matrix of codes")
-    (groups, rows), columns = fields.shape("scales"), fields.shape("qweight")[0]
+    (groups, rows), (columns, _) = _shapes(fields)
     fields.check("qweight", (I32,), (columns, num_words(rows, 4)))
     if rows % 8:
         raise fields.wrong("scales", "of a number of outputs that 8 divides")
@@ -161,14 +163,11 @@ def _gemm_groups(fields: Fields, size: int) -> Groups:
 
 
 def _gemv_module(size: int, fields: Fields) -> Packed:
-    fields.check("scales", FLOATS)
-    fields.check("qweight", (I32,))
-    if len(fields.shape("scales")) != 2 or len(fields.shape("qweight")) != 2:
-        raise fields.wrong("scales", "a matrix beside a matrix of codes")
-    rows, columns = fields.shape("qweight")[0], fields.shape("qweight")[1] * 8
+    (scaled, scales), (rows, words) = _shapes(fields)
+    columns = words * 8
     size = columns if size == -1 else size
     groups = -(-columns // max(size, 1))
-    if size < 1 or fields.shape("scales")[0] != rows or fields.shape("scales")[1] < groups:
+    if size < 1 or scaled != rows or scales < groups:
         raise fields.wrong("scales", f"at least {[rows, groups]}")
     fields.check("qzeros", (I32,))
     if len(fields.shape("qzeros")) != 2 or fields.shape("qzeros")[0] != rows:

@@ -5,7 +5,7 @@ Names of types in a file are compared with a list; nothing is imported or called
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 from typing import Any
@@ -15,7 +15,8 @@ import numpy as np
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.layouts import Blocks, Int8
 from quire.weights.layouts.blocks.make import affine_kind, affine_rows, byte_kind, byte_rows
-from quire.weights.readers.fields import E4M3, FLOATS, I8, I32, I64, U8, Fields, nibbles
+from quire.weights.layouts.blocks.scaled import pairs
+from quire.weights.readers.fields import E4M3, FLOATS, I8, I32, I64, U8, Fields
 from quire.weights.readers.grouped import Groups, packed_groups
 from quire.weights.readers.packed_modules import ModuleCheckpoint, Packed
 from quire.weights.readers.scaled import FP8, finite_fp8, multiplied
@@ -115,7 +116,7 @@ def _int4_tensor(fields: Fields) -> Packed:
 
 
 def _int4_groups(fields: Fields, size: int) -> Groups:
-    codes = nibbles(fields.get("_weight_qdata").view(np.uint8)) ^ np.uint8(8)
+    codes = pairs(fields.get("_weight_qdata").view(np.uint8)) ^ np.uint8(8)
     scales, zeros = (
         np.ascontiguousarray(fields.floats(name).T) for name in ("_weight_scale", "_weight_zero_point")
     )
@@ -131,9 +132,8 @@ def _whole_codes(fields: Fields) -> Packed:
         raise fields.wrong("_weight_scale", f"one for each row, or group of a row, of {list(shape)}")
     if "_weight_zero_point" in fields:
         fields.check("_weight_zero_point", (I8,), scales)
-    rows, columns = shape
+    (rows, columns), decode = shape, partial(_torchao_groups, fields)
     if not fields.is_of("_weight_qdata", I8):
-        decode = partial(_torchao_groups, fields, lambda codes: codes.astype(np.float32))
         group = columns // scales[1]
         kind = byte_kind("e4m3" if fields.is_of("_weight_qdata", E4M3) else "e5m2", columns, group)
         if kind is None or "_weight_zero_point" in fields:
@@ -141,7 +141,6 @@ def _whole_codes(fields: Fields) -> Packed:
         layout = Blocks(kind)
         return Packed((rows, columns), decode, layout, partial(_torchao_fp8, fields, layout, group))
     zeros = "_weight_zero_point" in fields and bool(fields.get("_weight_zero_point").any())
-    decode = partial(_torchao_groups, fields, lambda codes: codes.astype(np.float32))
     if scales == (rows, 1) and not zeros:
         return Packed((rows, columns), decode, Int8(), partial(_torchao_int8, fields))
     if scales[0] == rows and _are_four_bits(fields):
@@ -156,8 +155,8 @@ def _are_four_bits(fields: Fields) -> bool:
     return prod(codes.shape) > 0 and int(codes.min()) >= -8 and int(codes.max()) <= 7
 
 
-def _torchao_groups(fields: Fields, widen: Callable[[Array], FloatArray]) -> FloatArray:
-    codes, scales = widen(fields.get("_weight_qdata")), fields.floats("_weight_scale")
+def _torchao_groups(fields: Fields) -> FloatArray:
+    codes, scales = fields.get("_weight_qdata").astype(np.float32), fields.floats("_weight_scale")
     size = codes.shape[1] // scales.shape[1]
     if "_weight_zero_point" in fields:
         codes = codes - fields.get("_weight_zero_point").astype(np.float32).repeat(size, 1)

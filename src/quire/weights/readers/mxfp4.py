@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.activations import KeptActivations, Rounding
-from quire.weights.checkpoint.protocol import Checkpoint
+from quire.weights.checkpoint.protocol import Checkpoint, Unquantized
 from quire.weights.layouts import AnyLayout, Blocks
 from quire.weights.layouts.blocks.make import mxfp4_rows
 from quire.weights.tensor import Array, Bytes, QuantTensor, Rows
@@ -25,7 +24,7 @@ MXFP4_BLOCKS = Blocks("mxfp4")
 VALUES = np.dtype(ml_dtypes.bfloat16)  # holds every value of the format
 
 
-class MXFP4Checkpoint:
+class MXFP4Checkpoint(Unquantized):
     """A `Checkpoint` of weights [..., O, K]. Raises ModelError for blocks that are not whole."""
 
     def __init__(self, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
@@ -73,15 +72,8 @@ class MXFP4Checkpoint:
         rows = np.arange(np.prod(shape[:-1]), dtype=np.intp)
         return self.quantized(name, rows).dequantize().astype(VALUES).reshape(shape)
 
-    @property
-    def activations(self) -> KeptActivations:
-        return "float"
-
     def layout(self, name: str) -> AnyLayout | None:
         return MXFP4_BLOCKS if name in self._quantized else None
-
-    def rounding(self, name: str) -> Rounding | None:
-        return None
 
     def quantized(self, name: str, rows: Rows) -> QuantTensor:
         blocks, scales = self._inner.get(name + BLOCKS), self._inner.get(name + SCALES)

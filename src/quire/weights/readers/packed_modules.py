@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from quire.errors import ModelError
-from quire.weights.activations import KeptActivations, Rounding
-from quire.weights.checkpoint.protocol import Checkpoint
+from quire.weights.checkpoint.protocol import Checkpoint, Unquantized
 from quire.weights.layouts import AnyLayout
 from quire.weights.readers.fields import FLOATS, Fields
 from quire.weights.tensor import Array, FloatArray, QuantTensor, Rows
@@ -41,7 +40,7 @@ class Packed:
 Find = Callable[[Fields], Packed | None]
 
 
-class ModuleCheckpoint:
+class ModuleCheckpoint(Unquantized):
     """A `Checkpoint` around one with packed modules. Raises ModelError for modules that are not whole.
 
     `find` is asked about every module that has a tensor whose last name is `used`. These tensors, and tensors whose
@@ -110,10 +109,6 @@ class ModuleCheckpoint:
     def get(self, name: str) -> Array:
         return self._packed[name].decode() if name in self._packed else self._inner.get(name)
 
-    @property
-    def activations(self) -> KeptActivations:
-        return "float"
-
     def is_packed(self, name: str) -> bool:
         """Whether a tensor is a weight made of packed tensors."""
         return name in self._packed
@@ -121,9 +116,6 @@ class ModuleCheckpoint:
     def suffixes(self, name: str) -> frozenset[str]:
         """List the last names of the tensors that a packed weight is made of."""
         return self._suffixes[name]
-
-    def rounding(self, name: str) -> Rounding | None:
-        return None
 
     def layout(self, name: str) -> AnyLayout | None:
         return self._packed[name].layout if name in self._packed else None

@@ -21,7 +21,7 @@ from quire.weights.activations import KeptActivations, Rounding
 from quire.weights.checkpoint.protocol import Checkpoint
 from quire.weights.layouts import Blocks, Int8
 from quire.weights.layouts.blocks.make import byte_kind, byte_rows, nvfp4_rows
-from quire.weights.layouts.blocks.scaled import E2M1
+from quire.weights.layouts.blocks.scaled import E2M1, pairs
 from quire.weights.readers.fields import (
     E4M3,
     E5M2,
@@ -32,7 +32,6 @@ from quire.weights.readers.fields import (
     I64,
     U8,
     Fields,
-    nibbles,
     num_words,
     unpack,
     unpack_padded,
@@ -390,7 +389,7 @@ def _nv_tensor(fields: Fields, suffix: str, outer: str, layout: Blocks) -> Quant
     inner = fields.get("weight_scale")
     fields.floats("weight_scale")  # are finite
     by = _outer_scale(fields, outer).reshape(1, 1)
-    return layout.tensor(nvfp4_rows(nibbles(fields.get(suffix)), inner.view(np.uint8), by))
+    return layout.tensor(nvfp4_rows(pairs(fields.get(suffix)), inner.view(np.uint8), by))
 
 
 def _outer_scale(fields: Fields, outer: str) -> FloatArray:
@@ -411,7 +410,7 @@ def _mx_tensor(fields: Fields, suffix: str) -> QuantTensor:
 def _nv_values(fields: Fields, suffix: str, outer: str) -> FloatArray:
     by, inner = _outer_scale(fields, outer), fields.floats("weight_scale")
     scales = inner / by if outer == "weight_global_scale" else inner * by
-    values: FloatArray = E2M1[nibbles(fields.get(suffix))] * scales.repeat(16, 1)
+    values: FloatArray = E2M1[pairs(fields.get(suffix))] * scales.repeat(16, 1)
     return values
 
 
