@@ -223,7 +223,5 @@ def eos_ids(
             if token < vocab_size:
                 found[token] = None
             else:
-                log.warning(
-                    "%s: eos_token_id %d ends nothing: the model has %d tokens", file, token, vocab_size
-                )
+                log.warning("%s: eos_token_id %d is beyond the model's %d tokens", file, token, vocab_size)
     return tuple(found)

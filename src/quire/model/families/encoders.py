@@ -23,13 +23,12 @@ from quire.model.families.rope import read_layer_ropes
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.relative import RelativeConfig
 
-UNUSED = """hidden_dropout_prob attention_probs_dropout_prob pooler_dropout pooler_hidden_size initializer_range legacy
-    cls_dropout padding_idx classifier_dropout"""
+UNUSED = """pooler_dropout pooler_hidden_size legacy cls_dropout padding_idx"""
 HEADS = (r"(lm_predictions|cls|mask_predictions|classifier)\..*", r"pooler\.dense\..*")
 
 
 def deberta_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    """Versions 2 and 3."""
+    """Name the tensors of versions 2 and 3."""
     names = _names(spec)
     return names.changed(
         {
@@ -43,7 +42,7 @@ def deberta_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
 
 
 def first_deberta_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    """Version 1: head by head in one projection, whose biases are apart."""
+    """Name the tensors of version 1: head by head in one projection, whose biases are apart."""
     return _names(spec).changed(
         {
             "attention.qkv": "attention.self.in_proj",
@@ -116,7 +115,7 @@ def _read(config: ConfigReader, buckets: int, **relative: bool) -> DecoderConfig
 
 
 def _kinds(config: ConfigReader) -> frozenset[str]:
-    """What meets distances: c2p (queries), p2c (keys), or both; a list, or a text with bars."""
+    """Read what meets distances: c2p (queries), p2c (keys), or both; a list, or a text with bars."""
     given: Any = config.get("pos_att_type")
     parts = given.split("|") if isinstance(given, str) else given or []
     if not isinstance(parts, list) or any(not isinstance(part, str) for part in parts):
@@ -162,7 +161,7 @@ def bert_names(base: str, *ignored: str) -> TensorNames:
 
 
 def post_norm(config: ConfigReader, offset: int | None, rotated: int | None = 0, **own: Any) -> DecoderConfig:
-    """Norms after the sums, and the whole text in view. `own` are further fields of parts."""
+    """Read a model with norms after the sums and the whole text in view. `own` are further fields of parts."""
     config.skip("tie_word_embeddings")
     return read_decoder(
         config,
@@ -186,14 +185,13 @@ def segments(config: ConfigReader, rows: int) -> dict[str, int]:
     return {"vocab_size": size, "embedding_segments": pairs, "embedding_segment_rows": rows}
 
 
-_TRAINING = """hidden_dropout_prob attention_probs_dropout_prob classifier_dropout pooler_fc_size directionality
-    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type output_past gradient_checkpointing
-    sentence_transformers sbert_ce_default_activation_function"""
+_TRAINING = """pooler_fc_size directionality pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+    pooler_type output_past sentence_transformers sbert_ce_default_activation_function"""
 _JINA_UNUSED = """lora_adaptations lora_task lora_rank lora_alpha lora_dropout_p lora_main_params_trainable
-    load_trained_adapters task_instructions matryoshka_dimensions truncate_dim use_flash_attn use_reentrant"""
-_MODERNBERT_UNUSED = """embedding_dropout mlp_dropout classifier_dropout classifier_bias classifier_pooling decoder_bias
-    deterministic_flash_attn reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
-    initializer_cutoff_factor layer_norm_eps tie_word_embeddings cls_token_id position_embedding_type"""
+    load_trained_adapters task_instructions truncate_dim use_flash_attn use_reentrant"""
+_MODERNBERT_UNUSED = """mlp_dropout classifier_bias classifier_pooling decoder_bias deterministic_flash_attn
+    reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction initializer_cutoff_factor
+    layer_norm_eps tie_word_embeddings cls_token_id position_embedding_type"""
 
 BERT_NAMES = bert_names("bert.", r"cls\..*", r"classifier\..*", r"linear\..*")
 ROBERTA_NAMES = bert_names("roberta.", r"lm_head\..*", r"classifier\..*")

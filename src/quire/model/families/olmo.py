@@ -73,7 +73,7 @@ def read_exaone4(config: ConfigReader) -> DecoderConfig:
 
 
 def exaone_layers(config: ConfigReader) -> tuple[list[str], bool]:
-    """The kind of each layer, and whether any may slide."""
+    """Read the kind of each layer, and whether any may slide."""
     layers, slides = num_layers(config), config.get("sliding_window") is not None
     default = [FULL] * layers
     if slides and config.get("layer_types") is None:

@@ -61,7 +61,7 @@ def read_qwen3_moe(config: ConfigReader) -> DecoderConfig:
 
 
 def sparse_layers(config: ConfigReader, default: tuple[int, ...] = ()) -> list[bool]:
-    """Every decoder_sparse_step-th layer is a mixture, except those in mlp_only_layers."""
+    """List the mixture's layers: every decoder_sparse_step-th, except those in mlp_only_layers."""
     layers, step = num_layers(config), config.integer("decoder_sparse_step")
     given = config.get("mlp_only_layers")
     dense = list(default) if given is None else given
@@ -71,7 +71,7 @@ def sparse_layers(config: ConfigReader, default: tuple[int, ...] = ()) -> list[b
 
 
 def layer_windows(config: ConfigReader) -> list[int | None]:
-    """layer_types if given, else layers from max_window_layers on slide if use_sliding_window."""
+    """Read windows by layer_types; without them, use_sliding_window makes layers from max_window_layers on slide."""
     layers, slides = num_layers(config), config.boolean("use_sliding_window", False)
     window, first = config.optional_integer("sliding_window", low=0), config.count("max_window_layers")
     if not slides or window == 0:

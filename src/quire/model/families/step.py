@@ -77,7 +77,7 @@ def _limits(config: ConfigReader, key: str, layers: int, extra: int) -> list[flo
 
 
 def _sliding_heads(config: ConfigReader) -> tuple[int, int]:
-    """Heads, and key/value heads, of layers that slide."""
+    """Read the heads, and key/value heads, of layers that slide."""
     heads, kv = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
     own = config.optional_integer("num_sliding_attention_heads")
     other = config.section("attention_other_setting")
@@ -96,7 +96,7 @@ def _cut(config: ConfigReader, key: str, layers: int, extra: int) -> ConfigReade
 
 
 def _sparse(config: ConfigReader, layers: int) -> list[bool]:
-    """Layers with a mixture: by kind, by a list of their numbers, or all after the first dense ones."""
+    """List the mixture's layers: by kind, by a list of their numbers, or all after the first dense ones."""
     numbers, first = config.get("moe_layers_enum"), config.count("first_k_dense_replace")
     if isinstance(numbers, str):
         numbers = [int(part) for part in numbers.split(",") if part.strip().isdigit()]
@@ -109,7 +109,7 @@ def _sparse(config: ConfigReader, layers: int) -> list[bool]:
 
 
 def step_names(spec: DecoderConfig, config: ConfigReader) -> TensorNames:
-    """The layers after the last predict further tokens."""
+    """Leave out the layers after the last, which predict further tokens."""
     further = config.count("num_nextn_predict_layers")
     return LLAMA_NAMES.without_layers(spec.num_layers, further).changed(
         {

@@ -76,7 +76,7 @@ def read_gemma4(config: ConfigReader) -> DecoderConfig:
 
 
 def _gemma4_sizes(config: ConfigReader, kinds: list[str], shared: bool) -> dict[str, tuple[int, int]]:
-    """Key/value heads and head_dim by kind of layer: keys of their own in published files, layer by layer in others."""
+    """Read key/value heads and head_dim by kind: published files have keys for each, others tell layer by layer."""
     kv, size = config.integer("num_key_value_heads"), config.integer("head_dim")
     far = config.optional_integer("num_global_key_value_heads") if shared else None
     config.skip("num_global_key_value_heads")
@@ -94,7 +94,7 @@ def _gemma4_sizes(config: ConfigReader, kinds: list[str], shared: bool) -> dict[
 
 
 def last_of_kind(config: ConfigReader, kinds: list[str], kind: str) -> int:
-    """The last of the layers that keep their own keys, of the same kind."""
+    """Find the last layer of the same kind that keeps its own keys."""
     if kind not in kinds:
         raise config.wrong(
             "num_kv_shared_layers", len(kinds), f"such that a layer of {kind} keeps its own keys"
@@ -103,7 +103,7 @@ def last_of_kind(config: ConfigReader, kinds: list[str], kind: str) -> int:
 
 
 def without_shared_keys(names: TensorNames, spec: DecoderConfig) -> TensorNames:
-    """The names, with keys and values left out in layers that read another layer's: checkpoints may hold them."""
+    """Leave out keys and values in layers that read another layer's: checkpoints may hold them."""
     unused = tuple(
         rf"model\.layers\.{i}\.self_attn\.[kv]_(proj|norm)\..*"
         for i in range(spec.num_layers)
@@ -158,7 +158,7 @@ def read_mimo(config: ConfigReader) -> DecoderConfig:
 
 
 def _expect_mimo(config: ConfigReader) -> None:
-    """Keys of the published file that the class takes as given."""
+    """Refuse other values of keys that the class takes as given."""
     config.expect("swa_num_attention_heads", config.integer("num_attention_heads"))
     config.expect("swa_num_key_value_heads", 2 * config.integer("num_key_value_heads"))
     config.expect("swa_head_dim", config.integer("head_dim"))
