@@ -226,20 +226,18 @@ class AdapterArena(Generic[A]):
         if slot is None:
             return None
 
+        def read() -> A:
+            found, build = self._read(Path(path))
+            if found != digest:
+                raise ModelError(files_changed(path))
+            return build()
+
         def work() -> None:
             with self._lock:
                 if digest in self._resident:  # an operator's load was faster
                     self._free.append(slot)
                     return
-            try:
-                found, build = self._read(Path(path))
-                if found != digest:
-                    raise ModelError(files_changed(path))
-            except BaseException:
-                with self._lock:
-                    self._free.append(slot)
-                raise
-            self._fill(slot, digest, path, build)
+            self._fill(slot, digest, path, read)
 
         self._loading[digest] = self._thread.submit(work)
         return self._loading[digest]

@@ -234,35 +234,27 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path, rank: int = 0, shard: Shard | None = None) -> Manifest:
-    """The manifest of a rank's share, or of `shard`.
+    """Read the manifest of a rank's share, or of `shard`.
 
     Raises ModelError if the file is not a manifest, has another format, or was altered, and ConfigError if the engine
     is divided in another way.
     """
     first = _read_manifest(directory / MANIFEST)
     if shard is not None:
-        _check_division(directory, first, shard)
+        if first.ranks != shard.size:
+            raise ConfigError(
+                f"{directory} was built for --tensor-parallel-size {first.ranks}, and {shard.size} is asked for: give "
+                f"{first.ranks}, or run `quire build -tp {shard.size}` on the checkpoint"
+            )
         rank = shard.rank
     if not rank:
         return first
     path = directory / of_rank(MANIFEST, rank)
     found = _read_manifest(path)
-    if (found.rank, found.ranks, found.spec, found.fingerprint) != (
-        rank,
-        first.ranks,
-        first.spec,
-        first.fingerprint,
-    ):
+    theirs = rank, first.ranks, first.spec, first.fingerprint
+    if (found.rank, found.ranks, found.spec, found.fingerprint) != theirs:
         raise ModelError(f"{path}: it does not belong to {MANIFEST} beside it; {_AGAIN}")
     return found
-
-
-def _check_division(directory: Path, manifest: Manifest, shard: Shard) -> None:
-    if manifest.ranks != shard.size:
-        raise ConfigError(
-            f"{directory} was built for --tensor-parallel-size {manifest.ranks}, and {shard.size} is asked for: give "
-            f"{manifest.ranks}, or run `quire build -tp {shard.size}` on the checkpoint"
-        )
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -296,7 +288,7 @@ def _check(path: Path, manifest: Manifest) -> None:
 
 
 def _check_names(path: Path, names: TensorNames) -> None:
-    """Names are formatted with numbers, so they may hold nothing else that format would read."""
+    """Check that names, which are formatted with numbers, hold nothing else that format would read."""
     for module, name in {**names.modules, "layer": names.layer}.items():
         if set("{}") & {*_NUMBERS.sub("", name)}:
             raise ModelError(f"{path}: {module:.200} cannot be {name!r:.200}")
@@ -312,13 +304,13 @@ class Places:
         self.read: set[str] = set()
 
     def about(self, path: str) -> dict[str, Any]:
-        """The description of a tensor. ModelError: there is none."""
+        """Give the description of a tensor. ModelError: there is none."""
         if path not in self._tensors:
             raise ModelError(f"there is no tensor {path}")
         return self._tensors[path].about
 
     def data(self, path: str) -> Array:
-        """The bytes of a tensor. ModelError: there is none."""
+        """Give the bytes of a tensor. ModelError: there is none."""
         self.about(path)
         self.read.add(path)
         entry = self._tensors[path]
@@ -382,7 +374,7 @@ class BuiltFiles:
         return self._read(backend, shard, outline=False, told=told)
 
     def _types(self, asked: Asked) -> tuple[FloatDtype, Quantization | None]:
-        """The types of the weights. ModelError: others are asked for."""
+        """Give the types of the weights. ModelError: others are asked for."""
         directory, manifest = self._directory, self.manifest
         if asked.reading.config or asked.reading.dummy or asked.reading.spare_tokens:
             raise ModelError(
@@ -404,7 +396,7 @@ class BuiltFiles:
     def _source(
         self, places: Places, manifest: Manifest, backend: WeightPacker, outline: bool, told: Told
     ) -> WeightSource:
-        """The weights of a share. ModelError: they are another machine's."""
+        """Give the weights of a share. ModelError: they are another machine's."""
         if backend.fingerprint != manifest.fingerprint:
             raise ModelError(
                 f"{self._directory} was built for {manifest.fingerprint}, and this is {backend.fingerprint}: "
@@ -453,8 +445,8 @@ class Checksums:
 
     def check(self, directory: Path, manifest: Manifest) -> None:
         """Wait for them. ModelError if they differ from the manifest's."""
-        for start, *pair in zip(self._bounds, self.result(), manifest.checksums, strict=False):
-            if pair[0] != pair[1]:
+        for start, found, right in zip(self._bounds, self.result(), manifest.checksums, strict=False):
+            if found != right:
                 place = f"{directory / manifest.weights_file}: bytes after {start}"
                 raise ModelError(f"{place} were altered since it was built; {_AGAIN}")
 

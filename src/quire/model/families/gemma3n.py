@@ -20,7 +20,7 @@ from quire.model.families.family import (
 from quire.model.families.gemma import GEMMA, NEWER, SANDWICH_NAMES, cap
 from quire.model.families.names import TensorNames
 from quire.model.families.rope import read_layer_ropes
-from quire.model.families.unlike import PER_LAYER_NAMES, last_of_kind, without_shared_keys
+from quire.model.families.unlike import PER_LAYER_NAMES, keys_back, without_shared_keys
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.gemma3n import AltUpConfig, LayerInputsConfig
 
@@ -29,9 +29,7 @@ def read_gemma3n(config: ConfigReader) -> DecoderConfig:
     """Google 2025: AltUp, LAuReL, per-layer embeddings, statistical top-k in the first MLPs."""
     layers = num_layers(config)
     kinds = layer_kinds(config, alternate(layers, 5))
-    reused = config.integer("num_kv_shared_layers", low=0, high=layers)
-    first = layers - reused
-    back = [0 if i < first else i - last_of_kind(config, kinds[:first], kinds[i]) for i in range(layers)]
+    back = keys_back(config, kinds)
     size, inner = config.integer("head_dim"), _inner(config, layers)
     ropes = read_layer_ropes(config, size, kinds, "rope_local_base_freq")
     config.expect("rope_scaling", None)  # the class merges it into one of the two ropes

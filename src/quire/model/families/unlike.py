@@ -34,17 +34,14 @@ KINDS = (FULL, SLIDING)
 def read_gemma4(config: ConfigReader) -> DecoderConfig:
     """Google 2026: full layers have longer and fewer keys, the last layers may read earlier layers' keys."""
     config.expect("use_bidirectional_attention", None, False, "vision")  # a text is causal in both
-    layers = num_layers(config)
-    kinds = layer_kinds(config, alternate(layers, 6))
+    kinds = layer_kinds(config, alternate(num_layers(config), 6))
     kinds[-1] = FULL
     shared = config.boolean("attention_k_eq_v", False)
     sizes = _gemma4_sizes(config, kinds, shared)
     near, far = sizes[SLIDING][1], sizes[FULL][1]
     inner = config.integer("intermediate_size")
-    reused = config.integer("num_kv_shared_layers", low=0, high=layers)
     wide = 2 if config.boolean("use_double_wide_mlp", False) else 1
-    first = layers - reused
-    back = [0 if i < first else i - last_of_kind(config, kinds[:first], kinds[i]) for i in range(layers)]
+    back = keys_back(config, kinds)
     ropes = read_layer_ropes(config, {FULL: far, SLIDING: near}, kinds, "rope_local_base_freq")
     moe = None
     if config.boolean("enable_moe_block", False):
@@ -58,7 +55,7 @@ def read_gemma4(config: ConfigReader) -> DecoderConfig:
         **biases(config),
         num_kv_heads=[sizes[kind][0] for kind in kinds],
         head_dim=[sizes[kind][1] for kind in kinds],
-        intermediate_size=[inner * (wide if i >= first else 1) for i in range(layers)],
+        intermediate_size=[inner * (wide if far else 1) for far in back],
         attention_back=back,
         attention_keys_as_values=[shared and kind == FULL for kind in kinds],
         attention_value_norm=True,
@@ -93,13 +90,17 @@ def _gemma4_sizes(config: ConfigReader, kinds: list[str], shared: bool) -> dict[
     return {**sizes, **found}
 
 
-def last_of_kind(config: ConfigReader, kinds: list[str], kind: str) -> int:
-    """Find the last layer of the same kind that keeps its own keys."""
-    if kind not in kinds:
-        raise config.wrong(
-            "num_kv_shared_layers", len(kinds), f"such that a layer of {kind} keeps its own keys"
-        )
-    return len(kinds) - 1 - kinds[::-1].index(kind)
+def keys_back(config: ConfigReader, kinds: list[str]) -> list[int]:
+    """Count how far back the keys of each layer are: its own (0), or those of the last one of its kind that has any."""
+    first = len(kinds) - config.integer("num_kv_shared_layers", low=0, high=len(kinds))
+    own, back = kinds[:first][::-1], [0] * first
+    for i, kind in enumerate(kinds[first:], 1):
+        if kind not in own:
+            raise config.wrong(
+                "num_kv_shared_layers", first, f"such that a layer of {kind} keeps its own keys"
+            )
+        back.append(i + own.index(kind))
+    return back
 
 
 def without_shared_keys(names: TensorNames, spec: DecoderConfig) -> TensorNames:
