@@ -45,7 +45,7 @@ def server(env: Installed, *command: str) -> Iterator[str]:
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(600):
+        for _ in range(6000):
             assert process.poll() is None, process.stderr and process.stderr.read()
             try:
                 urllib.request.urlopen(f"{url}/health", timeout=5).close()
@@ -60,7 +60,9 @@ def server(env: Installed, *command: str) -> Iterator[str]:
 
 
 def run(env: Installed, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=env.variables, input=stdin, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        command, env=env.variables, input=stdin, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.mark.parametrize("package", ["vllm", "sglang"])

@@ -5,13 +5,17 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from quire import LLM, QuireError, SamplingParams
 from quire.errors import EngineError
+from quire.types import Delta
+from tests.waiting import wait_until
 
 MIB = 1 << 20
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
@@ -68,24 +72,39 @@ def test_memory_comes_back_and_answers_stay(llm: LLM, level: int) -> None:
     assert all(output.num_cached_tokens == 0 for output in again)
 
 
+def hold(llm: LLM) -> None:
+    """Have the engine wait in the midst of the next request for the next order, however fast it is."""
+    step, post, number, orders = llm._core.step, llm._engine.post, count(), list[object]()
+
+    def stepped() -> list[Delta]:
+        if next(number) == 10:
+            wait_until(lambda: len(orders) > 1)  # the first is the request
+        return step()
+
+    def posted(*order: Any) -> None:
+        post(*order)
+        orders.append(order)
+
+    llm._core.step, llm._engine.post = stepped, posted  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_running_requests_are_ended_finished_or_resumed(
     tiny_model: Callable[..., str], overlap: bool
 ) -> None:
     llm = LLM(tiny_model(), max_model_len=256, async_scheduling=overlap)
-    params = SamplingParams(
-        temperature=0, max_tokens=240, ignore_eos=True
-    )  # so that it sleeps in their midst
+    params = SamplingParams(temperature=0, max_tokens=240, ignore_eos=True)
     wanted = llm.generate("abc", params)[0].outputs[0].token_ids
-    for mode, count in (("wait", 240), ("keep", 240), ("abort", None)):
+    for mode in ("wait", "keep", "abort"):
+        hold(llm)
         stream = llm.stream("abc", params)
         next(stream)
         llm.sleep(1, mode)
         llm.wake_up()
         sample = list(stream)[-1].outputs[0]
         assert sample.token_ids == wanted[: len(sample.token_ids)]
-        assert sample.finish_reason == ("abort" if count is None else "length")
-        assert count is None or len(sample.token_ids) == count
+        assert sample.finish_reason == ("abort" if mode == "abort" else "length")
+        assert (len(sample.token_ids) == 240) == (mode != "abort")
     llm.sleep(0)
     llm.wake_up()
     for wrong in ({"level": 3}, {"mode": "now"}):
@@ -101,6 +120,7 @@ def test_prefixes_of_running_requests_are_reset_too(tiny_model: Callable[..., st
     llm = LLM(tiny_model(), max_model_len=256, async_scheduling=True)
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     wanted = llm.generate("abc", params)[0].outputs[0].token_ids
+    hold(llm)
     stream = llm.stream("abc", params)
     next(stream)
     assert llm.reset_prefix_cache(reset_running_requests=True)

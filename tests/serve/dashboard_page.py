@@ -190,4 +190,4 @@ def page_server(world: World) -> Iterator[World]:
     finally:
         world.stats["draining"] = True
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)

@@ -49,7 +49,7 @@ class Page:
         self.driver.get(self.world.url)
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        return WebDriverWait(self.driver, 15, poll_frequency=0.02).until(lambda _: condition())
+        return WebDriverWait(self.driver, 60, poll_frequency=0.02).until(lambda _: condition())
 
     def all(self, selector: str) -> list[WebElement]:
         found: list[WebElement] = self.driver.find_elements(By.CSS_SELECTOR, selector)

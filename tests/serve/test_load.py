@@ -13,6 +13,7 @@ import pytest
 
 from tests.serve import scripted
 from tests.serve.running import Server, start
+from tests.waiting import wait_until
 
 REAL = "quire.client.start"
 
@@ -58,11 +59,12 @@ def client(server: Server) -> httpx.AsyncClient:
 def idle(server: Server) -> dict[str, int]:
     """The engine's numbers once it has nothing to do."""
     with server.client as http:
-        for _ in range(500):
-            stats: dict[str, int] = http.get("/stats").json()
-            if not stats["num_running"] and not stats["num_waiting"] and not stats["requests_live"]:
-                return stats
-    raise AssertionError(f"never idle: {stats}")
+
+        def stats() -> dict[str, int]:
+            return http.get("/stats").json()  # type: ignore[no-any-return]
+
+        wait_until(lambda: not any(map(stats().get, ("num_running", "num_waiting", "requests_live"))))
+        return stats()
 
 
 def test_200_streams_of_a_script_lose_nothing() -> None:
