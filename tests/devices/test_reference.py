@@ -27,6 +27,7 @@ from quire.devices.ops import (
 from quire.devices.protocol import Attention, KVSpec, Limits, ModelInput, Norm, Rope
 from quire.devices.reference.backend import FORMULAS, ReferenceBackend, ReferenceStep
 from quire.devices.reference.cache import ReferenceKVCache
+from quire.devices.step import StepAdapters
 from quire.errors import EngineError
 
 BACKEND = ReferenceBackend()
@@ -64,7 +65,7 @@ def step(
 def compute(op: Op[Any], inputs: ModelInput, kv: ReferenceKVCache | None = None) -> Any:
     """The result of one operation, whose operands are arrays."""
     kv = kv or BACKEND.kv_cache(KVSpec(1, 1, 4, "float32"), 4, 4)
-    return FORMULAS[type(op)](ReferenceStep(inputs, kv), op)
+    return FORMULAS[type(op)](ReferenceStep(inputs, kv, StepAdapters({}, None)), op)
 
 
 @pytest.mark.parametrize("activation", [None, *TORCH_ACTIVATIONS])

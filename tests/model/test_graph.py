@@ -34,7 +34,7 @@ def test_results_are_as_wide_as_their_records_say(variant: str, tmp_path: Path) 
     graph, spec = model.graph, model.spec.kv_spec("float32")
     evaluator = Evaluator(graph, {kind: watched(formula) for kind, formula in FORMULAS.items()})
     inputs = with_states(rows_step(3), spec)
-    step = ReferenceStep(inputs, ReferenceBackend().kv_cache(spec, 3, 1, 1), StepAdapters())
+    step = ReferenceStep(inputs, ReferenceBackend().kv_cache(spec, 3, 1, 1), StepAdapters({}, None))
     evaluator.logits(step, evaluator.hidden(step))
     assert seen == widths(graph, spec)
     assert seen[-1] == graph.vocab_size

@@ -116,8 +116,10 @@ class KVSpec(msgspec.Struct, frozen=True):
         found = [_packed(sizes, windowed, count * most) for count in range(1, self.num_layers + 1)]
         return min(found, key=lambda division: (_block_bytes(division[0], sizes), max(division[0])))
 
-    def scales_of(self, layer: int) -> KVScales | None:
-        return self.scales[layer] if self.scales else None
+    def scales_of(self, layer: int) -> KVScales:
+        """Return the scales of a layer; all are 1 if it has none."""
+        ones = (1.0,) * self.layer(layer).num_kv_heads
+        return (self.scales[layer] if self.scales else None) or KVScales(ones, ones)
 
     def layer(self, index: int) -> KVLayer:
         if self.layers is not None:

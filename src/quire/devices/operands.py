@@ -29,6 +29,7 @@ class Matrix(Protocol):
     @property
     def greedy_nbytes(self) -> int:
         """Approximate bytes read to find the largest output of a row; can be below `nbytes` for a `Backend.head`."""
+        return self.nbytes
 
     def dequantize(self) -> FloatArray:
         """The weight as float32 [O, K], in the row order in which `Backend.matrix` received it."""

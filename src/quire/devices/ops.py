@@ -49,6 +49,15 @@ class Op(msgspec.Struct, Generic[T], frozen=True, eq=False):
         return 0
 
 
+class SameWidth(Op[T], frozen=True, eq=False):
+    """An operation whose result is as wide as x, its first operand."""
+
+    x: T
+
+    def width(self: SameWidth[int], kv: KVSpec) -> int:
+        return self.x
+
+
 def operands(op: Op[Any]) -> list[Value]:
     """The values that an operation reads."""
     fields = (getattr(op, name) for name in op.__struct_fields__)
@@ -93,58 +102,38 @@ class EmbedPositions(Op[T], frozen=True, eq=False):
         return self.table.shape[1]
 
 
-class Add(Op[T], frozen=True, eq=False):
+class Add(SameWidth[T], frozen=True, eq=False):
     """x + scale * other; both have the same shape."""
 
-    x: T
     other: T
     scale: float = 1.0
 
-    def width(self: Add[int], kv: KVSpec) -> int:
-        return self.x
 
-
-class Scale(Op[T], frozen=True, eq=False):
+class Scale(SameWidth[T], frozen=True, eq=False):
     """scale * x, then cap * tanh(x / cap)."""
 
-    x: T
     scale: float
     cap: float | None = None
 
-    def width(self: Scale[int], kv: KVSpec) -> int:
-        return self.x
 
-
-class Multiply(Op[T], frozen=True, eq=False):
+class Multiply(SameWidth[T], frozen=True, eq=False):
     """x [rows, D] times factors [rows, F]: each factor multiplies D / F neighbouring elements."""
 
-    x: T
     factors: T
 
-    def width(self: Multiply[int], kv: KVSpec) -> int:
-        return self.x
 
-
-class Apply(Op[T], frozen=True, eq=False):
+class Apply(SameWidth[T], frozen=True, eq=False):
     """The same function of each element, of its token's position too for Temperature: one row per token."""
 
-    x: T
     function: Elementwise
 
-    def width(self: Apply[int], kv: KVSpec) -> int:
-        return self.x
 
-
-class Normalize(Op[T], frozen=True, eq=False):
+class Normalize(SameWidth[T], frozen=True, eq=False):
     """The norm of each row, with the statistics of each of `groups` equal parts: [rows, D] -> [rows, D]."""
 
-    x: T
     norm: Norm
     path: str = ""
     groups: int = 1
-
-    def width(self: Normalize[int], kv: KVSpec) -> int:
-        return self.x
 
 
 class Linear(Op[T], frozen=True, eq=False):
@@ -318,15 +307,11 @@ class RunExperts(Op[T], frozen=True, eq=False):
         return max(expert.up.shape[0] for expert in self.experts if expert is not None)
 
 
-class AllReduce(Op[T], frozen=True, eq=False):
+class AllReduce(SameWidth[T], frozen=True, eq=False):
     """The sum of all ranks' x, added in the order of `ranks`. `peers` may be None in a graph to measure."""
 
-    x: T
     peers: Peers | None
     ranks: int = 1
-
-    def width(self: AllReduce[int], kv: KVSpec) -> int:
-        return self.x
 
 
 class AllGather(Op[T], frozen=True, eq=False):
@@ -344,19 +329,9 @@ class AllGather(Op[T], frozen=True, eq=False):
         return sum(self.widths)
 
 
-class SelectRows(Op[T], frozen=True, eq=False):
+class SelectRows(SameWidth[T], frozen=True, eq=False):
     """The rows in ModelInput.logit_rows: [T, D] -> [L, D]."""
 
-    x: T
 
-    def width(self: SelectRows[int], kv: KVSpec) -> int:
-        return self.x
-
-
-class Tap(Op[T], frozen=True, eq=False):
+class Tap(SameWidth[T], frozen=True, eq=False):
     """Keep x [T, D] of all tokens for `Executable.taps`. Its own result is x."""
-
-    x: T
-
-    def width(self: Tap[int], kv: KVSpec) -> int:
-        return self.x

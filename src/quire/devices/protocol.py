@@ -18,40 +18,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.devices.choices import Choices
-from quire.devices.elementwise import GELU as GELU
-from quire.devices.elementwise import XIELU as XIELU
-from quire.devices.elementwise import Clamp as Clamp
-from quire.devices.elementwise import ColumnScale as ColumnScale
-from quire.devices.elementwise import Elementwise as Elementwise
-from quire.devices.elementwise import SparseGELU as SparseGELU
-from quire.devices.elementwise import Temperature as Temperature
-from quire.devices.graph import Graph as Graph
-from quire.devices.kv import FP8_MOST as FP8_MOST
-from quire.devices.kv import KVDtype as KVDtype
-from quire.devices.kv import KVLayer as KVLayer
-from quire.devices.kv import KVScales as KVScales
-from quire.devices.kv import KVSpec as KVSpec
-from quire.devices.kv import StateSpec as StateSpec
-from quire.devices.operands import Activation as Activation
-from quire.devices.operands import Attention as Attention
-from quire.devices.operands import Expert as Expert
-from quire.devices.operands import Matrix as Matrix
-from quire.devices.operands import Norm as Norm
-from quire.devices.operands import NormKind as NormKind
-from quire.devices.operands import Rope as Rope
-from quire.devices.operands import Routing as Routing
-from quire.devices.peers import Peers as Peers
+from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
+from quire.devices.graph import Graph
+from quire.devices.kv import FP8_MOST, KVDtype, KVLayer, KVScales, KVSpec, StateSpec
+from quire.devices.operands import Activation, Attention, Expert, Matrix, Norm, NormKind, Rope, Routing
+from quire.devices.peers import Peers
 from quire.devices.sampling import Logits, Sampler
 from quire.weights.layouts import AnyLayout
-from quire.weights.schemes import WeightType as WeightType
-from quire.weights.tensor import Array as Array
-from quire.weights.tensor import FloatArray as FloatArray
-from quire.weights.tensor import FloatDtype as FloatDtype
-from quire.weights.tensor import QuantTensor
+from quire.weights.schemes import WeightType
+from quire.weights.tensor import Array, FloatArray, FloatDtype, QuantTensor
 
 if TYPE_CHECKING:
     from quire.devices.adapters import Adapter
     from quire.devices.hidden import HiddenRows
+
+# What others import from here, too.
+__all__ = [
+    "FP8_MOST", "GELU", "XIELU", "Activation", "Array", "Attention", "Clamp", "ColumnScale", "Expert", "FloatArray",
+    "FloatDtype", "Graph", "KVDtype", "KVLayer", "KVScales", "KVSpec", "Matrix", "Norm", "NormKind", "Peers", "Rope",
+    "Routing", "SparseGELU", "StateSpec", "Temperature", "WeightType",
+]  # fmt: skip
 
 IntArray = NDArray[np.int32]
 

@@ -15,27 +15,23 @@ from collections.abc import Sequence
 
 from quire.devices.kv import KVSpec, StateSpec
 from quire.devices.operands import Activation, Matrix
-from quire.devices.ops import Op, T
+from quire.devices.ops import Op, SameWidth, T
 from quire.weights.tensor import FloatArray
 
 
-class Convolve(Op[T], frozen=True, eq=False):
+class Convolve(SameWidth[T], frozen=True, eq=False):
     """A causal convolution of each channel by itself: [T, C] -> [T, C].
 
     activation(bias + the sum over i of weight[c, i] x[t - (K - 1 - i) dilation, c]); weight is [C, K], bias [C]. The
     state is the input of the last (K - 1) dilation tokens.
     """
 
-    x: T
     weight: FloatArray
     layer: int
     state: int
     bias: FloatArray | None = None
     activation: Activation | None = None
     dilation: int = 1
-
-    def width(self: Convolve[int], kv: KVSpec) -> int:
-        return self.x
 
 
 class EmbedNgrams(Op[T], frozen=True, eq=False):
@@ -112,14 +108,13 @@ class StateSpace(Op[T], frozen=True, eq=False):
         return self.heads * self.head_dim
 
 
-class SelectiveScan(Op[T], frozen=True, eq=False):
+class SelectiveScan(SameWidth[T], frozen=True, eq=False):
     """The scan of Mamba-1 (Gu and Dao 2023, arXiv:2312.00752): x, dt [T, C] and bc [T, 2 N] (B, then C) -> [T, C].
 
     S[n, c] = exp(-rates[c, n] dt[c]) S[n, c] + B[n] dt[c] x[c]
     result[c] = sum over n of S[n, c] C[n] + skip[c] x[c]
     """
 
-    x: T
     dt: T
     bc: T
     rates: FloatArray
@@ -127,11 +122,8 @@ class SelectiveScan(Op[T], frozen=True, eq=False):
     layer: int
     state: int
 
-    def width(self: SelectiveScan[int], kv: KVSpec) -> int:
-        return self.x
 
-
-class GatedRecurrence(Op[T], frozen=True, eq=False):
+class GatedRecurrence(SameWidth[T], frozen=True, eq=False):
     """The RG-LRU (De et al. 2024, arXiv:2402.19427) of each channel by itself; x and gates [T, C] -> [T, C].
 
         a = exp(-rates rate_gate);  S = a S + sqrt(1 - a^2) input_gate x = result
@@ -139,15 +131,11 @@ class GatedRecurrence(Op[T], frozen=True, eq=False):
     At position 0 the root counts as 1. rates are [C].
     """
 
-    x: T
     input_gate: T
     rate_gate: T
     rates: FloatArray
     layer: int
     state: int
-
-    def width(self: GatedRecurrence[int], kv: KVSpec) -> int:
-        return self.x
 
 
 def convolution_state(channels: int, taps: int, dilation: int = 1) -> StateSpec:

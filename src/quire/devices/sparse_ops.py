@@ -11,7 +11,7 @@ from __future__ import annotations
 from quire.devices.elementwise import Elementwise
 from quire.devices.kv import KVSpec
 from quire.devices.operands import Norm, Rope
-from quire.devices.ops import Op, T
+from quire.devices.ops import Op, SameWidth, T
 from quire.weights.tensor import FloatArray
 
 
@@ -23,7 +23,7 @@ class PositionScale(Elementwise, frozen=True):
     bases: tuple[float, ...]
 
 
-class StoreKeys(Op[T], frozen=True, eq=False):
+class StoreKeys(SameWidth[T], frozen=True, eq=False):
     """Store one key [D] for each token in the cache of `layer`, or one entry for each whole window of `size` tokens.
 
     For entries, tokens' rows go to the cache layer `raw` first: x [T, D], of which an entry is the mean. With a `bias`
@@ -34,7 +34,6 @@ class StoreKeys(Op[T], frozen=True, eq=False):
     The norm, then the rope are applied to the key; an entry turns by the first position of its window. The result is x.
     """
 
-    x: T
     layer: int
     norm: Norm | None = None
     rope: Rope | None = None
@@ -43,9 +42,6 @@ class StoreKeys(Op[T], frozen=True, eq=False):
     bias: FloatArray | None = None
     overlap: bool = False
     gates: T | None = None
-
-    def width(self: StoreKeys[int], kv: KVSpec) -> int:
-        return self.x
 
 
 class Choose(Op[T], frozen=True, eq=False):

@@ -18,10 +18,8 @@ class StepAdapters:
     `slots` has a slot for each row that operations work on: the step's tokens, then its logit rows.
     """
 
-    def __init__(
-        self, adapters: Mapping[int, Adapter] | None = None, inputs: ModelInput | None = None
-    ) -> None:
-        self._adapters = adapters or {}
+    def __init__(self, adapters: Mapping[int, Adapter], inputs: ModelInput | None) -> None:
+        self._adapters = adapters
         given = None if inputs is None else inputs.adapters_B
         self.active = given is not None and bool((given >= 0).any())
         self.slots: list[int] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.devices.elementwise import Elementwise
 from quire.devices.kv import KVSpec
-from quire.devices.ops import Op, T
+from quire.devices.ops import Op, SameWidth, T
 from quire.weights.tensor import FloatArray
 
 
@@ -36,18 +36,14 @@ class Mix(Op[T], frozen=True, eq=False):
         return self.x // self.vectors * (self.factors // self.vectors)
 
 
-class MatchRMS(Op[T], frozen=True, eq=False):
+class MatchRMS(SameWidth[T], frozen=True, eq=False):
     """Scale each part of a row, as wide as `like`, to its root mean square: [rows, A D], [rows, D] -> [rows, A D].
 
     A mean square of a part below `floor` counts as `floor`.
     """
 
-    x: T
     like: T
     floor: float
-
-    def width(self: MatchRMS[int], kv: KVSpec) -> int:
-        return self.x
 
 
 class CompareParts(Op[T], frozen=True, eq=False):

@@ -71,8 +71,7 @@ def layer_tuples(spec: KVSpec) -> list[LayerTuple]:
 
 def scale_lists(spec: KVSpec) -> list[list[float]]:
     """The scales of each layer's keys, then of its values; none at all if no layer has any."""
-    layers = [spec.scales_of(index) for index in range(spec.num_layers)] if spec.scales else []
-    return [[] if scales is None else [*scales.keys, *scales.values] for scales in layers]
+    return [[] if scales is None else [*scales.keys, *scales.values] for scales in spec.scales]
 
 
 class NativeKVCache:
@@ -193,7 +192,7 @@ class NativeBackend:
     find candidates for the largest logit (csrc/linear/screened_argmax.h). Neither changes a bit of any result.
     """
 
-    caveat = ""
+    caveat, places_blocks = "", True
 
     def __init__(
         self,
@@ -246,10 +245,6 @@ class NativeBackend:
 
     def restore(self, about: dict[str, Any], data: Array) -> NativeMatrix:
         return place(about, data, self.pool)
-
-    @property
-    def places_blocks(self) -> bool:
-        return True
 
     def kv_cache(
         self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0

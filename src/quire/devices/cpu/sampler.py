@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire import _native
+from quire.devices.cpu.errors import native_errors
 from quire.devices.host import check_targets, host_logits, on_host
 from quire.devices.protocol import IntArray
 from quire.devices.sampling import (
@@ -25,7 +26,6 @@ from quire.devices.sampling import (
     lowest_scaled,
 )
 from quire.devices.shared import Shared
-from quire.errors import EngineError
 from quire.types import TokenLogprobs
 
 
@@ -42,12 +42,10 @@ class NativeSampler:
         self._prompts: Shared[_native.PromptTokens] = Shared()
 
     def set(self, slot: int, state: SlotSampling) -> None:
-        try:
-            self._set(slot, state)
-        except (ValueError, TypeError) as error:  # the native side checks token ids
-            raise EngineError(str(error)) from error
+        with native_errors:  # the native side checks token ids
+            self._native.set(slot, self._slot(slot, state))
 
-    def _set(self, slot: int, state: SlotSampling) -> None:
+    def _slot(self, slot: int, state: SlotSampling) -> _native.SlotParams:
         params, native = state.params, _native.SlotParams()
         native.seed = state.seed
         native.greedy = is_greedy(params)
@@ -68,7 +66,7 @@ class NativeSampler:
         native.rules = self._rules.take(slot, key, state, self._make_rules)
         key_of_prompt = id(state.prompt_tokens), has_penalties(params)
         native.prompt = self._prompts.take(slot, key_of_prompt, state, self._make_prompt)
-        self._native.set(slot, native)
+        return native
 
     def _make_rules(self, state: SlotSampling) -> _native.SlotRules:
         params = state.params
@@ -84,16 +82,12 @@ class NativeSampler:
         self._native.clear(slot)
 
     def extend(self, slot: int, tokens: list[int]) -> None:
-        try:
+        with native_errors:
             self._native.extend(slot, tokens)
-        except ValueError as error:
-            raise EngineError(str(error)) from error
 
     def retract(self, slot: int, count: int) -> None:
-        try:
+        with native_errors:
             self._native.retract(slot, count)
-        except ValueError as error:
-            raise EngineError(str(error)) from error
 
     def sample(
         self,
@@ -104,10 +98,8 @@ class NativeSampler:
         masks_LW: TokenMask | None = None,
     ) -> Pending[Samples]:
         own = on_host(self._copied(logits))
-        try:  # the native side checks types, shapes, slots and positions
+        with native_errors:  # the native side checks types, shapes, slots and positions
             drawn = self._native.sample(own.values, slots, positions, drafts, masks_LW, own.best)
-        except (ValueError, TypeError) as error:
-            raise EngineError(str(error)) from error
         tokens, faults, logprobs = drawn
         samples = Samples(tokens)
         for row, finite in faults:

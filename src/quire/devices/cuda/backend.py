@@ -71,12 +71,14 @@ class CudaBackend:
     kernels compute what `admission` lets them.
     """
 
+    places_blocks = False
+
     def __init__(
         self, device: str | None, choices: Choices, threads: int | None = None, artifacts: Path | None = None,
         checks: Checks | None = None, admission: Admission | None = None,
     ) -> None:  # fmt: skip
         self.choices, self.checks, self.admission = choices, checks, admission
-        self._threads = usable_threads() if threads is None else threads
+        self.threads = usable_threads() if threads is None else threads
         self._device, self._gpu = torch.device(device or "cpu"), device
         self._ring = Ring(self._device)
         # Of each slot, which the sampler writes and the next step reads.
@@ -111,10 +113,6 @@ class CudaBackend:
         return (
             "runs on kernels that no GPU has been seen to run yet (`quire docs gpu` says how to check yours)"
         )
-
-    @property
-    def threads(self) -> int:
-        return self._threads
 
     @property
     def fingerprint(self) -> str:
@@ -155,10 +153,6 @@ class CudaBackend:
         self._compile_ahead()
         return restore(about, data, self._ring, self._run.target.e4m3)
 
-    @property
-    def places_blocks(self) -> bool:
-        return False
-
     @device_errors(ResourceError)
     def kv_cache(
         self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
@@ -176,7 +170,7 @@ class CudaBackend:
         return CudaExecutable(graph, own_cache(kv), limits, *about)
 
     def sampler(self, vocab_size: int) -> CudaSampler:
-        about = vocab_size, _native.ThreadPool(self._threads)
+        about = vocab_size, _native.ThreadPool(self.threads)
         made = CudaSampler(*about, self._run, self._last_tokens)
         if self.checks is not None:
             other = CudaSampler(*about, self._run, self._last_tokens), NativeSampler(*about), self._device
@@ -220,7 +214,7 @@ class CudaBackend:
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
         if self._gpu is None:
-            return measure_limits(self._threads, arithmetic, "auto")
+            return measure_limits(self.threads, arithmetic, "auto")
         dtype = torch.float32 if arithmetic == "fp32" else torch.bfloat16
         gpu: Any = torch.cuda
         a = torch.randn(4096, 4096, device=self._gpu, dtype=dtype)
@@ -237,4 +231,4 @@ class CudaBackend:
             end.synchronize()
             times.append(begin.elapsed_time(end) / 1e4)
         read, peak = 2 * source.nbytes / times[0] / 1e9, 2 * 4096**3 / times[1] / 1e9
-        return MachineLimits(read, peak, "fp32" if arithmetic == "fp32" else "bf16", self._threads)
+        return MachineLimits(read, peak, "fp32" if arithmetic == "fp32" else "bf16", self.threads)

@@ -43,9 +43,8 @@ class CudaKVCache:
             )
         self.spec, self.num_blocks, self.block_size, self.device = spec, num_blocks, block_size, device
         self.num_states, self.num_open = num_states, num_open
-        self.scratch = (
-            num_blocks * block_size
-        )  # a place in a block beyond all others, for tokens of no sequence
+        # A place in a block beyond all others, for tokens of no sequence.
+        self.scratch = num_blocks * block_size
         self.layers = [self._layer(index) for index in range(spec.num_layers)]
         real = partial(self._room, num_states, dtype=torch.float32)
         self.states = [
@@ -63,8 +62,7 @@ class CudaKVCache:
             scales = [self._blocks(*shape, dtype=torch.float32) for _ in range(2)]
         elif spec.dtype.startswith("fp8"):
             found = spec.scales_of(index)
-            ones = (1.0,) * layer.num_kv_heads
-            given = (ones, ones) if found is None else (found.keys, found.values)
+            given = found.keys, found.values
             scales = [torch.tensor(each, dtype=torch.float32, device=self.device) for each in given]
         return LayerCache(kept[0], kept[-1] if sides == 2 else None, *scales)
 

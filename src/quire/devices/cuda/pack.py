@@ -25,7 +25,7 @@ DTYPES: dict[FloatDtype, Any] = {
 AT_ONCE = 4 << 20  # elements that are packed at a time
 
 
-class CudaMatrix:
+class CudaMatrix(Matrix):
     """A weight [O, K] in its type, or packed. If `gated`, rows of the gate and of the up projection alternate.
 
     If it `rounds`, products round their inputs to int8, one scale for each row. `inputs` float32 [2, K] number
@@ -113,10 +113,6 @@ class CudaMatrix:
     @property
     def nbytes(self) -> int:
         return sum(int(tensor.nbytes) for tensor in self.tensors)
-
-    @property
-    def greedy_nbytes(self) -> int:
-        return self.nbytes
 
     def dequantize(self) -> FloatArray:
         values = self.dense(torch.float32).float()

@@ -76,9 +76,8 @@ class PlainStep(TorchStep):
         return torch.stack([(row.double() @ values.T).float() for row in x])
 
     def embedded(self, table: Matrix, ids: Any) -> Any:
-        return (
-            own_matrix(table).dense(torch.float32)[torch.as_tensor(ids).long().to(self.cache.device)].float()
-        )
+        rows = torch.as_tensor(ids).long().to(self.cache.device)
+        return own_matrix(table).dense(torch.float32)[rows].float()
 
 
 def plain_step(inputs: ModelInput, cache: CudaKVCache) -> TorchStep:

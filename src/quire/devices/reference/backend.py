@@ -49,7 +49,7 @@ class ReferenceStep:
 
     inputs: ModelInput
     kv: ReferenceKVCache
-    adapters: StepAdapters = field(default_factory=StepAdapters)
+    adapters: StepAdapters
     tapped: list[FloatArray] = field(default_factory=list)
     xp: Any = np
     at_once: bool = False
@@ -228,17 +228,9 @@ class ReferenceExecutable:
 class ReferenceBackend:
     """numpy on any machine."""
 
-    caveat = ""
-
-    @property
-    def name(self) -> str:
-        return "reference (numpy, float64 sums)"
-
-    @property
-    def threads(self) -> int:
-        return 1
-
-    choices = CPU
+    name = "reference (numpy, float64 sums)"
+    fingerprint, caveat = "reference", ""
+    choices, threads, places_blocks = CPU, 1, False
 
     def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> ReferenceMatrix:
         return ReferenceMatrix(parts, dtype)
@@ -252,10 +244,6 @@ class ReferenceBackend:
 
     def takes(self, layout: AnyLayout) -> bool:
         return True
-
-    @property
-    def fingerprint(self) -> str:
-        return "reference"
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
         values = own_matrix(matrix).values.astype(np.float32)
@@ -276,10 +264,6 @@ class ReferenceBackend:
             order, factors = about["inputs"]
             matrix.inputs = Inputs(np.array(order, np.int32), np.array(factors, np.float32))
         return matrix
-
-    @property
-    def places_blocks(self) -> bool:
-        return False
 
     def kv_cache(
         self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0

@@ -47,9 +47,9 @@ class ReferenceKVCache:
         sizes = [[(state.shape, (num_open, state.row)) for state in layer.states] for layer in layers]
         self.states = [[_rows(num_states, shape) for shape, _ in layer] for layer in sizes]
         self.open = [[_rows(num_states, shape) for _, shape in layer] for layer in sizes]
-        found = [spec.scales_of(index) for index in range(spec.num_layers)]
-        self.key_scales = [_column(None if scales is None else scales.keys) for scales in found]
-        self.value_scales = [_column(None if scales is None else scales.values) for scales in found]
+        scales = [spec.scales_of(index) for index in range(spec.num_layers)]
+        self.key_scales = [np.array(own.keys, np.float32)[:, None] for own in scales]  # [heads, 1]
+        self.value_scales = [np.array(own.values, np.float32)[:, None] for own in scales]
 
     def places(self, layer: int, positions: Array) -> tuple[Array, Array]:
         """Find the tokens at some positions, or the entries that end there: blocks of the sequence, rows in them."""
@@ -80,8 +80,3 @@ class ReferenceKVCache:
 
 def _rows(count: int, shape: tuple[int, ...]) -> FloatArray:
     return np.full((count, *shape), np.nan, np.float32)
-
-
-def _column(scales: tuple[float, ...] | None) -> FloatArray:
-    """[heads, 1], or 1 for all."""
-    return np.ones((1, 1), np.float32) if scales is None else np.array(scales, np.float32)[:, None]

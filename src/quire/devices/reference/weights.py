@@ -20,7 +20,7 @@ DTYPES: dict[FloatDtype, Any] = {
 }  # fmt: skip
 
 
-class ReferenceMatrix:
+class ReferenceMatrix(Matrix):
     """A weight [O, K], its values rounded to `dtype` and held as float64, in the order of its columns."""
 
     def __init__(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> None:
@@ -39,10 +39,6 @@ class ReferenceMatrix:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes
-
-    @property
-    def greedy_nbytes(self) -> int:
-        return self.nbytes
 
     def dequantize(self) -> FloatArray:
         values: FloatArray = self.values.astype(np.float32)

@@ -43,22 +43,20 @@ class TorchBackend:
     In float32, each row alone: the bits of a request depend on it alone. Or `at_once`: much faster, without that.
     """
 
+    places_blocks = False
+
     def __init__(
-        self,
-        threads: int | None = None,
-        device: str = "cpu",
-        choices: Choices = CPU,
-        at_once: bool = False,
+        self, threads: int | None = None, device: str = "cpu", choices: Choices = CPU, at_once: bool = False
     ) -> None:
-        self._threads = usable_threads() if threads is None else threads
+        self.threads = usable_threads() if threads is None else threads
         self._device, self._at_once = torch.device(device), at_once
         # On the CPU by the thread.
-        self.choices = choices.with_threads(self._threads) if choices.shared_memory else choices
+        self.choices = choices.with_threads(self.threads) if choices.shared_memory else choices
 
     @property
     def name(self) -> str:
         way = "" if self._at_once else ", row by row"
-        return f"torch {self._device}, {self._threads} thread{'' if self._threads == 1 else 's'}{way}"
+        return f"torch {self._device}, {self.threads} thread{'' if self.threads == 1 else 's'}{way}"
 
     @property
     def caveat(self) -> str:
@@ -70,15 +68,11 @@ class TorchBackend:
         )
 
     @property
-    def threads(self) -> int:
-        return self._threads
-
-    @property
     def fingerprint(self) -> str:
         return "torch floats" if self._at_once else "torch float32"
 
     def outline(self) -> TorchBackend:
-        made = TorchBackend(self._threads, "meta", at_once=self._at_once)
+        made = TorchBackend(self.threads, "meta", at_once=self._at_once)
         made.choices = self.choices
         return made
 
@@ -105,10 +99,6 @@ class TorchBackend:
         values = torch.tensor(data).view(DTYPES[about["layout"]]).reshape(about["rows"], -1)
         return TorchMatrix(values.to(self._device), restored_rounding(about["rounding"]))
 
-    @property
-    def places_blocks(self) -> bool:
-        return False
-
     def kv_cache(
         self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
     ) -> TorchKVCache:
@@ -116,10 +106,10 @@ class TorchBackend:
 
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> TorchExecutable:
         formulas = formulas_in(activation_type(graph)) if self._at_once else FORMULAS
-        return TorchExecutable(graph, own_cache(kv), limits, self._threads, formulas, self._at_once)
+        return TorchExecutable(graph, own_cache(kv), limits, self.threads, formulas, self._at_once)
 
     def sampler(self, vocab_size: int) -> TorchSampler:
-        return TorchSampler(vocab_size, _native.ThreadPool(self._threads))
+        return TorchSampler(vocab_size, _native.ThreadPool(self.threads))
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """Logits and four of the widest activation, which is about what torch holds at once."""
@@ -135,7 +125,7 @@ class TorchBackend:
         return "int8" if multiplies_integers(weight) else "fp32"
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
-        return measure_limits(self._threads, arithmetic, "auto")
+        return measure_limits(self.threads, arithmetic, "auto")
 
 
 def own_cache(kv: KVCache) -> TorchKVCache:

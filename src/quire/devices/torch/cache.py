@@ -59,13 +59,9 @@ class TorchKVCache:
             self.keys.append(keys)
             own = layer.value_dim is None
             self.values.append(torch.empty_like(keys) if own else keys[..., : layer.value_dim])
-        found = [spec.scales_of(index) for index in range(spec.num_layers)]
-        self.key_scales = [self._column(None if scales is None else scales.keys) for scales in found]
-        self.value_scales = [self._column(None if scales is None else scales.values) for scales in found]
-
-    def _column(self, scales: tuple[float, ...] | None) -> Any:
-        """[G, 1], or 1 for all."""
-        return torch.tensor((1.0,) if scales is None else scales, device=self.device)[:, None]
+        scales = [spec.scales_of(index) for index in range(spec.num_layers)]
+        self.key_scales = [torch.tensor(own.keys, device=device)[:, None] for own in scales]  # [G, 1]
+        self.value_scales = [torch.tensor(own.values, device=device)[:, None] for own in scales]
 
     def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
         raise EngineError("this backend keeps blocks whole")

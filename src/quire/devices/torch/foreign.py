@@ -26,15 +26,7 @@ from quire.devices.foreign import ForeignModel
 from quire.devices.formulas import Formulas
 from quire.devices.graph import Graph, record
 from quire.devices.ops import Op, Value
-from quire.devices.protocol import (
-    Attention,
-    FloatDtype,
-    IntArray,
-    KVCache,
-    KVSpec,
-    Limits,
-    ModelInput,
-)
+from quire.devices.protocol import Attention, FloatDtype, IntArray, KVCache, KVSpec, Limits, ModelInput
 from quire.devices.torch.attention import attend
 from quire.devices.torch.backend import TorchBackend, own_cache
 from quire.devices.torch.cache import DTYPES, TorchKVCache, TorchStep

@@ -20,7 +20,7 @@ from quire.weights.tensor import QuantTensor
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class TorchMatrix:
+class TorchMatrix(Matrix):
     """A weight [O, K] as float32, rounded to its type; or in that type, if it is a float one and `kept`."""
 
     def __init__(self, values: Any, rounding: Rounding | None) -> None:
@@ -46,10 +46,6 @@ class TorchMatrix:
     @property
     def nbytes(self) -> int:
         return int(self.values.nbytes)
-
-    @property
-    def greedy_nbytes(self) -> int:
-        return self.nbytes
 
     def dequantize(self) -> FloatArray:
         values: FloatArray = self.values.float().cpu().numpy()

@@ -21,9 +21,8 @@ class ScoringPart:
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
         self._requests: dict[int, Request] = {}
-        self._targets: list[
-            tuple[int, list[int]]
-        ] = []  # slots of the step, with the tokens that its rows score
+        # Slots of the step, with the tokens that its rows score.
+        self._targets: list[tuple[int, list[int]]] = []
 
     def set(self, new: NewSeq) -> None:
         if new.request.sampling.scores_prompt and new.request.pooling is None and new.index == 0:
