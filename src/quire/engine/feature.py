@@ -56,12 +56,6 @@ class Joined:
         """Return the configuration as it was planned."""
         return self.plan.config
 
-    @property
-    def max_blocks(self) -> int:
-        """Return the most blocks of a sequence."""
-        memory = self.plan.memory
-        return -(-memory.max_model_len // memory.block_size)
-
 
 class Feature(Protocol):
     """A folder that plugs into an engine. With an option that asks for it, it is also `Planned`."""

@@ -5,6 +5,7 @@ Each step sends one frame with all its updates, not one per token. Knows message
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -148,25 +149,8 @@ class Launch(msgspec.Struct, frozen=True, array_like=True):
     page: int | None = None
 
 
-_encoder = msgspec.msgpack.Encoder()
-_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-_events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-_launch = msgspec.msgpack.Decoder(Launch)
-
-
-def encode(message: Command | Event | Launch) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_command(frame: bytes) -> Command:
-    """Decode a Command. Raises msgspec.ValidationError if the frame is none."""
-    return _commands.decode(frame)
-
-
-def decode_event(frame: bytes) -> Event:
-    """Decode an Event. Raises msgspec.ValidationError if the frame is none."""
-    return _events.decode(frame)
-
-
-def decode_launch(frame: bytes) -> Launch:
-    return _launch.decode(frame)
+encode: Callable[[Command | Event | Launch], bytes] = msgspec.msgpack.Encoder().encode
+decode_launch = msgspec.msgpack.Decoder(Launch).decode
+decode_command: Callable[[bytes], Command] = msgspec.msgpack.Decoder(Command).decode
+decode_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
+"""These raise msgspec.ValidationError if a frame is no such message."""

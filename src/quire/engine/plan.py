@@ -13,7 +13,6 @@ from quire.devices.graph import widths
 from quire.devices.protocol import (
     Arithmetic,
     Backend,
-    Executable,
     FloatDtype,
     Graph,
     KVCache,
@@ -144,10 +143,6 @@ class EnginePlan:
     def kv_cache(self) -> KVCache:
         """Make room for all sequences."""
         return self.backend.kv_cache(self.kv_spec, *self.memory.cache_sizes)
-
-    def executable(self, model: ServedModel, kv: KVCache) -> Executable:
-        """Compile the model for the largest step."""
-        return self.backend.compile(tapped(model, self.need.taps), kv, self.limits)
 
     def plan_ranks(self) -> None:
         """Tell the backend of those other ranks of the stage whose shares have shapes of their own."""

@@ -17,26 +17,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, cast
 
-from quire.engine import garbage
-from quire.engine.ipc import (
-    Abort,
-    Command,
-    EngineFailed,
-    EngineReady,
-    Event,
-    Launch,
-    Loading,
-    Order,
-    Reply,
-    Scheduled,
-    StepTime,
-    Stop,
-    Submit,
-    Updates,
-    decode_command,
-    decode_launch,
-    encode,
-)
+from quire.engine import garbage, ipc
 from quire.engine.log import set_up_logging
 from quire.engine.verbs import WakeUp
 from quire.engine.wire import Channel, ChannelClosedError, leave_with_parent, read_frame
@@ -58,13 +39,13 @@ def _load_maker(name: str) -> CoreMaker:
     return cast("CoreMaker", importlib.import_module(name))
 
 
-def _read_launch(fd: int) -> Launch:
+def _read_launch(fd: int) -> ipc.Launch:
     frame = read_frame(fd)
     if frame is None and sys.argv[1:]:
         sys.exit()  # nobody needed this process
     if frame is None:
         raise EngineError("standard input ended before the launch frame: the server must start this process")
-    return decode_launch(frame)
+    return ipc.decode_launch(frame)
 
 
 class EngineLoop:
@@ -77,11 +58,11 @@ class EngineLoop:
         self._channel = channel
         self._stats_interval = stats_interval
         self._stats_due = 0.0
-        self._calls: deque[Order] = deque()
-        self._jobs: list[tuple[Order, Future[str]]] = []  # beside the steps; answered once they are done
+        self._calls: deque[ipc.Order] = deque()
+        self._jobs: list[tuple[ipc.Order, Future[str]]] = []  # beside the steps; answered once they are done
         self._refused: list[Delta] = []
-        self._scheduled: list[Scheduled] = []
-        self._steps: list[StepTime] = []
+        self._scheduled: list[ipc.Scheduled] = []
+        self._steps: list[ipc.StepTime] = []
         self._running = True
         self._watch = core.watch = Watch(page)
         core.on_batch = self._saw_batch
@@ -99,10 +80,10 @@ class EngineLoop:
 
     def _saw_batch(self, batch: ScheduledBatch) -> None:
         now = time.monotonic()
-        self._scheduled += [Scheduled(new.request.id, new.index, now) for new in batch.new]
+        self._scheduled += [ipc.Scheduled(new.request.id, new.index, now) for new in batch.new]
 
     def _saw_step(self, seconds: float, prompts: float) -> None:
-        self._steps.append(StepTime(seconds, prompts))
+        self._steps.append(ipc.StepTime(seconds, prompts))
 
     def _drain(self) -> None:
         """Read all waiting commands; block for one if there is nothing else to do."""
@@ -112,17 +93,17 @@ class EngineLoop:
         self._watch.enter(COMMANDS)
         for frame in self._channel.receive():
             if self._running:
-                self._obey(decode_command(frame))
+                self._obey(ipc.decode_command(frame))
 
-    def _obey(self, command: Command) -> None:
-        if isinstance(command, Submit):
+    def _obey(self, command: ipc.Command) -> None:
+        if isinstance(command, ipc.Submit):
             for request in command.whole:
                 self._add(request)
-        elif isinstance(command, Abort):
+        elif isinstance(command, ipc.Abort):
             self._core.abort(command.request_id, command.index)
-        elif isinstance(command, Order):
+        elif isinstance(command, ipc.Order):
             self._calls.append(command)
-        elif isinstance(command, Stop):
+        elif isinstance(command, ipc.Stop):
             self._running = False
 
     def _add(self, request: Request) -> None:
@@ -133,20 +114,20 @@ class EngineLoop:
             log.exception("request %s cannot be queued", request.id)
             self._refused += failures(request, error)
 
-    def _answer(self, call: Order) -> None:
+    def _answer(self, call: ipc.Order) -> None:
         try:
             result = self._core.do(call.verb)
         except Exception as error:
             if not isinstance(error, QuireError):
                 log.exception("%s failed", type(call.verb).__name__)
-            self._send(Reply(call.id, error=message_of(error)))
+            self._send(ipc.Reply(call.id, error=message_of(error)))
             return
         if isinstance(call.verb, WakeUp):
             garbage.keep()
         if isinstance(result, Future):
             self._jobs.append((call, result))
         else:
-            self._send(Reply(call.id, stats=self._core.stats(), result=result))
+            self._send(ipc.Reply(call.id, stats=self._core.stats(), result=result))
 
     def _answer_jobs(self) -> None:
         """Answer the calls whose work beside the steps is done."""
@@ -154,11 +135,11 @@ class EngineLoop:
             self._jobs.remove((call, job))
             error = job.exception()
             if error is None:
-                self._send(Reply(call.id, result=job.result()))
+                self._send(ipc.Reply(call.id, result=job.result()))
                 continue
             if not isinstance(error, QuireError):
                 log.error("%s failed", type(call.verb).__name__, exc_info=error)
-            self._send(Reply(call.id, error=message_of(error)))
+            self._send(ipc.Reply(call.id, error=message_of(error)))
 
     def _step(self) -> None:
         if not (self._core.has_work or self._refused):
@@ -173,33 +154,33 @@ class EngineLoop:
         if now >= self._stats_due or not self._core.has_work:
             stats, self._stats_due = self._core.stats(), now + self._stats_interval
         if deltas or scheduled or stats is not None:
-            self._send(Updates(deltas, scheduled, stats, steps))
+            self._send(ipc.Updates(deltas, scheduled, stats, steps))
         else:
             self._steps = steps  # they go with the next message
 
-    def _send(self, event: Event) -> None:
-        self._channel.send(encode(event))
+    def _send(self, event: ipc.Event) -> None:
+        self._channel.send(ipc.encode(event))
 
 
-def _serve(launch: Launch, channel: Channel) -> None:
+def _serve(launch: ipc.Launch, channel: Channel) -> None:
     maker = _load_maker(launch.maker)
-    channel.send(encode(Loading(time.monotonic())))
+    channel.send(ipc.encode(ipc.Loading(time.monotonic())))
     started = maker.start_core(launch.config)
     garbage.keep()
     garbage.collect_rarely()
     page = None if launch.page is None else shared_page(launch.page)
     loop = EngineLoop(started.core, channel, launch.stats_interval, page)
-    channel.send(encode(EngineReady(started.info, started.report.phases, started.core.stats())))
+    channel.send(ipc.encode(ipc.EngineReady(started.info, started.report.phases, started.core.stats())))
     loop.run()
 
 
-def _failure(error: Exception) -> EngineFailed:
+def _failure(error: Exception) -> ipc.EngineFailed:
     """Describe the error as the client reports it."""
     if isinstance(error, MemoryError):
-        return EngineFailed(
+        return ipc.EngineFailed(
             "MemoryError", f"out of memory: {error or 'an allocation failed'}; see `quire plan`"
         )
-    return EngineFailed(type(error).__name__, str(error) or type(error).__name__)
+    return ipc.EngineFailed(type(error).__name__, str(error) or type(error).__name__)
 
 
 def main() -> int:
@@ -223,7 +204,7 @@ def main() -> int:
     except Exception as error:
         if not isinstance(error, QuireError | MemoryError):
             log.exception("the engine failed")
-        channel.send(encode(_failure(error)))
+        channel.send(ipc.encode(_failure(error)))
         channel.close(LAST_SECONDS)
         return 1
     channel.close()

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from msgspec.structs import replace as replaced
+from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.devices.choices import read_limits
@@ -18,13 +16,12 @@ from quire.engine.card import card_of, step_rates
 from quire.engine.core import EngineCore
 from quire.engine.directory import has_tokenizer, load_tokenizer
 from quire.engine.feature import Features, Joined
-from quire.engine.memory_release import MemoryRelease
 from quire.engine.plan import EnginePlan, plan_engine
 from quire.engine.report import StartReport
+from quire.engine.undivided import Undivided
 from quire.engine.verbs import Identify, Result, Sleep, StartProfile, StopProfile, Verb, WakeUp
 from quire.lazy import Lazy
 from quire.model.loaded import ServedModel
-from quire.model.shard import Shard
 from quire.progress import progress
 from quire.runtime.inputs import InputBuilder
 from quire.runtime.memory import GIB
@@ -90,34 +87,26 @@ def begin_start(
         known: tuple[float, float] | None = (measured.read_gbs * 1e9, measured.peak_gflops * 1e9)
     else:
         known = read_limits(config.device.machine_limits)
-    division = None if plan.shard.alone else registry.divider().Division(plan)
+    alone = plan.shard.alone
+    division: Undivided = Undivided(plan) if alone else registry.divider().Division(plan)
     with report.phase("packing the weights"):
-        shard = plan.shard if division is None else replaced(plan.shard, peers=division.peers)
         logger.info("loading %s from %s, %.2f GiB", plan.name, plan.model.directory, memory.weights / GIB)
         with progress(f"loading {plan.name}", memory.weights) as told:
-            model = plan.files.load(plan.backend, shard, told=told)
+            model = division.load(told)
     with report.phase("preparing to run"):
-        parts: Any = plan if division is None else division
-        kv = parts.kv_cache()
-        executable = parts.executable(model, kv)
-        if division is not None:
-            division.wait_ready()
-        blocks = -(-memory.max_model_len // memory.block_size)
-        launches, intact = plan.backend.choices.launches, None if division is None else division.check
-        inputs = InputBuilder(limits.max_seqs, blocks, limits.max_adapters > 0, launches)
+        kv, launches = division.kv_cache(), plan.backend.choices.launches
+        executable = division.executable(model, kv)
+        division.wait_ready()
+        inputs = InputBuilder(limits.max_seqs, memory.max_blocks, limits.max_adapters > 0, launches)
         sampler = plan.backend.sampler(spec.vocab_size)
         sampling = SamplingPart(sampler)
         slot_parts: list[SlotPart] = [sampling, ScoringPart(sampler)]
-        earlier = None if division is None else division.earlier
-        runner = Runner(
-            executable, [kv], inputs, slot_parts, limits.max_logit_rows, earlier, launches, intact
-        )
-        release = MemoryRelease if division is None else division.memory_release
-        load = partial(_load_checked, plan, shard)
-        released = release(runner, model, load, parts.kv_cache, parts.executable, plan.backend.free_memory)
+        by_division = division.earlier, launches, division.intact
+        runner = Runner(executable, [kv], inputs, slot_parts, limits.max_logit_rows, *by_division)
+        released = division.memory_release(runner, model)
         stages = config.parallel.pipeline_parallel_size
         core = EngineCore(_make_scheduler(plan, known), runner, stages + config.scheduler.async_scheduling)
-        core.on_idle = runner.prepare if plan.backend.choices.prepares and division is None else bool
+        core.on_idle = runner.prepare if plan.backend.choices.prepares and alone else bool
         _obey(core, (StartProfile, StopProfile), lambda: trace.Tracer(core, config.device.trace_directory))
         _obey(core, (Sleep, WakeUp), lambda: sleep.Sleeper(core, released))
         _obey(core, (Identify,), lambda: identity.Identifier(core, plan))
@@ -134,8 +123,7 @@ def begin_start(
     if plan.backend.caveat:
         logger.warning("%s %s", spec.architecture, plan.backend.caveat)
     _describe(plan, report)
-    close = _nothing if division is None else division.close
-    return Started(core, card_of(plan), report, features, close), model
+    return Started(core, card_of(plan), report, features, division.close), model
 
 
 def _obey(core: EngineCore, verbs: Sequence[type], make: Callable[[], object]) -> None:
@@ -177,14 +165,3 @@ def _describe(plan: EnginePlan, report: StartReport) -> None:
     report.cost, report.kv_spec, report.arithmetic = plan.cost, plan.kv_spec, plan.arithmetic
     report.parameters, report.memory = plan.model.num_parameters, plan.memory
     report.dtype, report.kv_dtype = weights_name(plan.model.quantized, plan.model.dtype), plan.kv_spec.dtype
-
-
-def _nothing() -> None:
-    """Close nothing."""
-
-
-def _load_checked(plan: EnginePlan, shard: Shard) -> ServedModel:
-    """Read the weights anew for an engine that gave them back."""
-    model = plan.files.load(plan.backend, shard)
-    model.wait()
-    return model

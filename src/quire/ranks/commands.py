@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 from msgspec.structs import astuple
@@ -90,7 +92,9 @@ class Restore(msgspec.Struct, frozen=True, array_like=True, tag=True):
     parts: tuple[str, ...]
 
 
-Command = RunStep | RunHead | CopyBlocks | CopyStates | PlaceAdapter | DropAdapter | Release | Restore
+InOrder = RunStep | RunHead | CopyBlocks | CopyStates | DropAdapter
+"""InOrder are commands that a rank obeys one after another, as steps."""
+Command = InOrder | PlaceAdapter | Release | Restore
 
 
 class RankReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -116,22 +120,10 @@ class RankFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 Report = RankReady | Beat | RankAnswer | RankFailed
 
-_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-_launch = msgspec.msgpack.Decoder(RankLaunch)
-_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 encode = msgspec.msgpack.Encoder().encode
-
-
-def decode_command(frame: bytes) -> Command:
-    return _commands.decode(frame)
-
-
-def decode_launch(frame: bytes) -> RankLaunch:
-    return _launch.decode(frame)
-
-
-def decode_report(frame: bytes) -> Report:
-    return _reports.decode(frame)
+decode_launch = msgspec.msgpack.Decoder(RankLaunch).decode
+decode_command: Callable[[bytes], Command] = msgspec.msgpack.Decoder(Command).decode
+decode_report: Callable[[bytes], Report] = msgspec.msgpack.Decoder(Report).decode
 
 
 def packed_step(inputs: ModelInput, block_size: int) -> RunStep:

@@ -52,6 +52,9 @@ class RankJoin(msgspec.Struct, frozen=True, array_like=True):
     memory: int | None
 
 
+decode_join = msgspec.msgpack.Decoder(RankJoin).decode
+
+
 class RankProcess:
     """A process that was started here to be a rank, and the last lines of its log."""
 

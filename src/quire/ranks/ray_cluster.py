@@ -15,13 +15,11 @@ from quire.config import EngineConfig
 from quire.devices import registry
 from quire.errors import ConfigError, EngineError
 from quire.lazy import Lazy, need
-from quire.ranks.processes import FAREWELL, RankJoin, RankProcess
+from quire.ranks.processes import FAREWELL, RankJoin, RankProcess, decode_join
 
 ray: Any = Lazy("ray")
 ray_util: Any = Lazy("ray.util")
 strategies: Any = Lazy("ray.util.scheduling_strategies")
-
-_join = msgspec.msgpack.Decoder(RankJoin)
 
 
 class RankActor:
@@ -30,7 +28,7 @@ class RankActor:
     def run(self, join: bytes) -> str:
         """Run the rank to its end, and report its exit."""
         ended = threading.Event()
-        process = RankProcess(_join.decode(join), ended.set)
+        process = RankProcess(decode_join(join), ended.set)
         ended.wait()
         return process.obituary()
 

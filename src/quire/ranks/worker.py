@@ -35,35 +35,13 @@ from quire.lora.arena import files_changed
 from quire.lora.reader import Reader, adapter_reader
 from quire.model.load import ModelFiles
 from quire.model.loaded import ServedModel
-from quire.ranks.commands import (
-    MOST_COMMAND,
-    Beat,
-    CopyBlocks,
-    CopyStates,
-    DropAdapter,
-    PlaceAdapter,
-    RankAnswer,
-    RankFailed,
-    RankLaunch,
-    RankReady,
-    Release,
-    Report,
-    Restore,
-    RunHead,
-    RunStep,
-    decode_command,
-    decode_launch,
-    encode,
-    unpacked_step,
-)
+from quire.ranks import commands
 from quire.ranks.connections import Hello, Links, NoEngineError, connect, own_host
 from quire.ranks.numa import bind_rank
 from quire.ranks.peers import PeerGroup, Reach, stage_link
-from quire.ranks.processes import BEAT, NO_ENGINE, RankJoin
+from quire.ranks.processes import BEAT, NO_ENGINE, RankJoin, decode_join
 
 log = logging.getLogger("quire.engine")
-
-_join = msgspec.msgpack.Decoder(RankJoin)
 
 
 class Control:
@@ -75,13 +53,13 @@ class Control:
     def read(self) -> bytes | None:
         """Read the next frame; None if the engine has gone."""
         try:
-            return read_frame(self._connection.fileno(), MOST_COMMAND)
+            return read_frame(self._connection.fileno(), commands.MOST_COMMAND)
         except OSError:
             return None
 
-    def report(self, report: Report) -> None:
+    def report(self, report: commands.Report) -> None:
         with self._lock:
-            write_frame(self._connection.fileno(), encode(report))
+            write_frame(self._connection.fileno(), commands.encode(report))
 
     def beat(self) -> None:
         """Tell the engine that this process lives, until the engine has gone: then exit. Runs on its own thread."""
@@ -89,7 +67,7 @@ class Control:
         poller.register(self._connection, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
         try:
             while not poller.poll(BEAT * 1000):
-                self.report(Beat())
+                self.report(commands.Beat())
         except OSError:
             pass
         os._exit(0)
@@ -118,24 +96,24 @@ class Worker:
             raise EngineError("the rank sleeps")
         self._held[0].adapt(slot, adapter)
 
-    def obey(self, command: RunStep | RunHead | CopyBlocks | CopyStates | DropAdapter) -> None:
+    def obey(self, command: commands.InOrder) -> None:
         """Obey a command. RuntimeError, OSError: another rank has gone. EngineError: the step breaks a promise."""
         if self._held is None:
             raise EngineError("the rank sleeps")
         executable, cache = self._held
-        if isinstance(command, CopyBlocks):
+        if isinstance(command, commands.CopyBlocks):
             cache.copy_blocks(command.copies)
-        elif isinstance(command, CopyStates):
+        elif isinstance(command, commands.CopyStates):
             cache.copy_states(command.copies)
-        elif isinstance(command, DropAdapter):
+        elif isinstance(command, commands.DropAdapter):
             executable.adapt(command.slot, None)
-        elif isinstance(command, RunHead):
+        elif isinstance(command, commands.RunHead):
             executable.logits(command.start, command.stop)
         else:
             self._run(executable, command)
 
-    def _run(self, executable: Executable, command: RunStep) -> None:
-        inputs: ModelInput = unpacked_step(command, self._table_SM)
+    def _run(self, executable: Executable, command: commands.RunStep) -> None:
+        inputs: ModelInput = commands.unpacked_step(command, self._table_SM)
         if self._source is not None:
             hidden_TD = self._source.receive(len(inputs.tokens_T))
             inputs = msgspec.structs.replace(inputs, hidden_TD=hidden_TD)
@@ -158,19 +136,19 @@ def serve(join: RankJoin) -> int:
     frame = control.read()
     if frame is None:
         raise EngineError("the engine ended before it said what to compute")
-    launch = decode_launch(frame)
+    launch = commands.decode_launch(frame)
     threading.Thread(target=control.beat, daemon=True).start()
     try:
         worker, memory = _load(join, launch, links, backend, files)
-        control.report(RankReady())
+        control.report(commands.RankReady())
         adapters = ThreadPoolExecutor(1, "quire-adapters")  # steps go on while one is loaded
         read = adapter_reader(lambda: memory.model, backend, config.lora)
         while (frame := control.read()) is not None:
-            command = decode_command(frame)
+            command = commands.decode_command(frame)
             try:
-                if isinstance(command, Release | Restore):
+                if isinstance(command, commands.Release | commands.Restore):
                     control.report(_changed(memory, command))
-                elif isinstance(command, PlaceAdapter):
+                elif isinstance(command, commands.PlaceAdapter):
                     adapters.submit(_place, control, read, worker, command)
                 else:
                     worker.obey(command)
@@ -180,41 +158,43 @@ def serve(join: RankJoin) -> int:
                 log.warning("rank %d: %s", join.rank, error)  # the engine's own rank refuses the same step
     except (QuireError, RuntimeError, OSError, MemoryError, msgspec.MsgspecError) as error:
         with suppress(OSError):
-            control.report(RankFailed(message_of(error)))
+            control.report(commands.RankFailed(message_of(error)))
             if parallel.nnodes == 1:  # the engine says it here
                 return 1
         raise
     return 0
 
 
-def _place(control: Control, read: Reader, worker: Worker, command: PlaceAdapter) -> None:
+def _place(control: Control, read: Reader, worker: Worker, command: commands.PlaceAdapter) -> None:
     """Read the rank's share of an adapter, put it into its slot, and answer."""
-    answer = RankAnswer()
+    answer = commands.RankAnswer()
     try:
         digest, build = read(Path(command.path))
         if digest != command.digest:
             raise ModelError(files_changed(command.path))
         worker.adapt(command.slot, build())
     except Exception as error:  # whatever it is, the engine waits for an answer
-        answer = RankAnswer(str(error) or type(error).__name__, isinstance(error, ModelError))
+        answer = commands.RankAnswer(str(error) or type(error).__name__, isinstance(error, ModelError))
     with suppress(OSError):  # the engine has gone
         control.report(answer)
 
 
-def _changed(memory: MemoryRelease[ServedModel], command: Release | Restore) -> RankAnswer:
+def _changed(
+    memory: MemoryRelease[ServedModel], command: commands.Release | commands.Restore
+) -> commands.RankAnswer:
     """Give memory back, or take it again."""
     try:
-        if isinstance(command, Release):
+        if isinstance(command, commands.Release):
             memory.release(command.parts)
         else:
             memory.restore(command.parts)
     except (QuireError, RuntimeError, MemoryError) as error:
-        return RankAnswer(str(error) or type(error).__name__)
-    return RankAnswer()
+        return commands.RankAnswer(str(error) or type(error).__name__)
+    return commands.RankAnswer()
 
 
 def _load(
-    join: RankJoin, launch: RankLaunch, links: Links, backend: Backend, files: ModelFiles
+    join: RankJoin, launch: commands.RankLaunch, links: Links, backend: Backend, files: ModelFiles
 ) -> tuple[Worker, MemoryRelease[ServedModel]]:
     """Load the rank's share, and get in touch with the ranks that it exchanges activations with."""
     info = files.info
@@ -265,7 +245,7 @@ def main() -> int:
         return 1
     threading.Thread(target=leave_with_parent, args=(stdin,), daemon=True).start()
     try:
-        return serve(_join.decode(frame))
+        return serve(decode_join(frame))
     except (QuireError, RuntimeError, OSError, MemoryError, msgspec.MsgspecError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return NO_ENGINE if isinstance(error, NoEngineError) else 1

@@ -50,6 +50,11 @@ class MemoryPlan:
         return self.weights + self.workspace + self.kv_cache
 
     @property
+    def max_blocks(self) -> int:
+        """The most blocks of a sequence."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
     def num_tokens(self) -> int:
         return self.num_blocks * self.block_size
 

@@ -60,7 +60,7 @@ class Results:
             planner.running = [seq for seq in planner.running if seq.status is RUNNING]
         return deltas
 
-    def end(self, seq: Sequence, failed_from: int | None) -> None:
+    def end(self, seq: Sequence, failed_from: int | None = None) -> None:
         """End a sequence, whose KV from position `failed_from` on is not to be trusted."""
         if seq.status is RUNNING:
             self._planner.release(seq, failed_from)

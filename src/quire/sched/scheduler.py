@@ -19,7 +19,6 @@ from quire.sched.prefix import PrefixMatch
 from quire.sched.queue import WaitingQueue
 from quire.sched.results import Results
 from quire.sched.sequence import (
-    FINISHED,
     RUNNING,
     Group,
     Sequence,
@@ -161,11 +160,7 @@ class Scheduler:
         for seq in [s for s in group.live if index is None or s.index == index]:
             if seq.status is RUNNING:
                 self._planner.running.remove(seq)
-                self._planner.release(seq)
-            else:
-                self._queue.remove(seq)
-            seq.status = FINISHED
-            self._queue.leave(seq)
+            self._results.end(seq)
             deltas.append(seq.delta(FinishReason.ABORT))
         return deltas
 

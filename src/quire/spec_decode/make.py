@@ -220,7 +220,7 @@ def make_proposer(drafter: Drafter, engine: Joined) -> tuple[Proposer, int, KVCa
     assert head.kv_spec is not None
     own = max_seqs * scratch_blocks(drafter.ahead(head), block_size)
     kv = backend.kv_cache(head.kv_spec, memory.num_blocks + own, block_size)
-    blocks = DraftBlocks(kv, memory.num_blocks, max_seqs, engine.max_blocks, drafter.ahead(head))
+    blocks = DraftBlocks(kv, memory.num_blocks, max_seqs, memory.max_blocks, drafter.ahead(head))
     first, *rest = passes(head.graphs, kv)
     kind = ChainProposer if head.block is None else BlockProposer
     again = rest[-1] if rest else first
