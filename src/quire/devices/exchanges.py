@@ -44,10 +44,6 @@ class StageLink(Connected, Protocol):
         """Receive the hidden states [num_tokens, D] of the next step. RuntimeError: the previous stage has gone."""
 
 
-class DevicePeers(Connected, Peers, Protocol):
-    """Peers that a device's operations know too, and give tensors where they are."""
-
-
 class Exchange(Connected, Protocol):
     """A way in which ranks pass arrays to each other. `Peers` made of it add and gather, in the order of ranks."""
 
@@ -88,7 +84,7 @@ def passes_tensors(device: str, backend: str) -> bool:
     return not on_cpu(device, backend) and device.startswith(("auto", "cuda", "interpreter"))
 
 
-def make_device_peers(device: str, rank: int, size: int, patience: float) -> DevicePeers:
+def make_device_peers(device: str, rank: int, size: int, patience: float) -> gloo.TorchPeers:
     """A rank's connection to the others over which tensors of its GPU pass, or of the interpreter's."""
     return gloo.TorchPeers(rank, size, patience, _gpu(device))
 

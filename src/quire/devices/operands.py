@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -82,6 +82,15 @@ class Attention(msgspec.Struct, frozen=True):
         """Return the first position that a query at `position` sees."""
         first = 0 if self.window is None else max(0, position - self.window + 1)
         return first if self.chunk is None else max(first, position // self.chunk * self.chunk)
+
+    def sees(self, queries: Any, keys: Any) -> Any:
+        """Tell which queries see which keys, by arrays of their positions in one sequence."""
+        seen = keys <= queries + self.ahead
+        if self.window is not None:
+            seen &= keys > queries - self.window
+        if self.chunk is not None:
+            seen &= keys >= queries // self.chunk * self.chunk
+        return seen
 
 
 class Routing(msgspec.Struct, frozen=True):

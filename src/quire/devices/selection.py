@@ -207,11 +207,7 @@ def _other(device: str, batch_invariant: bool) -> str:
 
 def _there(kind: str, count: int) -> str:
     """Say which GPUs this machine has."""
-    return (
-        f"this machine has {kind}:0 alone"
-        if count == 1
-        else f"this machine has {kind}:0 to {kind}:{count - 1}"
-    )
+    return f"this machine has {kind}:0 " + ("alone" if count == 1 else f"to {kind}:{count - 1}")
 
 
 def _first_line(error: BaseException) -> str:

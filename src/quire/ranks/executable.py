@@ -13,17 +13,7 @@ from quire.devices.protocol import Executable, KVCache, ModelInput
 from quire.devices.sampling import Logits
 from quire.engine.memory_release import MemoryRelease
 from quire.errors import DeviceMemoryError, EngineError, QuireError
-from quire.ranks.commands import (
-    Command,
-    CopyBlocks,
-    CopyStates,
-    DropAdapter,
-    PlaceAdapter,
-    Release,
-    Restore,
-    RunHead,
-    packed_step,
-)
+from quire.ranks import commands
 from quire.ranks.control import Ranks
 
 T = TypeVar("T")
@@ -46,27 +36,27 @@ class RankedExecutable:
 
         if self._ahead is not None:
             self._ahead.begin(msgspec.structs.replace(inputs, logit_rows_L=inputs.logit_rows_L[:0]))
-        return self._together(packed_step(inputs, self._block_size), compute)
+        return self._together(commands.packed_step(inputs, self._block_size), compute)
 
     def logits(self, start: int, stop: int) -> Logits:
-        return self._together(RunHead(start, stop), lambda: self._own.logits(start, stop))
+        return self._together(commands.RunHead(start, stop), lambda: self._own.logits(start, stop))
 
     def hidden(self) -> HiddenRows:
         return self._own.hidden()
 
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
         if adapter is None:
-            self._ranks.send_all(DropAdapter(slot))  # no step that has begun uses it
+            self._ranks.send_all(commands.DropAdapter(slot))  # no step that has begun uses it
         else:
             with self._ranks.asking:
-                self._ranks.ask(PlaceAdapter(slot, adapter.path, adapter.digest))
+                self._ranks.ask(commands.PlaceAdapter(slot, adapter.path, adapter.digest))
                 self._ranks.wait_answers()
         return self._own.adapt(slot, adapter)
 
     def taps(self) -> tuple[HiddenRows, ...]:
         return self._own.taps()
 
-    def _together(self, command: Command, own: Callable[[], T]) -> T:
+    def _together(self, command: commands.Command, own: Callable[[], T]) -> T:
         self._ranks.send(command)
         try:
             return own()
@@ -89,13 +79,13 @@ class RankedKVCache:
         raise EngineError("ranks keep blocks whole")
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._ranks.send(CopyBlocks(list(copies)))
+        self._ranks.send(commands.CopyBlocks(list(copies)))
         if self._ahead is not None:
             self._ahead.copy_blocks(copies)
         self.own.copy_blocks(copies)
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._ranks.send(CopyStates(list(copies)))
+        self._ranks.send(commands.CopyStates(list(copies)))
         if self._ahead is not None:
             self._ahead.copy_states(copies)
         self.own.copy_states(copies)
@@ -111,13 +101,13 @@ class RankedMemoryRelease(MemoryRelease[M]):
 
     def release(self, parts: Sequence[str]) -> None:
         with self._ranks.asking:
-            self._ranks.ask(Release(tuple(parts)))
+            self._ranks.ask(commands.Release(tuple(parts)))
             super().release(parts)
             self._ranks.wait_answers()
 
     def _take(self, parts: Sequence[str]) -> bool:
         with self._ranks.asking:
-            self._ranks.ask(Restore(tuple(parts)))
+            self._ranks.ask(commands.Restore(tuple(parts)))
             anew = super()._take(parts)
             self._ranks.wait_answers()
         return anew
@@ -131,10 +121,10 @@ class EarlierStages:
 
     def begin(self, inputs: ModelInput) -> None:
         """Compute a step, whose rows of logits are not known yet."""
-        self._ranks.send_ahead(packed_step(inputs, self._block_size))
+        self._ranks.send_ahead(commands.packed_step(inputs, self._block_size))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._ranks.send_ahead(CopyBlocks(list(copies)))
+        self._ranks.send_ahead(commands.CopyBlocks(list(copies)))
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._ranks.send_ahead(CopyStates(list(copies)))
+        self._ranks.send_ahead(commands.CopyStates(list(copies)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from quire.config import EngineConfig
 from quire.devices import exchanges
-from quire.devices.exchanges import DevicePeers, Exchange, StageLink
+from quire.devices.exchanges import Connected, StageLink
 from quire.devices.protocol import Peers
 from quire.engine.plan import device_of
 from quire.errors import EngineError
@@ -40,7 +40,7 @@ class PeerGroup:
         parallel, device = config.parallel, device_of(config, rank)
         self._rank, self._others = rank, [other for other in parallel.group_of(rank) if other != rank]
         self._first, size = parallel.group_of(rank).start, parallel.tensor_parallel_size
-        self._exchange: Exchange | DevicePeers | None = None
+        self._exchange: Connected | None = None
         self.peers: Peers | None = None
         own, long = (
             rank - self._first,
@@ -52,8 +52,8 @@ class PeerGroup:
             self.peers = exchanges.make_peers(memory, own, size, PATIENCE)
         elif size > 1:
             kind: exchanges.ExchangeName = "gloo" if parallel.disable_custom_all_reduce else "tcp"
-            self._exchange = exchanges.make_exchange(kind, own, size, PATIENCE)
-            self.peers = exchanges.peers_over(self._exchange, own, size)
+            self._exchange = exchange = exchanges.make_exchange(kind, own, size, PATIENCE)
+            self.peers = exchanges.peers_over(exchange, own, size)
 
     def connect(self, reach: Callable[[Kind, int], socket.socket], seconds: float) -> None:
         """Connect to the others, over connections that `reach` makes."""

@@ -152,12 +152,11 @@ class PrefixIndex:
         below becomes unreachable and leaves the index too.
         """
         while self._pool.num_free < num_free:
-            node = self._nodes[self._pool.oldest_cached()]
+            oldest = self._pool.oldest_cached()
+            node = self._nodes[oldest]
             assert node is not None
             if node.children:
-                for below in reversed(list(self._tree.walk(node))):
-                    if below.value is not None:
-                        self._drop(below)
+                self.forget([oldest])
             else:
                 self._drop(node)
 

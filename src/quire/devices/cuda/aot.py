@@ -170,13 +170,8 @@ def steps(
                 length = counts + context
                 positions = np.arange(size) + np.repeat(length - cu_q[1:], counts)
                 every = np.arange(size, dtype=np.int32)
-                rows = (
-                    every[:0]
-                    if graph.logits is None
-                    else every
-                    if size <= limits.max_logit_rows
-                    else cu_q[1:] - 1
-                )
+                rows = every if size <= limits.max_logit_rows else cu_q[1:] - 1
+                rows = every[:0] if graph.logits is None else rows
                 for kept in (counts, counts - counts.clip(max=DRAFT - 1))[: 1 + stateful]:
                     yield ModelInput(
                         0 * every, positions.astype(np.int32), cu_q, length, order, table, rows,

@@ -7,26 +7,12 @@ from typing import Any
 import msgspec
 import torch
 
+from quire.devices import ops
 from quire.devices.cuda.fuse import NormalizeParts, Room, Round
 from quire.devices.cuda.kernels.sparse import ROOM
 from quire.devices.cuda.pack import DTYPES, own_matrix
 from quire.devices.graph import Graph, last_reads, widths
-from quire.devices.ops import (
-    AllGather,
-    AllReduce,
-    Embed,
-    EmbedPositions,
-    GatedLinear,
-    HeadLinear,
-    Linear,
-    RopeAngles,
-    Route,
-    RunExperts,
-    SelectRows,
-    Tap,
-    Value,
-    operands,
-)
+from quire.devices.ops import Value, operands
 from quire.devices.protocol import KVSpec, Limits, Matrix
 from quire.devices.sparse_ops import Choose
 from quire.devices.stream_ops import Combine
@@ -60,9 +46,9 @@ class Arena:
         self.nbytes = self.beside = 0
         self._free: list[tuple[int, int]] = []  # (begin, bytes), ascending, never side by side
         rows = {TOKENS: limits.max_tokens, ROWS: limits.max_tokens, PIECE: limits.max_logit_rows}
-        read = {op.x for op in graph.ops if isinstance(op, (Linear, GatedLinear))}
-        kept = {value for op in graph.ops if isinstance(op, Tap) for value in operands(op)}
-        kept |= {Value(index) for index, op in enumerate(graph.ops) if isinstance(op, Tap)}
+        read = {op.x for op in graph.ops if isinstance(op, (ops.Linear, ops.GatedLinear))}
+        kept = {value for op in graph.ops if isinstance(op, ops.Tap) for value in operands(op)}
+        kept |= {Value(index) for index, op in enumerate(graph.ops) if isinstance(op, ops.Tap)}
         between = unrounded(graph)
         sizes: list[int] = []
         for index, (op, width, dropped) in enumerate(
@@ -70,12 +56,12 @@ class Arena:
         ):
             head = index >= graph.body and Value(index) not in read
             of_rank = isinstance(op, Combine) and isinstance(graph.ops[op.x], Choose)
-            single = head or of_rank or isinstance(op, (RopeAngles, Route, Choose)) or is_exact(op)
+            single = head or of_rank or isinstance(op, (ops.RopeAngles, ops.Route, Choose)) or is_exact(op)
             single = single or Value(index) in between
             dtype = torch.float32 if single else self.act
             if isinstance(op, Round) or (isinstance(op, Room) and op.codes):
                 dtype = torch.int8
-            if isinstance(op, RunExperts):
+            if isinstance(op, ops.RunExperts):
                 pairs = limits.max_tokens * (self.places[op.routes].width // 2)
                 held = (op.inner_width + width) * self.act.itemsize
                 widest, given = max(op.inner_width, self.places[op.x].width), [*map(own_matrix, matrices(op))]
@@ -86,27 +72,25 @@ class Arena:
                 self.beside = max(self.beside, pairs * held)
             if isinstance(op, Choose):
                 self.beside = max(self.beside, ROOM)
-            if isinstance(op, (Linear, GatedLinear, HeadLinear)):
+            if isinstance(op, (ops.Linear, ops.GatedLinear, ops.HeadLinear)):
                 held = 0
                 if own_matrix(matrices(op)[0]).inputs is not None:  # as the weight sees them, and their codes
                     held = self.places[op.x].width * (self.act.itemsize + 1) + 4 * len(matrices(op))
-                if limits.max_adapters and not isinstance(op, HeadLinear):
+                if limits.max_adapters and not isinstance(op, ops.HeadLinear):
                     held += op.weight.shape[0] * 8  # float32 sums, and what adapters add to them
                 self.beside = max(self.beside, limits.max_tokens * held)
             kind = PIECE if index >= graph.body else self._kind(op)
             sizes.append(-(-rows[kind] * width * dtype.itemsize // ALIGNED) * ALIGNED)
-            begin = self.places[operands(op)[0]].begin if isinstance(op, Tap) else self._take(sizes[-1])
+            begin = self.places[operands(op)[0]].begin if isinstance(op, ops.Tap) else self._take(sizes[-1])
             self.places.append(Place(begin, width, dtype, kind))
             for value in dropped:
                 if value not in kept:
                     self._give(self.places[value].begin, sizes[value])
 
     def _kind(self, op: Any) -> int:
-        return (
-            ROWS
-            if isinstance(op, SelectRows)
-            else max((self.places[v].kind for v in operands(op)), default=0)
-        )
+        if isinstance(op, ops.SelectRows):
+            return ROWS
+        return max((self.places[v].kind for v in operands(op)), default=TOKENS)
 
     def _take(self, size: int) -> int:
         """Take the first gap that is large enough, or grow."""
@@ -135,34 +119,34 @@ class Arena:
 
 def unrounded(graph: Graph) -> set[Value]:
     """Find values that are not rounded: ids, and parts of sums, with a residual or not, that pass between ranks."""
-    parts = {op.x for op in graph.ops if isinstance(op, (AllReduce, NormalizeParts))}
-    found = {x for x in parts if isinstance(graph.ops[x], Linear)}
+    parts = {op.x for op in graph.ops if isinstance(op, (ops.AllReduce, NormalizeParts))}
+    found = {x for x in parts if isinstance(graph.ops[x], ops.Linear)}
     found |= experts_of_tokens(graph)
     for index, op in enumerate(graph.ops):
-        if isinstance(op, AllGather) and op.unrounded:
+        if isinstance(op, ops.AllGather) and op.unrounded:
             found |= {op.x, Value(index)}
     return found
 
 
 def experts_of_tokens(graph: Graph) -> set[Value]:
     """Find the values that are ids of experts, given by tables."""
-    return {op.ids for op in graph.ops if isinstance(op, Route) and op.ids is not None}
+    return {op.ids for op in graph.ops if isinstance(op, ops.Route) and op.ids is not None}
 
 
 def is_exact(op: Any) -> bool:
     """Tell whether a product is made in float32, as a mixture's scores are."""
-    return isinstance(op, Linear) and own_matrix(op.weight).dtype == torch.float32
+    return isinstance(op, ops.Linear) and own_matrix(op.weight).dtype == torch.float32
 
 
 def matrices(op: Any) -> list[Matrix]:
     """The weights of products, or a table."""
-    if isinstance(op, RunExperts):
+    if isinstance(op, ops.RunExperts):
         return [weight for expert in op.experts if expert is not None for weight in (expert.up, expert.down)]
-    if isinstance(op, (Linear, GatedLinear)):
+    if isinstance(op, (ops.Linear, ops.GatedLinear)):
         return [op.weight]
-    if isinstance(op, HeadLinear):
+    if isinstance(op, ops.HeadLinear):
         return list(op.weights)
-    return [op.table] if isinstance(op, (Embed, EmbedPositions)) else []
+    return [op.table] if isinstance(op, (ops.Embed, ops.EmbedPositions)) else []
 
 
 def activation_type(graph: Graph, spec: KVSpec) -> Any:

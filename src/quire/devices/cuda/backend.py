@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,14 +120,8 @@ class CudaBackend:
         return f"gpu layout {LAYOUT}"
 
     def outline(self) -> CudaBackend:
-        made = object.__new__(type(self))
-        meta = torch.device("meta")
-        made.__dict__ |= {
-            **self.__dict__,
-            "_device": meta,
-            "_ring": Ring(meta),
-            "_last_tokens": self._last_tokens.to(meta),
-        }
+        made, meta = copy(self), torch.device("meta")
+        made._device, made._ring, made._last_tokens = meta, Ring(meta), self._last_tokens.to(meta)
         return made
 
     @device_errors(ResourceError)

@@ -143,14 +143,14 @@ def norms_of_parts(found: Found) -> Edits:
             ]
             continue
         total: Any = found.ops[last]
-        if any(not isinstance(found.ops[room], Room) for room in rooms) or not isinstance(
-            total, NormalizeSum
-        ):
+        if not all(isinstance(found.ops[room], Room) for room in rooms):
             continue
-        if total.other is not None and (total.x == name or total.first is None):
-            other, factors = (
-                (total.other, total.factors) if total.x == name else (total.x, total.factors[::-1])
-            )
+        if not isinstance(total, NormalizeSum) or total.other is None:
+            continue
+        if total.x == name or total.first is None:
+            other, factors = total.other, total.factors
+            if total.x != name:
+                other, factors = total.x, factors[::-1]
             own = {field: getattr(total, field) for field in total.__struct_fields__} | about
             edits[index] = []
             edits[last] = [(Value(last), NormalizeParts(**own | {"other": other, "factors": factors}))]

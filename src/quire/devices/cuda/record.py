@@ -86,9 +86,8 @@ def _lacking(op: Any) -> Iterator[str]:
     if type(op) not in ENCODERS:
         yield name
     if isinstance(op, (ops.RunExperts, ops.HeadLinear)):
-        sides = (
-            [matrices(op)[side::2] for side in (0, 1)] if isinstance(op, ops.RunExperts) else [matrices(op)]
-        )
+        weights = matrices(op)  # of experts up and down in turn
+        sides = [weights[0::2], weights[1::2]] if isinstance(op, ops.RunExperts) else [weights]
         if any(len({own_matrix(weight).form for weight in side}) > 1 for side in sides):
             yield f"{name} of weights of several types (--dtype float32 decodes them)"
     if isinstance(op, EmbedNgrams) and len({table.shape[1] for table in op.tables}) > 1:

@@ -40,13 +40,13 @@ def attend(
         distances = (key_K - query_Q1).clamp(-reach, reach)
         scores = scores + torch.from_numpy(attention.bias).to(scores.device)[:, distances + reach]
     scores = scores if added is None else scores + added
-    hidden = key_K > query_Q1 + attention.ahead
-    if attention.window is not None:
-        hidden |= key_K <= query_Q1 - attention.window
-    if attention.chunk is not None:
-        hidden |= key_K < query_Q1 // attention.chunk * attention.chunk
-    scores = scores.masked_fill(hidden, -torch.inf)
+    return (shares(scores, attention.sees(query_Q1, key_K), sinks) @ values).transpose(0, 1)
+
+
+def shares(scores: Any, shown: Any, sinks: Any) -> Any:
+    """The softmax of scores [.., N, Q, K] over what is `shown` (None: all) and a sink [N] of each head."""
+    scores = scores if shown is None else scores.masked_fill(~shown, -torch.inf)
     if sinks is None:
-        return (scores.softmax(2) @ values).transpose(0, 1)
-    column = sinks.reshape(-1, 1, 1).expand(-1, scores.shape[1], 1)
-    return (torch.cat((scores, column), 2).softmax(2)[:, :, :-1] @ values).transpose(0, 1)
+        return scores.softmax(-1)
+    column = sinks[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]

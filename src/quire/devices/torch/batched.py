@@ -19,6 +19,7 @@ from quire.devices.formulas import Formulas, linear
 from quire.devices.graph import Graph
 from quire.devices.ops import Attend, Linear, Op, RopeAngles, Route
 from quire.devices.protocol import Attention
+from quire.devices.torch.attention import shares
 from quire.devices.torch.cache import TorchStep
 from quire.devices.torch.ops import FORMULAS, attend_rows
 from quire.devices.torch.weights import TorchMatrix, own_matrix
@@ -98,11 +99,7 @@ def grouped(step: TorchStep, a: Attention, size: int, found: list[tuple[int, ...
     positions_BK = np.minimum(keys_BK, ends - 1)
     places = step.inputs.block_table_SM[slots, positions_BK // block].astype(np.int64) * block
     queries = (starts + np.arange(size))[:, :, None]
-    shown = (keys_BK < ends)[:, None] & (keys_BK[:, None] <= queries + a.ahead)
-    if a.window is not None:
-        shown &= keys_BK[:, None] > queries - a.window
-    if a.chunk is not None:
-        shown &= keys_BK[:, None] >= queries // a.chunk * a.chunk
+    shown = (keys_BK < ends)[:, None] & a.sees(queries, keys_BK[:, None])
     causal = size > 1 and shown.shape[1] == shown.shape[2] and bool((shown == np.tri(size, dtype=bool)).all())
 
     def own(values: Any) -> Any:
@@ -190,9 +187,5 @@ def softmax_of(
     scores = (query.reshape(each) @ keys.transpose(2, 3)).float().reshape(batch, heads, size, -1) * a.scale
     scores = scores if a.cap is None else torch.tanh(scores / a.cap) * a.cap
     scores = scores if added is None else scores + added
-    scores = scores if shown is None else scores.masked_fill(~shown, -torch.inf)
-    if a.sinks is not None:
-        sinks = step.constant(a.sinks)[:, None, None].expand(batch, heads, size, 1)
-        scores = torch.cat((scores, sinks), 3)
-    weights = scores.softmax(3)[..., : keys.shape[2]].to(values.dtype)
+    weights = shares(scores, shown, None if a.sinks is None else step.constant(a.sinks)).to(values.dtype)
     return (weights.reshape(each) @ values).reshape(batch, heads, size, -1)
