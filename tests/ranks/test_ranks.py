@@ -236,11 +236,12 @@ def test_states_are_copied_on_all_ranks() -> None:
     worker.load(Cache(), Cache())  # type: ignore[arg-type]
 
     class Others:
-        def send(self, command: Any) -> None:
-            worker.obey(decode_command(encode(command)))
+        def send(self, frame: bytes) -> None:
+            worker.obey(decode_command(frame))
 
-    RankedKVCache(Cache(), Others(), None).copy_states([(1, 2)])  # type: ignore[arg-type]
-    EarlierStages(SimpleNamespace(send_ahead=Others().send), 1).copy_states([(3, 4)])  # type: ignore[arg-type]
+    ranks: Any = SimpleNamespace(peers=[Others()], earlier=[Others()])
+    RankedKVCache(Cache(), ranks, None).copy_states([(1, 2)])  # type: ignore[arg-type]
+    EarlierStages(ranks, 1).copy_states([(3, 4)])
     assert copied == [[(1, 2)], [(1, 2)], [(3, 4)]]
 
 

@@ -78,7 +78,7 @@ def test_a_fork_keeps_the_blocks_of_a_dropped_sequence(caching: bool) -> None:
     world.add(request("a", [1, 2, 3, 4, 5], 20))
     world.run(6)
     fork = world.fork("a", request("b", [1, 2, 3, 4, 5], 20, seed=9), world.journal.tokens["a", 0][:5])
-    world.scheduler.drop("a")
+    world.scheduler.abort("a")
     world.scheduler.check()
     assert world.scheduler.stats().num_used_blocks == 3
     batch = world.loop.plan()
@@ -160,7 +160,7 @@ def test_beams_of_any_shape_read_their_own_kv(
         )
         fork = world.fork(source.id, request(f"f{i}", [1, 2, 3, 4, 5], 20, seed=i), output)
         if data.draw(st.booleans()):
-            world.scheduler.drop(source.id)
+            world.scheduler.abort(source.id)
             live.remove(source)
         live.append(fork)
         made.append(fork)

@@ -24,15 +24,9 @@ def check_input(inputs: ModelInput, kv: KVCache, limits: Limits, vocab_size: int
     """Raise EngineError if a step breaks a promise of ModelInput or exceeds the limits."""
     tokens_T, cu_q, kv_len_B = inputs.tokens_T, inputs.cu_q_B1, inputs.kv_len_B
     total, batch = len(tokens_T), len(kv_len_B)
-    arrays: list[IntArray | None] = [
-        tokens_T,
-        inputs.positions_T,
-        cu_q,
-        kv_len_B,
-        inputs.slots_B,
-        inputs.block_table_SM,
-    ]
-    arrays += [inputs.logit_rows_L, inputs.adapters_B, inputs.unseen_U2, inputs.appended_C3]
+    places = inputs.slots_B, inputs.block_table_SM, inputs.logit_rows_L
+    optional = inputs.adapters_B, inputs.unseen_U2, inputs.appended_C3
+    arrays = tokens_T, inputs.positions_T, cu_q, kv_len_B, *places, *optional
     if any(a is not None and (a.dtype != INT32 or not a.flags.c_contiguous) for a in arrays):
         raise EngineError("every array of a step must be C-contiguous int32")
     if total > limits.max_tokens or batch > limits.max_seqs:

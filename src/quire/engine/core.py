@@ -167,7 +167,7 @@ class EngineCore:
         if self._keepers:
             self._ended_samples.append([(request_id, index)])
         self._ready = [d for d in self._ready if d.request_id != request_id or index not in (None, d.index)]
-        self.scheduler.drop(request_id, index)
+        self.scheduler.abort(request_id, index)
 
     def do(self, verb: Verb) -> Result | Future[str]:
         """Obey an operator, now or (a Future) beside the steps. EngineError if the verb's feature is off."""

@@ -17,16 +17,10 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 _json = msgspec.json.Encoder()
 
 
-def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """The caller's `extra={"fields": {...}}`."""
-    fields = getattr(record, "fields", None)
-    return fields if isinstance(fields, dict) else {}
-
-
-def _parts(record: logging.LogRecord) -> dict[str, object]:
-    """The caller's `extra={"parts": {...}}`: what the message says, for programs."""
-    parts = getattr(record, "parts", None)
-    return parts if isinstance(parts, dict) else {}
+def _given(record: logging.LogRecord, name: str) -> dict[str, object]:
+    """Return the caller's `extra={name: {...}}`: further `fields`, or `parts`, the message for programs."""
+    given = getattr(record, name, None)
+    return given if isinstance(given, dict) else {}
 
 
 # Characters that could end a line, or move a terminal's cursor, as texts of users may hold them.
@@ -44,7 +38,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         line = f"{clock}.{int(record.msecs):03d} {record.levelname} {record.name}: {record.getMessage()}"
-        line = escaped(line + "".join(f" {key}={value}" for key, value in _fields(record).items()))
+        line = escaped(line + "".join(f" {key}={value}" for key, value in _given(record, "fields").items()))
         if record.exc_info:
             trace = self.formatException(record.exc_info).split("\n")
             line += "".join(f"\n  {escaped(one)}" for one in trace)
@@ -62,7 +56,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        entry.update(_parts(record) | _fields(record))
+        entry.update(_given(record, "parts") | _given(record, "fields"))
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return _json.encode(entry).decode()

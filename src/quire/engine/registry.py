@@ -61,11 +61,6 @@ def make_planned(name: str, config: EngineConfig) -> Planned:
     return cast("Planned", load(name).make(config))
 
 
-def divider() -> Any:
-    """Import what divides a model among ranks: see `quire.ranks.division`."""
-    return importlib.import_module("quire.ranks.division")
-
-
-def core_binder() -> Any:
-    """Import what binds a process to cores: see `quire.ranks.numa`."""
-    return importlib.import_module("quire.ranks.numa")
+def of_ranks(name: str) -> Any:
+    """Import a module of `quire.ranks`, which only some engines need."""
+    return importlib.import_module(f"quire.ranks.{name}")

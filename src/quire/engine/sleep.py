@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.engine.core import EngineCore
-from quire.engine.memory_release import MemoryRelease
+from quire.engine.memory_release import PARTS, MemoryRelease
 from quire.engine.verbs import Sleep, WakeUp
 from quire.errors import EngineError
 
@@ -30,13 +30,13 @@ class Sleeper:
         if level:
             core.scheduler.preempt_all()
             core.scheduler.reset_prefix_cache()
-            self._memory.release(("kv_cache",) if level == 1 else ("weights", "kv_cache"))
+            self._memory.release(("kv_cache",) if level == 1 else PARTS)
         core.asleep = True
         return True
 
     def wake_up(self, verb: WakeUp) -> bool:
         """See WakeUp. EngineError for a tag that is no part of the memory."""
-        tags = ("weights", "kv_cache") if verb.tags is None else verb.tags
+        tags = PARTS if verb.tags is None else verb.tags
         self._memory.restore([tag for tag in tags if tag != "scheduling"])
         self._core.asleep = self._core.asleep and not self._memory.complete
         return self._core.asleep

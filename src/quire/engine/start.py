@@ -76,7 +76,7 @@ def begin_start(
     `processors` join the configured ones. `tokenizer` returns the model's, if the caller loads it too.
     """
     if config.device.binds_cores and config.parallel.ranks_per_node == 1:
-        registry.core_binder().bind(config.device)
+        registry.of_ranks("numa").bind(config.device)
     report = StartReport()
     with report.phase("planning"):
         plan = plan_engine(config)
@@ -88,7 +88,7 @@ def begin_start(
     else:
         known = read_limits(config.device.machine_limits)
     alone = plan.shard.alone
-    division: Undivided = Undivided(plan) if alone else registry.divider().Division(plan)
+    division: Undivided = Undivided(plan) if alone else registry.of_ranks("division").Division(plan)
     with report.phase("packing the weights"):
         logger.info("loading %s from %s, %.2f GiB", plan.name, plan.model.directory, memory.weights / GIB)
         with progress(f"loading {plan.name}", memory.weights) as told:

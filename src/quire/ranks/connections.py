@@ -73,7 +73,7 @@ class Links:
         self._changed = threading.Condition()
         self._unknown: deque[socket.socket] = deque()  # have not proved themselves, oldest first
         self._refused = Tally(LOG_INTERVAL)
-        self._closed = False
+        self.closed = False
         threading.Thread(target=self._accept, name="quire-links", daemon=True).start()
 
     @property
@@ -81,20 +81,16 @@ class Links:
         host, port = self._listener.getsockname()[:2]
         return str(host), int(port)
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def take(self, kind: Kind, rank: int, seconds: float) -> tuple[socket.socket, Hello] | None:
         """Wait for a rank's connection; None if it makes none in time."""
         with self._changed:
-            self._changed.wait_for(lambda: (kind, rank) in self._found or self._closed, seconds)
+            self._changed.wait_for(lambda: (kind, rank) in self._found or self.closed, seconds)
             return self._found.pop((kind, rank), None)
 
     def close(self) -> None:
         """Stop listening, and close what nobody has taken."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             for connection, _ in self._found.values():
                 connection.close()
             self._found.clear()
@@ -104,7 +100,7 @@ class Links:
         self._listener.close()
 
     def _accept(self) -> None:
-        while not self._closed:
+        while not self.closed:
             try:
                 connection, _ = self._listener.accept()
             except OSError:  # closed, or out of descriptors for a while
@@ -127,7 +123,7 @@ class Links:
         with self._changed:
             if connection in self._unknown:
                 self._unknown.remove(connection)
-            if self._closed or (hello.kind, hello.rank) in self._found:
+            if self.closed or (hello.kind, hello.rank) in self._found:
                 connection.close()
                 return
             self._found[hello.kind, hello.rank] = connection, hello

@@ -13,7 +13,8 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from quire.config import EngineConfig
@@ -34,7 +35,7 @@ LOOK = 0.2
 
 
 class Ranks:
-    """The other ranks of the engine: `peers` in its own stage, `earlier` in the stages before."""
+    """The other ranks of the engine, its `members`: `peers` in its own stage, `earlier` in the stages before."""
 
     def __init__(self, config: EngineConfig, width: int, limits: Limits, agreement: str) -> None:
         """`width` is the residual stream's, `agreement` what all ranks must be about to compute."""
@@ -43,11 +44,11 @@ class Ranks:
         self._aborts: list[Callable[[int], None]] = []
         compiles = passes_tensors(config.device.device, config.device.backend)
         silence = COMPILING if compiles else SILENCE
-        self._members = [
+        self.members = [
             Member(rank, partial(_abort, self._aborts), silence) for rank in range(1, self._parallel.world)
         ]
         size = self._parallel.tensor_parallel_size
-        self.peers, self.earlier = self._members[: size - 1], self._members[size - 1 :]
+        self.peers, self.earlier = self.members[: size - 1], self.members[size - 1 :]
         self._cluster = None
         if self._parallel.distributed_executor_backend == "ray":
             self._cluster = Cluster(config)
@@ -55,8 +56,7 @@ class Ranks:
         self._files = shared_files(self._parallel)
         self._group = PeerGroup(config, 0, self._files.get(0))
         self._aborts.append(self._group.abort)
-        self.asking = threading.Lock()
-        """Held from `ask` to the end of `wait_answers`."""
+        self._asking = threading.Lock()
         self.input: StageLink | None = None
         if self.earlier:
             self.input = stage_link(config, 0, True, width, limits.max_tokens)
@@ -65,9 +65,9 @@ class Ranks:
         self._gathered, self._problem = threading.Event(), ""
         stopped = threading.Event()
         self._close = weakref.finalize(
-            self, _stop, self._members, self._files, self._links, connected, stopped
+            self, _stop, self.members, self._files, self._links, connected, stopped
         )
-        threading.Thread(target=watch, args=(self._members, stopped), daemon=True).start()
+        threading.Thread(target=watch, args=(self.members, stopped), daemon=True).start()
 
     @property
     def connection(self) -> Peers | None:
@@ -78,7 +78,7 @@ class Ranks:
         self, limits: Limits, cache: tuple[int, ...], taps: tuple[int, ...], table: tuple[int, int]
     ) -> None:
         """Start the ranks of this machine, or of a Ray cluster. All load while the engine does: see `wait_ready`."""
-        own = [member for member in self._members if member.rank in self._parallel.own_ranks]
+        own = [member for member in self.members if member.rank in self._parallel.own_ranks]
         joins = [
             RankJoin(
                 self._config, member.rank, self._links.address, self._secret, self._files.get(member.rank)
@@ -104,40 +104,28 @@ class Ranks:
         if self.input is not None:
             before = self._reach("stage", self._parallel.tensor_parallel_size)
             self.input.connect({0: before}, self._parallel.distributed_timeout_seconds)
-        for member in self._members:
+        for member in self.members:
             if not member.wait_ready():
                 raise EngineError(member.obituary())
 
-    def send(self, command: Command) -> None:
-        """Send a step to the other ranks of the engine's own stage. EngineError: one has ended."""
-        _send(self.peers, command)
-
-    def send_all(self, command: Command) -> None:
-        """Broadcast a command to every rank, ordered with the steps. EngineError: one has ended."""
-        _send(self._members, command)
-
-    def send_ahead(self, command: Command) -> None:
-        """Send a step to the earlier stages, ahead of the engine's own. EngineError: a rank has ended."""
-        _send(self.earlier, command)
-
-    def ask(self, command: Command) -> None:
-        """Broadcast a command that every rank answers: see `wait_answers`. EngineError: one has ended."""
-        frame = encode(command)
-        for member in self._members:
-            member.ask(frame)
-
-    def wait_answers(self) -> None:
-        """Wait until all have obeyed. EngineError, or a rank's ModelError: one could not."""
-        for rank, answer in [(member.rank, member.answer()) for member in self._members]:
-            if answer.error:
-                kind = ModelError if answer.refused else EngineError
-                raise kind(f"rank {rank}: {answer.error}")
+    @contextmanager
+    def obeying(self, command: Command) -> Iterator[None]:
+        """Have every rank obey a command beside the context. EngineError, or a rank's ModelError: one could not."""
+        with self._asking:
+            frame = encode(command)
+            for member in self.members:
+                member.ask(frame)
+            yield
+            for rank, answer in [(member.rank, member.answer()) for member in self.members]:
+                if answer.error:
+                    kind = ModelError if answer.refused else EngineError
+                    raise kind(f"rank {rank}: {answer.error}")
 
     def failure(self, error: BaseException | None = None) -> EngineError:
         """Make the error for a rank that has ended, or return `error` if all still run."""
         deadline = time.monotonic() + FAREWELL
         while time.monotonic() < deadline:
-            for member in self._members:
+            for member in self.members:
                 if member.ended.is_set():
                     return EngineError(member.obituary())
             time.sleep(LOOK / 10)
@@ -145,7 +133,7 @@ class Ranks:
 
     def check(self) -> None:
         """Raise DeviceLostError if a rank has ended, so that what was computed since may be anything."""
-        for member in self._members:
+        for member in self.members:
             if member.ended.is_set():
                 raise DeviceLostError(member.obituary())
 
@@ -171,13 +159,13 @@ class Ranks:
     def _gather(self, launch: Callable[[list[Address]], RankLaunch]) -> None:
         """Wait until all ranks have found the engine, and tell each what to compute."""
         try:
-            for member in self._members:
+            for member in self.members:
                 connection, hello = self._await("control", member)
                 member.join(connection, hello)
                 self._check(hello)
-            addresses = [self._links.address, *(member.address for member in self._members)]
+            addresses = [self._links.address, *(member.address for member in self.members)]
             frame = encode(launch(addresses))
-            for member in self._members:
+            for member in self.members:
                 member.send(frame)
         except EngineError as error:
             self._problem = str(error)
@@ -185,7 +173,7 @@ class Ranks:
             self._gathered.set()
 
     def _reach(self, kind: Kind, rank: int) -> socket.socket:
-        return self._await(kind, self._members[rank - 1])[0]
+        return self._await(kind, self.members[rank - 1])[0]
 
     def _await(self, kind: Kind, member: Member) -> tuple[socket.socket, Hello]:
         """Wait for a rank's connection to the engine. EngineError: it makes none in time, or has ended."""
@@ -207,7 +195,8 @@ class Ranks:
             )
 
 
-def _send(members: Sequence[Member], command: Command) -> None:
+def send(members: Sequence[Member], command: Command) -> None:
+    """Send ranks a command, which they obey in the order of steps. EngineError: one has ended."""
     frame = encode(command)
     for member in members:
         member.send(frame)

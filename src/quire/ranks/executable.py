@@ -14,7 +14,7 @@ from quire.devices.sampling import Logits
 from quire.engine.memory_release import MemoryRelease
 from quire.errors import DeviceMemoryError, EngineError, QuireError
 from quire.ranks import commands
-from quire.ranks.control import Ranks
+from quire.ranks.control import Ranks, send
 
 T = TypeVar("T")
 M = TypeVar("M")
@@ -46,18 +46,17 @@ class RankedExecutable:
 
     def adapt(self, slot: int, adapter: Adapter | None) -> int:
         if adapter is None:
-            self._ranks.send_all(commands.DropAdapter(slot))  # no step that has begun uses it
+            send(self._ranks.members, commands.DropAdapter(slot))  # no step that has begun uses it
         else:
-            with self._ranks.asking:
-                self._ranks.ask(commands.PlaceAdapter(slot, adapter.path, adapter.digest))
-                self._ranks.wait_answers()
+            with self._ranks.obeying(commands.PlaceAdapter(slot, adapter.path, adapter.digest)):
+                pass
         return self._own.adapt(slot, adapter)
 
     def taps(self) -> tuple[HiddenRows, ...]:
         return self._own.taps()
 
     def _together(self, command: commands.Command, own: Callable[[], T]) -> T:
-        self._ranks.send(command)
+        send(self._ranks.peers, command)
         try:
             return own()
         except DeviceMemoryError as error:
@@ -79,13 +78,13 @@ class RankedKVCache:
         raise EngineError("ranks keep blocks whole")
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._ranks.send(commands.CopyBlocks(list(copies)))
+        send(self._ranks.peers, commands.CopyBlocks(list(copies)))
         if self._ahead is not None:
             self._ahead.copy_blocks(copies)
         self.own.copy_blocks(copies)
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._ranks.send(commands.CopyStates(list(copies)))
+        send(self._ranks.peers, commands.CopyStates(list(copies)))
         if self._ahead is not None:
             self._ahead.copy_states(copies)
         self.own.copy_states(copies)
@@ -100,17 +99,12 @@ class RankedMemoryRelease(MemoryRelease[M]):
         self._ranks = ranks
 
     def release(self, parts: Sequence[str]) -> None:
-        with self._ranks.asking:
-            self._ranks.ask(commands.Release(tuple(parts)))
+        with self._ranks.obeying(commands.Release(tuple(parts))):
             super().release(parts)
-            self._ranks.wait_answers()
 
     def _take(self, parts: Sequence[str]) -> bool:
-        with self._ranks.asking:
-            self._ranks.ask(commands.Restore(tuple(parts)))
-            anew = super()._take(parts)
-            self._ranks.wait_answers()
-        return anew
+        with self._ranks.obeying(commands.Restore(tuple(parts))):
+            return super()._take(parts)
 
 
 class EarlierStages:
@@ -121,10 +115,10 @@ class EarlierStages:
 
     def begin(self, inputs: ModelInput) -> None:
         """Compute a step, whose rows of logits are not known yet."""
-        self._ranks.send_ahead(commands.packed_step(inputs, self._block_size))
+        send(self._ranks.earlier, commands.packed_step(inputs, self._block_size))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._ranks.send_ahead(commands.CopyBlocks(list(copies)))
+        send(self._ranks.earlier, commands.CopyBlocks(list(copies)))
 
     def copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._ranks.send_ahead(commands.CopyStates(list(copies)))
+        send(self._ranks.earlier, commands.CopyStates(list(copies)))

@@ -46,8 +46,8 @@ NOTHING_MADE = Made()
 class Scheduler:
     """Plan steps with `schedule()`; call `update()` with the results of each, in the same order.
 
-    Any number of steps may be scheduled before the first result, if they are computed in order. `add`, `fork`, `abort`
-    and `drop` may be called at any time. A sequence is limited to `max_model_len` tokens and to the tokens that the
+    Any number of steps may be scheduled before the first result, if they are computed in order. `add`, `fork` and
+    `abort` may be called at any time. A sequence is limited to `max_model_len` tokens and to the tokens that the
     whole pool holds. With `whole_prompts` every prompt is computed in one step: the budget must be at least
     `max_model_len`. With pipeline `stages`, as many steps are meant to be in flight. `rates` predict what steps cost
     before any is measured; `clock` gives seconds. `shape` is the shape of a block, for models with windowed layers,
@@ -163,10 +163,6 @@ class Scheduler:
             self._results.end(seq)
             deltas.append(seq.delta(FinishReason.ABORT))
         return deltas
-
-    def drop(self, request_id: str, index: int | None = None) -> None:
-        """End samples without deltas, because their reader has gone."""
-        self.abort(request_id, index)
 
     def keep(self, key: str, request: Request, tokens: list[int]) -> int:
         """Hold the blocks of the cached prefix of `tokens` under `key`; `request` says whose cache it is.

@@ -144,8 +144,7 @@ class TorchStep:
     def wide(self, x: Any) -> Any:
         return x.float()
 
-    def single(self, x: Any) -> Any:
-        return x.float()
+    single = wide
 
     def double(self, x: Any) -> Any:
         return x.float() if self.at_once else x.double()  # some devices lack float64
