@@ -46,7 +46,7 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values in the types that they have here."""
+        """Count the bytes of its values in the types that they have here."""
         given = (self.down, self.gain, self.shift, self.weight, self.bias, *(up.weight for up in self.ups))
         return sum(int(values.nbytes) for values in given if values is not None)
 
@@ -75,7 +75,7 @@ def check_slots(adapters: Container[int], inputs: ModelInput) -> None:
 
 
 def place_adapter(adapters: dict[int, Adapter], slot: int, adapter: Adapter | None, most: int) -> int:
-    """`Executable.adapt` of a backend that uses adapters as they are."""
+    """Do `Executable.adapt` for a backend that uses adapters as they are."""
     if not 0 <= slot < most:
         raise EngineError(f"adapter slot {slot} is outside 0..{most - 1}")
     if adapter is None:
@@ -86,7 +86,7 @@ def place_adapter(adapters: dict[int, Adapter], slot: int, adapter: Adapter | No
 
 
 def dense(change: Change, outputs: int) -> FloatArray:
-    """The change of the weight that `ups` and `down` make: [O, K]. For tests and plain backends."""
+    """Return the change of the weight that `ups` and `down` make: [O, K]. For tests and plain backends."""
     assert change.down is not None
     delta = np.zeros((outputs, change.down.shape[1]), np.float64)
     for up in change.ups:

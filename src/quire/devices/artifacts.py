@@ -85,7 +85,7 @@ class Artifacts:
         return found
 
     def about(self, kind: type[T], key: str | None = None) -> T:
-        """What all files depend on, or what is said of one. ModelError: it is no such thing."""
+        """Convert what all files depend on, or what is said of one. ModelError: it is no such thing."""
         try:
             return msgspec.convert(self._content.about if key is None else self.files[key].about, kind)
         except msgspec.ValidationError as error:
@@ -100,7 +100,7 @@ class Artifacts:
         return sum(file.nbytes for file in self.files.values())
 
     def read(self, key: str) -> bytes:
-        """The bytes of a file. ModelError: it is missing, or not what was written."""
+        """Return the bytes of a file. ModelError: it is missing, or not what was written."""
         file = self.files[key]
         path = self.folder / file.sha256
         data = self._bytes(path, file.nbytes)

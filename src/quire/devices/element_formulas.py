@@ -15,7 +15,7 @@ from quire.devices.stream_ops import StreamGates
 
 
 def by_row(step: Step, function: Callable[..., Any], *arrays: Any) -> Any:
-    """`function` of each row of the arrays alone, or of all in one call (Step.at_once): wide [rows, any]."""
+    """Apply `function` to each row of the arrays alone, or to all in one call (Step.at_once): wide [rows, any]."""
     if step.at_once:
         return function(*map(step.wide, arrays))
     rows = [function(*(step.row(x, i) for x in arrays)) for i in range(len(arrays[0]))]
@@ -65,7 +65,7 @@ def apply(step: Step, op: ops.Apply[Any]) -> Any:
 
 
 def stream_gates(step: Step, row: Any, f: StreamGates) -> Any:
-    """How a block reads streams, how its result joins them and, by Sinkhorn's iterations, how they mix.
+    """Compute how a block reads streams, how its result joins them and, by Sinkhorn's iterations, how they mix.
 
     Of one row, or of each.
     """

@@ -48,7 +48,7 @@ class Exchange(Connected, Protocol):
     """A way in which ranks pass arrays to each other. `Peers` made of it add and gather, in the order of ranks."""
 
     def exchange(self, parts: FloatArray) -> None:
-        """`parts` [size, n]: send this rank's row to all others, and fill in theirs.
+        """Send this rank's row of `parts` [size, n] to all others, and fill in theirs.
 
         RuntimeError: a rank is gone or does not answer.
         """
@@ -58,12 +58,12 @@ ExchangeName = Literal["tcp", "gloo"]
 
 
 def peers_bytes(size: int) -> int:
-    """Bytes of the file through which `size` ranks of one machine exchange activations."""
+    """Count the bytes of the file through which `size` ranks of one machine exchange activations."""
     return int(native.Peers.bytes(size))
 
 
 def make_peers(file: int, rank: int, size: int, patience: float) -> Peers:
-    """A rank's connection to the others, for graphs of any backend with host memory.
+    """Return a rank's connection to the others, for graphs of any backend with host memory.
 
     `file` is a descriptor of `peers_bytes` zero bytes. A rank that does not answer for `patience` seconds is an error.
     """
@@ -72,7 +72,7 @@ def make_peers(file: int, rank: int, size: int, patience: float) -> Peers:
 
 
 def make_exchange(kind: ExchangeName, rank: int, size: int, patience: float) -> Exchange:
-    """A way for ranks without common memory to exchange activations. ConfigError: its library is not installed."""
+    """Make a way for ranks without common memory to exchange activations. ConfigError: its library is missing."""
     if kind == "tcp":
         return sockets.SocketExchange(rank, size, patience)
     need("--disable-custom-all-reduce", "torch")
@@ -85,12 +85,12 @@ def passes_tensors(device: str, backend: str) -> bool:
 
 
 def make_device_peers(device: str, rank: int, size: int, patience: float) -> gloo.TorchPeers:
-    """A rank's connection to the others over which tensors of its GPU pass, or of the interpreter's."""
+    """Return a rank's connection to the others over which tensors of its GPU pass, or of the interpreter's."""
     return gloo.TorchPeers(rank, size, patience, _gpu(device))
 
 
 def make_device_stage(device: str, receives: bool, patience: float) -> StageLink:
-    """A connection between stages over which tensors of GPUs pass, or of the interpreter's."""
+    """Return a connection between stages over which tensors of GPUs pass, or of the interpreter's."""
     return gloo.TorchStage(int(receives), patience, _gpu(device))
 
 
@@ -100,6 +100,6 @@ def _gpu(device: str) -> str | None:
 
 
 def peers_over(exchange: Exchange, rank: int, size: int) -> Peers:
-    """A rank's connection to the others that exchanges activations in another way than through memory."""
+    """Return a rank's connection to the others that exchanges activations in another way than through memory."""
     peers: Peers = native.Peers.over(exchange, rank, size)
     return peers

@@ -50,7 +50,7 @@ def runs_foreign_models() -> bool:
 
 
 def open_foreign_model(directory: Path, dtype: str) -> ForeignModel:
-    """A model of a family that Quire does not have, run by its library's code.
+    """Return a model of a family that Quire does not have, run by its library's code.
 
     ModelError if that cannot be done, ConfigError if the library is not installed.
     """
@@ -59,5 +59,5 @@ def open_foreign_model(directory: Path, dtype: str) -> ForeignModel:
 
 
 def make_foreign_backend(threads: int | None = None) -> Backend:
-    """The backend that runs the graphs of foreign models, and nothing else."""
+    """Return the backend that runs the graphs of foreign models, and nothing else."""
     return transformers.TransformersBackend(threads)

@@ -87,7 +87,7 @@ def mix(step: Step, op: stream_ops.Mix[Any]) -> Any:
 
 
 def mixed(step: Step, x: Any, factors: Any, residual: Any) -> Any:
-    """Rows of A parts [rows, A D] -> rows of B parts [rows, B D], by the factors [rows, B, A]."""
+    """Mix rows of A parts [rows, A D] -> rows of B parts [rows, B D], by the factors [rows, B, A]."""
     rows, made, parts = factors.shape
     split, totals = step.wide(x).reshape(rows, parts, x.shape[1] // parts), []
     for b in range(made):
@@ -149,7 +149,7 @@ def normalize_rows(step: Step, op: ops.Normalize[Any]) -> Any:
 
 
 def products(step: Step, x: Any, weight: Matrix, path: str, bias: Any, places: Sequence[int]) -> Any:
-    """x @ weight.T + bias as adapters change it: wide; row i of x belongs to row places[i] of the step."""
+    """Compute x @ weight.T + bias as adapters change it: wide; row i of x belongs to row places[i] of the step."""
     y = step.times(weight, x)
     added = y if bias is None else y + step.constant(bias)
     for change, rows in step.adapters.changes(path, places):
@@ -158,7 +158,7 @@ def products(step: Step, x: Any, weight: Matrix, path: str, bias: Any, places: S
 
 
 def changed(step: Step, change: Change, x: Any, y: Any, bias: Any) -> Any:
-    """The products `y` of rows x, without their bias, as an adapter changes them."""
+    """Return the products `y` of rows x, without their bias, as an adapter changes them."""
     if change.weight is not None:
         y = step.times(change.weight, x)
     for up in change.ups:
@@ -240,7 +240,7 @@ def route(step: Step, op: ops.Route[Any]) -> Any:
 
 
 def route_row(step: Step, row: Any, routing: Routing, correction: Any, scales: Any, given: Any = None) -> Any:
-    """The choice of a token, or of each: ids, then weights. Of equal scores the lower id goes first."""
+    """Return the choice of a token, or of each: ids, then weights. Of equal scores the lower id goes first."""
     xp, count = step.xp, routing.num_experts
     scores = step.double(row)
     logits = weights = scores[..., :count]
@@ -312,7 +312,7 @@ def run_experts(step: Step, op: ops.RunExperts[Any]) -> Any:
 
 
 def inside(step: Step, x: Any, expert: Expert, path: str, kind: Activation, places: Sequence[int]) -> Any:
-    """The inner activations of an expert, gated if `up` is."""
+    """Return the inner activations of an expert, gated if `up` is."""
     if expert.up.shape[0] > expert.down.shape[1]:
         return gated(step, x, expert.up, path, kind, expert.up_bias, places, expert.limit)
     y = products(step, x, expert.up, path, expert.up_bias, places)
@@ -327,7 +327,7 @@ def head_preparer(step: Step, norm: Norm | None) -> Callable[[Any, Any], Any]:
     normalize = None if norm is None else normalizer(step, norm)
 
     def normed(x_NH: Any) -> Any:
-        """One weight for all heads, one per head, or statistics over all heads together."""
+        """Normalize by one weight for all heads, one per head, or statistics over all heads together."""
         if normalize is None or norm is None:
             return x_NH
         if norm.weight.ndim == 1 and norm.weight.size == x_NH.shape[-2] * x_NH.shape[-1]:
@@ -384,7 +384,7 @@ def store_latent(step: Step, op: ops.StoreLatent[Any]) -> Any:
 
 
 def relative_scores(step: Step, op: RelativeScores[Any]) -> Any:
-    """What distances add to scores: [T, N * positions], zero beyond the sequence."""
+    """Compute what distances add to scores: [T, N * positions], zero beyond the sequence."""
     count, positions = len(step.inputs.tokens_T), (len(op.places) + 1) // 2
     out = step.own(np.zeros((count, op.num_heads, padded_positions(op.places))))
     heads = np.arange(op.num_heads)[:, None]

@@ -69,7 +69,7 @@ def record(
 
 
 def widths(graph: Graph, kv_spec: KVSpec) -> list[int]:
-    """The width of each operation's result."""
+    """Return the width of each operation's result."""
     found: list[int] = []
     for op in graph.ops:
         found.append(resolved(op, found.__getitem__).width(kv_spec))
@@ -77,13 +77,13 @@ def widths(graph: Graph, kv_spec: KVSpec) -> list[int]:
 
 
 def widest_activation(graph: Graph, kv_spec: KVSpec) -> int:
-    """The largest number of elements per token that an operation before the head holds."""
+    """Return the largest number of elements per token that an operation before the head holds."""
     body = list(zip(graph.ops, widths(graph, kv_spec), strict=True))[: graph.body]
     return max((max(width, op.inner_width) for op, width in body), default=0)
 
 
 def last_reads(graph: Graph) -> list[list[Value]]:
-    """The values that are not read after each operation. `hidden` and `logits` are always kept."""
+    """Return the values that are not read after each operation. `hidden` and `logits` are always kept."""
     seen = {graph.hidden, graph.logits}
     found: list[list[Value]] = []
     for index in range(len(graph.ops) - 1, -1, -1):
@@ -102,11 +102,11 @@ class Evaluator(Generic[S, A]):
             raise EngineError(f"the backend has no operation {', '.join(sorted(lacking))}")
 
     def hidden(self, step: S) -> A:
-        """The final hidden states of the step."""
+        """Return the final hidden states of the step."""
         return self._run(step, {}, range(self._graph.body))[self._graph.hidden]
 
     def logits(self, step: S, hidden: A) -> A:
-        """The logits of some rows of the hidden states."""
+        """Return the logits of some rows of the hidden states."""
         if self._graph.logits is None:
             raise EngineError("this stage has no head: a step cannot ask it for logits")
         values = {self._graph.hidden: hidden}

@@ -65,7 +65,7 @@ def on_host(logits: Logits) -> HostLogits:
 
 
 def host_logits(logits: Logits, vocab_size: int) -> HostLogits:
-    """`logits` as a sampler on the host needs them. EngineError if another backend's, or of another shape."""
+    """Check `logits` for a sampler on the host. EngineError if another backend's, or of another shape."""
     logits = on_host(logits)
     values = logits.values
     if values.dtype != np.float32 or values.ndim != 2 or values.shape[1] != vocab_size:

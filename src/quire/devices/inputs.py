@@ -111,7 +111,7 @@ def check_states(inputs: ModelInput, num_states: int, num_open: int) -> None:
 
 
 def received(inputs: ModelInput, width: int) -> FloatArray:
-    """The hidden states [T, width] that come with a step. EngineError if missing or of another shape."""
+    """Return the hidden states [T, width] that come with a step. EngineError if missing or of another shape."""
     hidden_TD, wanted = inputs.hidden_TD, (len(inputs.tokens_T), width)
     if not isinstance(hidden_TD, np.ndarray) or hidden_TD.dtype != np.float32 or hidden_TD.shape != wanted:
         found = "none" if hidden_TD is None else type(hidden_TD).__name__
@@ -122,7 +122,7 @@ def received(inputs: ModelInput, width: int) -> FloatArray:
 
 
 def all_reduced(x: FloatArray, peers: Peers | None) -> FloatArray:
-    """The sum of all ranks' x, a new array."""
+    """Return the sum of all ranks' x, a new array."""
     if peers is None:
         raise EngineError("a graph of several ranks runs without the other ranks")
     total = np.array(x, np.float32).reshape(-1)
@@ -131,7 +131,7 @@ def all_reduced(x: FloatArray, peers: Peers | None) -> FloatArray:
 
 
 def all_gathered(x: FloatArray, widths: Sequence[int], peers: Peers | None) -> FloatArray:
-    """The columns of all ranks side by side, as a sum in which each rank has zeros for the others."""
+    """Return the columns of all ranks side by side, as a sum in which each rank has zeros for the others."""
     rank = 0 if peers is None else peers.rank
     whole = np.zeros((len(x), sum(widths)), np.float32)
     first = sum(widths[:rank])

@@ -85,18 +85,18 @@ class KVSpec(msgspec.Struct, frozen=True):
     apart: bool = False
 
     def divided(self) -> KVSpec:
-        """The same cache with its windowed layers apart, if it has any."""
+        """Return the same cache with its windowed layers apart, if it has any."""
         reaches = [layer.reach for layer in self.layers or () if layer.num_kv_heads]
         return msgspec.structs.replace(self, apart=any(reaches) and len(reaches) > 1)
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """The number of the slab of a block in which each layer lies."""
+        """Return the number of the slab of a block in which each layer lies."""
         return self._columns[0]
 
     @property
     def block_shape(self) -> BlockShape:
-        """The slabs of a block."""
+        """Return the slabs of a block."""
         columns, full = self._columns
         if not self.apart:
             return WHOLE_BLOCK
@@ -105,7 +105,7 @@ class KVSpec(msgspec.Struct, frozen=True):
 
     @property
     def _columns(self) -> tuple[tuple[int, ...], int]:
-        """Columns by layer, and how many of them hold layers that see all positions: the division that wastes least."""
+        """Choose columns by layer, and how many hold layers that see all positions: the division that wastes least."""
         if not self.apart:
             return (0,) * self.num_layers, 1
         sizes = self._sizes(USUAL_BLOCK)
@@ -127,7 +127,7 @@ class KVSpec(msgspec.Struct, frozen=True):
         return KVLayer(self.num_kv_heads, self.head_dim, value_dim=self.value_dim)
 
     def bytes_per_state(self, num_open: int) -> int:
-        """Bytes of a row of states, with as many open rows."""
+        """Count the bytes of a row of states, with as many open rows."""
         states = [state for layer in self.layers or () for state in layer.states]
         return sum(4 * (prod(state.shape) + state.row * num_open) for state in states)
 
@@ -136,16 +136,16 @@ class KVSpec(msgspec.Struct, frozen=True):
         return self.token_bytes(USUAL_BLOCK)
 
     def token_bytes(self, block_size: int) -> int:
-        """Bytes of a block of that size by the token, rounded up."""
+        """Count the bytes of a block of that size by the token, rounded up."""
         return -(-_block_bytes(self.columns, self._sizes(block_size)) // block_size)
 
     def _sizes(self, block_size: int) -> list[int]:
-        """Bytes of a block in each layer."""
+        """Count the bytes of a block in each layer."""
         layers = range(self.num_layers)
         return [self.layer_bytes(index) * self.layer(index).rows(block_size) for index in layers]
 
     def layer_bytes(self, index: int) -> int:
-        """Bytes that one token, or entry, takes in a layer."""
+        """Count the bytes that one token, or entry, takes in a layer."""
         layer = self.layer(index)
         heads = layer.num_kv_heads * (2 if layer.value_dim is None else 1)
         if self.dtype == "int8":
@@ -154,7 +154,7 @@ class KVSpec(msgspec.Struct, frozen=True):
 
 
 def _packed(sizes: list[int], windowed: list[bool], most: int) -> tuple[tuple[int, ...], int]:
-    """Columns by layer, in order, each of at most `most` bytes: first those that are not windowed. And their number."""
+    """Choose columns by layer, each of at most `most` bytes: first those that are not windowed. And their number."""
     columns, column, full = [0] * len(sizes), -1, 0
     for kind in (False, True):
         left = 0
@@ -168,7 +168,7 @@ def _packed(sizes: list[int], windowed: list[bool], most: int) -> tuple[tuple[in
 
 
 def _block_bytes(columns: tuple[int, ...], sizes: list[int]) -> int:
-    """Bytes of a block whose slabs are as large as the largest column."""
+    """Count the bytes of a block whose slabs are as large as the largest column."""
     sums = [0] * (max(columns) + 1)
     for column, size in zip(columns, sizes, strict=True):
         sums[column] += size

@@ -32,7 +32,7 @@ class Matrix(Protocol):
         return self.nbytes
 
     def dequantize(self) -> FloatArray:
-        """The weight as float32 [O, K], in the row order in which `Backend.matrix` received it."""
+        """Return the weight as float32 [O, K], in the row order in which `Backend.matrix` received it."""
 
 
 class Norm(msgspec.Struct, frozen=True):

@@ -40,12 +40,12 @@ class Op(msgspec.Struct, Generic[T], frozen=True, eq=False):
     """One operation over operands T."""
 
     def width(self: Op[int], kv: KVSpec) -> int:
-        """Elements per row of the result, given the widths of the operands."""
+        """Count the elements per row of the result, given the widths of the operands."""
         raise NotImplementedError
 
     @property
     def inner_width(self) -> int:
-        """Elements per row that computing it may hold beside its operands and its result."""
+        """Count the elements per row that computing it may hold beside its operands and its result."""
         return 0
 
 
@@ -59,13 +59,13 @@ class SameWidth(Op[T], frozen=True, eq=False):
 
 
 def operands(op: Op[Any]) -> list[Value]:
-    """The values that an operation reads."""
+    """Return the values that an operation reads."""
     fields = (getattr(op, name) for name in op.__struct_fields__)
     return [value for value in fields if isinstance(value, Value)]
 
 
 def resolved(op: Op[Value], lookup: Callable[[Value], R]) -> Op[R]:
-    """The operation over what `lookup` gives for each of its values."""
+    """Return the operation over what `lookup` gives for each of its values."""
     fields = {name: getattr(op, name) for name in op.__struct_fields__}
     found: Any = {name: lookup(value) for name, value in fields.items() if isinstance(value, Value)}
     replaced: Op[Any] = msgspec.structs.replace(op, **found)
@@ -299,7 +299,7 @@ class RunExperts(Op[T], frozen=True, eq=False):
         return self.out_width(self.x)
 
     def out_width(self, width: int) -> int:
-        """The width of the result for inputs of a width."""
+        """Return the width of the result for inputs of a width."""
         return next((expert.down.shape[0] for expert in self.experts if expert is not None), width)
 
     @property

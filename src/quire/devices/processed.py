@@ -11,7 +11,7 @@ __all__ = ["log_softmax", "processed_row"]
 
 
 def processed_row(logits_V: Row, slot: SlotSampling, mask: TokenMask | None) -> Row:
-    """The logits after masks, biases, penalties and temperature; -inf for tokens that cannot be drawn."""
+    """Return the logits after masks, biases, penalties and temperature; -inf for tokens that cannot be drawn."""
     row = logits_V.copy()
     for stage in STAGES:
         stage(row, slot, mask)

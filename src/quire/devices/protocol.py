@@ -135,10 +135,10 @@ class Executable(Protocol):
         """Compute the step and write its KV. Returns the first min(L, max_logit_rows) rows; L may be 0."""
 
     def logits(self, start: int, stop: int) -> Logits:
-        """Logits of logit rows start..stop-1 of the last run, for L above max_logit_rows."""
+        """Return the logits of logit rows start..stop-1 of the last run, for L above max_logit_rows."""
 
     def hidden(self) -> HiddenRows:
-        """Rows [L, D]: final hidden states of the last run (after the last norm, before the head).
+        """Return rows [L, D]: final hidden states of the last run (after the last norm, before the head).
 
         For a graph without a head, [T, D]: the next stage's input. They may be views, valid until the next `run`.
         """
@@ -150,7 +150,7 @@ class Executable(Protocol):
         """
 
     def taps(self) -> tuple[HiddenRows, ...]:
-        """Rows [T, D]: hidden states after the layers Graph.taps, in order. Host arrays may be views as in `hidden`."""
+        """Return rows [T, D]: hidden states after the layers Graph.taps, in order; they may be views as in `hidden`."""
 
 
 @runtime_checkable
@@ -183,19 +183,19 @@ class WeightPacker(Protocol):
         """
 
     def head(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> Matrix:
-        """Like `matrix`, for the weight of the logits: may add data that speeds up finding the largest output."""
+        """Pack like `matrix`, for the weight of the logits: may add data that speeds up finding the largest output."""
 
     def gated_matrix(self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType) -> Matrix:
         """Pack a gate and an up projection [I, K] for `gated_linear`: shape [2 I, K]."""
 
     def takes(self, layout: AnyLayout) -> bool:
-        """Whether `matrix` packs quantized tensors of this layout. Others must be passed as floats."""
+        """Tell whether `matrix` packs quantized tensors of this layout. Others must be passed as floats."""
 
     def export(self, matrix: Matrix) -> tuple[dict[str, Any], Array]:
-        """A description (plain values) and the packed bytes [nbytes] uint8 as they lie in memory."""
+        """Return a description (plain values) and the packed bytes [nbytes] uint8 as they lie in memory."""
 
     def restore(self, about: dict[str, Any], data: Array) -> Matrix:
-        """The matrix that `export` described, in place in `data`, 64-byte aligned. ModelError if they disagree."""
+        """Make the matrix that `export` described, in place in `data`, 64-byte aligned. ModelError if they disagree."""
 
 
 class Backend(WeightPacker, Protocol):
@@ -203,26 +203,26 @@ class Backend(WeightPacker, Protocol):
 
     @property
     def name(self) -> str:
-        """For logs and reports, for example 'native avx512, 2 threads'."""
+        """Name it for logs and reports, for example 'native avx512, 2 threads'."""
 
     @property
     def caveat(self) -> str:
-        """A warning about models on this backend, completing "MODEL ..."; empty if there is none."""
+        """Return a warning about models on this backend, completing "MODEL ..."; empty if there is none."""
 
     @property
     def threads(self) -> int:
-        """The number of host threads that compute."""
+        """Return the number of host threads that compute."""
 
     @property
     def choices(self) -> Choices:
-        """What the device decides unless options do."""
+        """Return what the device decides unless options do."""
 
     def outline(self) -> Backend:
-        """The same backend for planning: its weights have shapes but no values, and its executables cannot run."""
+        """Return this backend for planning: its weights have shapes but no values, and its executables cannot run."""
 
     @property
     def places_blocks(self) -> bool:
-        """Whether its caches may have windowed layers apart (KVSpec.apart)."""
+        """Tell whether its caches may have windowed layers apart (KVSpec.apart)."""
 
     def kv_cache(
         self, spec: KVSpec, num_blocks: int, block_size: int, num_states: int = 0, num_open: int = 0
@@ -232,19 +232,19 @@ class Backend(WeightPacker, Protocol):
     def compile(self, graph: Graph, kv: KVCache, limits: Limits) -> Executable: ...
 
     def sampler(self, vocab_size: int) -> Sampler:
-        """A sampler of the logits that this backend's executables return."""
+        """Return a sampler of the logits that this backend's executables return."""
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
         """Memory that `compile` will take, logits included, computed before anything is allocated."""
 
     def free_memory(self) -> int:
-        """Bytes that weights, KV cache and workspace can still take.
+        """Count the bytes that weights, KV cache and workspace can still take.
 
         What nothing uses any more is given back first, to other processes too.
         """
 
     def arithmetic(self, weight: WeightType) -> Arithmetic:
-        """The arithmetic of products with such a weight."""
+        """Return the arithmetic of products with such a weight."""
 
     def measure_limits(self, arithmetic: Arithmetic) -> MachineLimits:
         """Measure the device now, in well under a second.

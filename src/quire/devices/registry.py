@@ -40,7 +40,7 @@ def make_backend(
     graphs: tuple[bool, tuple[str, ...], int | None] = (False, (), None),
     libraries: LibraryChoice = "auto",
 ) -> Backend:
-    """The backend of that name; "auto" is the fastest for the device, and for the machine if that is "auto" too.
+    """Return the backend of that name; "auto" is the fastest for the device, and for the machine if that is "auto" too.
 
     `threads` None means one per core. `made` is an engine directory that may help. Raises ConfigError if the name is
     unknown, its library is not installed or the device cannot be had, EngineError if the machine cannot run it.
@@ -67,7 +67,7 @@ def choices_of(device: str, backend: str) -> Choices:
 
 
 def device_of_rank(device: str, backend: str, index: int) -> str:
-    """The device of a rank by its place on its machine."""
+    """Return the device of a rank by its place on its machine."""
     return device if on_cpu(device, backend) else selection.of_rank(device, index)
 
 
@@ -78,5 +78,5 @@ def check_ranks(device: str, backend: str, count: int) -> None:
 
 
 def usable_threads() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return machine.usable_threads()

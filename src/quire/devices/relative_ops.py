@@ -30,6 +30,6 @@ class RelativeScores(Op[T], frozen=True, eq=False):
 
 
 def padded_positions(places: NDArray[np.int32]) -> int:
-    """The row length of RelativeScores: the positions of [2 P - 1] places, in whole tiles."""
+    """Return the row length of RelativeScores: the positions of [2 P - 1] places, in whole tiles."""
     positions = (len(places) + 1) // 2
     return -(-positions // SCORE_TILE) * SCORE_TILE

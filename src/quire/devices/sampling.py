@@ -55,7 +55,7 @@ class SlotSampling:
 
     @property
     def position(self) -> int:
-        """Index in the sequence of the next token to sample."""
+        """Return the index in the sequence of the next token to sample."""
         return len(self.prompt_tokens) + len(self.output_tokens)
 
 
@@ -90,19 +90,19 @@ class Logits(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: slice | Sequence[int]) -> Logits:
-        """Some of the rows."""
+        """Return some of the rows."""
 
     def replaced(self, rows: Sequence[int], values: NDArray[np.float32]) -> Logits:
-        """These logits with other values [len(rows), V] in `rows`; their buffer may be overwritten."""
+        """Return these logits with other values [len(rows), V] in `rows`; their buffer may be overwritten."""
 
     def largest(self, width: int) -> IntArray:
-        """On the host, the lowest id among the largest of each row's first `width` logits."""
+        """Return, on the host, the lowest id among the largest of each row's first `width` logits."""
 
     def widened(self, columns: IntArray, ids: IntArray, width: int) -> Logits:
-        """Rows of `width` tokens, of which `ids` have the logits of `columns`, and others -inf."""
+        """Return rows of `width` tokens, of which `ids` have the logits of `columns`, and others -inf."""
 
     def numpy(self) -> NDArray[np.float32]:
-        """A host array [L, V], perhaps a view: for tools and tests, since a step samples on the device."""
+        """Return a host array [L, V], perhaps a view: for tools and tests, since a step samples on the device."""
 
 
 class Sampler(Protocol):
@@ -141,7 +141,7 @@ class Sampler(Protocol):
         """
 
     def logprobs(self, logits: Logits, targets_L: IntArray, num_top: int) -> list[TokenLogprobs]:
-        """Log-probability of each row's target, with the `num_top` best tokens (-1: all), on the host.
+        """Return the log-probability of each row's target, with the `num_top` best tokens (-1: all), on the host.
 
         A row with NaN or +inf gets logprob NaN, rank 0 and no best tokens.
         """
@@ -152,7 +152,7 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def takes_largest(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether sampling needs only the largest of the model's logits."""
+    """Tell whether sampling needs only the largest of the model's logits."""
     return is_greedy(params) and not params.wants_logprobs and not edits_logits(params, bad_words)
 
 
@@ -174,7 +174,7 @@ def has_penalties(params: SamplingParams) -> bool:
 
 
 def lowest_scaled(params: SamplingParams) -> np.float32:
-    """The least scaled logit that min_p keeps: tokens at least min_p times as likely as the likeliest (Nguyen et
+    """Return the least scaled logit that min_p keeps: tokens at least min_p times as likely as the likeliest (Nguyen et
     al. 2024).
     """
     lowest = np.float32(np.finfo(np.float32).min)

@@ -119,7 +119,7 @@ def check_ranks(device: str, count: int) -> None:
 
 
 def captured(own: Choices, eager: bool, given: tuple[str, ...], most: int | None) -> Choices:
-    """A device's choices with the steps to capture that options ask for. ConfigError: a size is none."""
+    """Return a device's choices with the steps to capture that options ask for. ConfigError: a size is none."""
     words = [str(size) for size in given]
     if any(not word.isdecimal() or not 0 < int(word) <= LARGEST_GRAPH for word in words):
         raise ConfigError(

@@ -78,7 +78,7 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer:
 
 
 def has_tokenizer(config: ModelConfig) -> bool:
-    """Whether prompts may be texts. Dummy weights do without a tokenizer if the directory holds none."""
+    """Tell whether prompts may be texts. Dummy weights do without a tokenizer if the directory holds none."""
     if config.skip_tokenizer_init or config.tokenizer or config.load_format != "dummy":
         return not config.skip_tokenizer_init
     directory = model_directory(config)

@@ -35,7 +35,7 @@ def advice(config: EngineConfig, files: ModelFiles, backend: Backend, need: Memo
 
 
 def _ranks(config: EngineConfig, files: ModelFiles, backend: Backend, most: int) -> str:
-    """The option of more ranks than are asked for; those of a CPU share its memory."""
+    """Return the option of more ranks than are asked for; those of a CPU share its memory."""
     parallel = config.parallel
     for size in RANKS:
         if backend.choices.shared_memory or files.ranks > 1 or size <= parallel.tensor_parallel_size:
@@ -51,7 +51,7 @@ def _ranks(config: EngineConfig, files: ModelFiles, backend: Backend, most: int)
 
 
 def _quantization(config: EngineConfig, files: ModelFiles, backend: Backend, most: int) -> str:
-    """The option that makes weights smaller, if they are floats."""
+    """Return the option that makes weights smaller, if they are floats."""
     for name in SMALLER if files.info.quantized is None else ():
         try:
             other = find_files(replace(config.model, quantization=name), config.lora.spare_tokens)

@@ -79,12 +79,12 @@ class Tally:
 
 
 def logs_are_json() -> bool:
-    """Whether this process was set up to log JSON."""
+    """Tell whether this process was set up to log JSON."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def json_line(message: str) -> str:
-    """A line for an error that ends the process."""
+    """Return a line for an error that ends the process."""
     return JsonFormatter().format(logging.LogRecord("quire", logging.ERROR, "", 0, message, None, None))
 
 

@@ -61,7 +61,7 @@ class MemoryRelease(Generic[M]):
 
     @property
     def model(self) -> M:
-        """The model that is loaded. EngineError while its weights are given back."""
+        """Return the model that is loaded. EngineError while its weights are given back."""
         if self._model is None:
             raise EngineError("the engine sleeps: wake it up first")
         return self._model

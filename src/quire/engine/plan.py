@@ -49,7 +49,7 @@ def tapped(model: ServedModel, taps: tuple[int, ...]) -> Graph:
 
 
 def device_of(config: EngineConfig, rank: int) -> DeviceConfig:
-    """The device options of a rank: its share of its machine's threads. With Ray, --threads counts for each rank."""
+    """Return a rank's device options, with its share of its machine's threads. With Ray, --threads is each rank's."""
     parallel = config.parallel
     if parallel.distributed_executor_backend == "ray":
         return config.device
@@ -159,7 +159,7 @@ class EnginePlan:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """The arithmetic of most products."""
+        """Return the arithmetic of most products."""
         scheme = self.model.quantized
         linear = None if scheme is None else scheme.linear
         return self.backend.arithmetic(self.model.dtype if linear is None else linear)

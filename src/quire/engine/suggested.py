@@ -32,7 +32,7 @@ class Suggestion(msgspec.Struct, frozen=True):
     read: int
 
     def fits(self, free: int) -> bool:
-        """Whether `quire serve` takes the model with its default options."""
+        """Tell whether `quire serve` takes the model with its default options."""
         return self.memory <= free * CPU.gpu_memory_utilization
 
     def rate(self, read_gbs: float) -> float:

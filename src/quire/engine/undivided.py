@@ -53,7 +53,7 @@ class Undivided:
 
     @property
     def makers(self) -> tuple[Any, ...]:
-        """What MemoryRelease makes parts anew by."""
+        """Return the functions by which MemoryRelease makes parts anew."""
         return self.load_checked, self.kv_cache, self.executable, self.plan.backend.free_memory
 
     def wait_ready(self) -> None:

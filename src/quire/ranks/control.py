@@ -71,7 +71,7 @@ class Ranks:
 
     @property
     def connection(self) -> Peers | None:
-        """The engine's connection to the ranks of its own stage; None if there are none."""
+        """Return the engine's connection to the ranks of its own stage; None if there are none."""
         return self._group.peers
 
     def start(

@@ -96,7 +96,7 @@ class ParallelConfig:
 
     @property
     def world(self) -> int:
-        """The number of ranks."""
+        """Return the number of ranks."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -105,7 +105,7 @@ class ParallelConfig:
 
     @property
     def own_ranks(self) -> range:
-        """The ranks on this machine."""
+        """Return the ranks on this machine."""
         first = self.node_rank * self.ranks_per_node
         return range(first, first + self.ranks_per_node)
 
@@ -113,7 +113,7 @@ class ParallelConfig:
         return self.pipeline_parallel_size - 1 - rank // self.tensor_parallel_size
 
     def group_of(self, rank: int) -> range:
-        """The ranks that compute the same stage as `rank`."""
+        """Return the ranks that compute the same stage as `rank`."""
         first = rank - rank % self.tensor_parallel_size
         return range(first, first + self.tensor_parallel_size)
 

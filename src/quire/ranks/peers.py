@@ -21,7 +21,7 @@ PATIENCE = 10.0
 
 
 def shared_files(parallel: ParallelConfig) -> dict[int, int]:
-    """By rank, the file of its stage if all its ranks are on this machine; the others exchange messages."""
+    """Make, by rank, the file of its stage if all its ranks are on this machine; the others exchange messages."""
     files: dict[int, int] = {}
     size = parallel.tensor_parallel_size
     if size == 1 or parallel.disable_custom_all_reduce or parallel.distributed_executor_backend == "ray":
@@ -72,7 +72,7 @@ class PeerGroup:
 
 
 def stage_link(config: EngineConfig, rank: int, receives: bool, width: int, max_tokens: int) -> StageLink:
-    """A rank's connection to the stage before if it `receives`, or else to the stage after."""
+    """Return a rank's connection to the stage before if it `receives`, or else to the stage after."""
     device = device_of(config, rank)
     if exchanges.passes_tensors(device.device, device.backend):
         long = float(config.parallel.distributed_timeout_seconds)

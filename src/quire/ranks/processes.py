@@ -77,7 +77,7 @@ class RankProcess:
 
     @property
     def status(self) -> int | None:
-        """The process's exit status; None while it runs."""
+        """Return the process's exit status; None while it runs."""
         return self._process.poll()
 
     def kill(self) -> None:

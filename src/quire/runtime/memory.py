@@ -51,7 +51,7 @@ class MemoryPlan:
 
     @property
     def max_blocks(self) -> int:
-        """The most blocks of a sequence."""
+        """Return the most blocks of a sequence."""
         return -(-self.max_model_len // self.block_size)
 
     @property

@@ -89,7 +89,7 @@ class Pace:
         return min(prompts, key=lambda seq: (seq.key[0], seq.key[2]), default=None)
 
     def may_start(self, seq: Sequence, partial: int, long: int) -> bool:
-        """Whether one more prompt may start beside `partial` partly computed ones, `long` of which are long."""
+        """Tell whether one more prompt may start beside `partial` partly computed ones, `long` of which are long."""
         return partial < self._max_partial and (long < self._max_long or not self.is_long(seq))
 
     def is_long(self, seq: Sequence) -> bool:

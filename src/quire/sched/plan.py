@@ -281,7 +281,7 @@ class Planner:
             self.preempt(other)
 
     def _is_in_flight(self, seq: Sequence) -> bool:
-        """Whether a preempted sequence still awaits results; until they come, its tokens are not all known."""
+        """Tell whether a preempted sequence still awaits results; until they come, its tokens are not all known."""
         return seq.num_preemptions > 0 and any(seq in plan.flight for plan in self.in_flight)
 
     def _serve_prompts(self, plan: StepPlan, partial: list[Sequence]) -> None:
@@ -326,13 +326,13 @@ class Planner:
                 passed += 1
 
     def _running_adapters(self) -> set[str] | None:
-        """The adapters of running sequences, if their number is limited."""
+        """Return the adapters of running sequences, if their number is limited."""
         if self._max_adapters is None:
             return None
         return {seq.request.adapter for seq in self.running if seq.request.adapter is not None}
 
     def _has_room(self, seq: Sequence, adapters: set[str]) -> bool:
-        """Whether the adapter of `seq` may join `adapters`. If not, no other sequence with an adapter passes it.
+        """Tell whether the adapter of `seq` may join `adapters`. If not, no other sequence with an adapter passes it.
 
         Else requests of running adapters could keep it waiting for ever.
         """
@@ -346,7 +346,7 @@ class Planner:
         return True
 
     def _scores_much(self, seq: Sequence) -> bool:
-        """Whether a step with `seq` would make more than MOST_ENTRIES log-probabilities of output."""
+        """Tell whether a step with `seq` would make more than MOST_ENTRIES log-probabilities of output."""
         width = seq.output_width
         return width > WIDE and MOST_ENTRIES - width < sum(other.output_width for other in self.running) > 0
 
@@ -488,5 +488,5 @@ class Planner:
 
 
 def _must_wait(seq: Sequence) -> bool:
-    """Whether a sequence with a token in flight must wait for it: see the module's docstring."""
+    """Tell whether a sequence with a token in flight must wait for it: see the module's docstring."""
     return seq.constrained or seq.drafting or len(seq.tokens) + seq.num_unseen >= seq.max_total

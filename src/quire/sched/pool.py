@@ -42,7 +42,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be allocated: free ones, and cached ones after eviction."""
+        """Count the blocks that can be allocated: free ones, and cached ones after eviction."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -109,18 +109,18 @@ class BlockPool:
             self._cached.move_to_end(block)
 
     def oldest_cached(self) -> int:
-        """The least recently used cached block."""
+        """Return the least recently used cached block."""
         return next(iter(self._cached))
 
     def is_named(self, block: int) -> bool:
         return bool(self._named[block])
 
     def count_cached(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` no table holds."""
+        """Count the `blocks` that no table holds."""
         return list(map(self._refs.__getitem__, blocks)).count(0)
 
     def count_exclusive(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` exactly one table holds."""
+        """Count the `blocks` that exactly one table holds."""
         return list(map(self._refs.__getitem__, blocks)).count(1)
 
     def check(self, tables: Iterable[Iterable[int]]) -> None:

@@ -188,7 +188,7 @@ class PrefixIndex:
                 self._pool.forget(block)
 
     def entries(self) -> list[tuple[list[Hashable], int]]:
-        """Every indexed key (namespace first) with its block; for tests and dumps. O(size)."""
+        """List every indexed key (namespace first) with its block; for tests and dumps. O(size)."""
         found: list[tuple[list[Hashable], int]] = []
         paths: dict[Node, list[Hashable]] = {}
         for node in self._tree.walk():

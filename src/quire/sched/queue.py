@@ -138,7 +138,7 @@ class WaitingQueue:
 
     @property
     def num_kept_blocks(self) -> int:
-        """Blocks that kept prefixes hold; one that several hold counts for each."""
+        """Count the blocks that kept prefixes hold; one that several hold counts for each."""
         return sum(self._tables.count(match.num_tokens) for _, match in self._kept.values())
 
     def drop_bases(self, spare: Sequence | None = None) -> bool:

@@ -31,7 +31,7 @@ class Results:
         self._most_draft = sys.maxsize if states is None else states.rows.num_open - 1
 
     def take(self, plan: StepPlan, output: StepOutput) -> list[Delta]:
-        """The deltas of a step. EngineError if `output` lacks a token that was asked for."""
+        """Return the deltas of a step. EngineError if `output` lacks a token that was asked for."""
         deltas = []
         ended = False
         errors, tables = output.errors, self._tables

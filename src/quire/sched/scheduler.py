@@ -97,7 +97,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to compute, or a result under way."""
+        """Tell whether there is something to compute, or a result under way."""
         return bool(self._planner.running or self._queue.seqs or self._planner.in_flight)
 
     # --- requests ------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class Scheduler:
 
     @property
     def request_ids(self) -> list[str]:
-        """The requests that wait or run."""
+        """Return the requests that wait or run."""
         return list(self._queue.groups)
 
     @property
@@ -296,7 +296,7 @@ class Scheduler:
 
     @property
     def block_tables(self) -> list[list[int]]:
-        """The blocks of each running sequence; shared ones are in several tables."""
+        """Return the blocks of each running sequence; shared ones are in several tables."""
         return [list(seq.blocks) for seq in self._planner.running]
 
     def preempt_all(self) -> None:
@@ -309,7 +309,7 @@ class Scheduler:
         self._tables.prefix.clear()
 
     def stats(self) -> EngineStats:
-        """A snapshot. Prefix queries and hits count prompt tokens of first admissions only."""
+        """Take a snapshot. Prefix queries and hits count prompt tokens of first admissions only."""
         stats, pool, states = self._stats, self._tables.pool, self._tables.states
         stats.num_running = len(self._planner.running)
         stats.num_waiting = len(self._queue.seqs) + self._queue.num_held

@@ -82,7 +82,7 @@ class Sequence:
 
     @property
     def num_settled(self) -> int:
-        """Known tokens whose KV later steps may read and nothing writes again.
+        """Count the known tokens whose KV later steps may read and nothing writes again.
 
         A constrained sequence may have to recompute the last token of a step in flight.
         """
@@ -90,7 +90,7 @@ class Sequence:
 
     @property
     def match_limit(self) -> int:
-        """Tokens that may be reused: neither the last one nor positions whose results are still due."""
+        """Count the tokens that may be reused: neither the last one nor positions whose results are still due."""
         limit = len(self.tokens) - 1
         if self.request.pooling in ("mean", "cls", "all") or self.request.sampling.skip_reading_prefix_cache:
             return 0
@@ -98,7 +98,7 @@ class Sequence:
 
     @property
     def scores_due(self) -> bool:
-        """Whether it has log-probabilities of the prompt to tell."""
+        """Tell whether it has log-probabilities of the prompt to tell."""
         due = self.num_prompt_logprobs < self.num_prompt_tokens - 1
         return due and not self.index and self.request.sampling.scores_prompt
 
@@ -125,7 +125,7 @@ class Sequence:
         return count, None, None
 
     def _repeats(self, total: int) -> bool:
-        """Whether the output up to `total` ends in a pattern that `repetition` counts often enough."""
+        """Tell whether the output up to `total` ends in a pattern that `repetition` counts often enough."""
         rule, tokens = self.repetition, self.tokens
         assert rule is not None
         longest = min(rule.max_pattern_size, (total - self.num_prompt_tokens) // rule.min_count)

@@ -36,7 +36,7 @@ class SlabPool:
 
     @property
     def num_in_sight(self) -> int:
-        """The number of blocks that some table sees."""
+        """Return the number of blocks that some table sees."""
         return len(self._sights)
 
     def first_in_sight(self, position: int) -> int:
@@ -59,7 +59,7 @@ class SlabPool:
         return mapped
 
     def is_whole(self, block: int) -> bool:
-        """Whether a block in use, or a cached one, still has its windowed slabs."""
+        """Tell whether a block in use, or a cached one, still has its windowed slabs."""
         return block in self._windowed
 
     def count_idle(self, blocks: Iterable[int]) -> int:

@@ -213,7 +213,7 @@ class StatePool:
     # --- sequences -----------------------------------------------------------------------------------
 
     def has_room(self, snapshot: Snapshot | None) -> bool:
-        """Whether there is a row for a sequence that goes on from `snapshot`."""
+        """Tell whether there is a row for a sequence that goes on from `snapshot`."""
         own = snapshot is not None and snapshot.node is None and snapshot.holders == 1
         return own or bool(self._free) or len(self._snapshots) > self._num_held
 

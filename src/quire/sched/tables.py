@@ -93,7 +93,7 @@ class BlockTables:
         return self._full * len(seq.blocks) + self._windowed * (len(seq.blocks) - seq.num_passed)
 
     def can_gain(self, gain: int, seq: Sequence, match: PrefixMatch) -> bool:
-        """Whether a waiting sequence would find room if others gave `gain` back."""
+        """Tell whether a waiting sequence would find room if others gave `gain` back."""
         return gain + self._available >= self.cost(self.count(len(seq.tokens)) - len(match.blocks))
 
     def count(self, num_tokens: int) -> int:

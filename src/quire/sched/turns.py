@@ -40,12 +40,12 @@ class Turns:
                 del counts[name]
 
     def runs(self, request_id: str) -> bool:
-        """Whether the request has a running sample."""
+        """Tell whether the request has a running sample."""
         return request_id in self._groups
 
     @property
     def pressing(self) -> bool:
-        """Whether a request with nothing running waits while another one has more than one sample running."""
+        """Tell whether a request with nothing running waits while another one has more than one sample running."""
         waits = len(self._queue.groups) > len(self._groups)
         return waits and self._num_running > min(len(self._groups), len(self._owners))
 

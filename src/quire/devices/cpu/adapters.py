@@ -23,7 +23,7 @@ class AdapterPacker:
     pool: Any
 
     def changes(self, adapter: Adapter, recording: Recording) -> list[tuple[Any, ...]]:
-        """What Plan.set_adapter takes. EngineError for a weight that the plan does not multiply with."""
+        """Return what Plan.set_adapter takes. EngineError for a weight that the plan does not multiply with."""
         found: list[tuple[Any, ...]] = []
         for path, change in adapter.changes.items():
             if path in recording.embeddings:

@@ -60,7 +60,7 @@ LayerTuple = tuple[int, int, int, int, list[tuple[int, int]]]
 
 
 def layer_tuples(spec: KVSpec) -> list[LayerTuple]:
-    """(kv heads, head_dim, value_dim or 0, every, sizes of states and their open rows) of each layer."""
+    """Return (kv heads, head_dim, value_dim or 0, every, sizes of states and their open rows) of each layer."""
 
     def entry(layer: KVLayer) -> LayerTuple:
         states = [(prod(state.shape), state.row) for state in layer.states]
@@ -70,7 +70,7 @@ def layer_tuples(spec: KVSpec) -> list[LayerTuple]:
 
 
 def scale_lists(spec: KVSpec) -> list[list[float]]:
-    """The scales of each layer's keys, then of its values; none at all if no layer has any."""
+    """Return the scales of each layer's keys, then of its values; none at all if no layer has any."""
     return [[] if scales is None else [*scales.keys, *scales.values] for scales in spec.scales]
 
 

@@ -11,7 +11,7 @@ NATIVE = (ValueError, IndexError, TypeError, MemoryError)
 
 
 def engine_error(error: BaseException) -> EngineError:
-    """The EngineError for one of `NATIVE`."""
+    """Make the EngineError for one of `NATIVE`."""
     if isinstance(error, MemoryError):
         return EngineError(
             "the plan needs more memory than this process may address: lower --gpu-memory-utilization or "

@@ -21,7 +21,7 @@ def usable_threads() -> int:
 
 
 def cgroup_cores(root: Path) -> int:
-    """The CPU quota under `root` (cgroup v2, then v1) in whole cores, rounded up; huge if there is none."""
+    """Return the CPU quota under `root` (cgroup v2, then v1) in whole cores, rounded up; huge if there is none."""
     unlimited = 1 << 20
     try:
         if (root / "cpu.max").exists():
@@ -37,7 +37,7 @@ def cgroup_cores(root: Path) -> int:
 
 
 def free_memory() -> int:
-    """Bytes that this process can still allocate: the machine's free memory, or less if a cgroup limits it."""
+    """Count the bytes that this process can still allocate: what is free here, or less if a cgroup limits it."""
     group = tightest(memory_groups())
     return min(_meminfo_available(), MOST_BYTES if group is None else group.left)
 

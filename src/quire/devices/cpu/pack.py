@@ -52,12 +52,12 @@ class NativeMatrix:
 
 
 def multiplies_pairs(layout: AnyLayout) -> bool:
-    """Whether instruction sets with products of bfloat16 use them for a layout (csrc/linear/blocks/pairs.h)."""
+    """Tell whether instruction sets with products of bfloat16 use them for a layout (csrc/linear/blocks/pairs.h)."""
     return isinstance(layout, Int4) or (isinstance(layout, Blocks) and layout.kind in PAIRED)
 
 
 def packed_of(weight: Matrix) -> Any:
-    """The native weight of a matrix. Raises EngineError if another backend made it."""
+    """Return the native weight of a matrix. Raises EngineError if another backend made it."""
     if not isinstance(weight, NativeMatrix):
         raise EngineError(
             f"the native backend got a weight of {type(weight).__name__}; load the model with it"
@@ -66,7 +66,7 @@ def packed_of(weight: Matrix) -> Any:
 
 
 def format_of(dtype: WeightType, compact: bool, screened: bool) -> Any:
-    """The native format of a type. `compact`: bfloat16 in 12 bits; `screened`: floats get a screen."""
+    """Return the native format of a type. `compact`: bfloat16 in 12 bits; `screened`: floats get a screen."""
     if isinstance(dtype, Quantized):
         rounding = dtype.activations if isinstance(dtype.activations, Rounding) else None
         return _native.Format(
@@ -79,7 +79,7 @@ def format_of(dtype: WeightType, compact: bool, screened: bool) -> Any:
 
 
 def pack(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, isa: str, pool: Any) -> NativeMatrix:
-    """Parts stacked on rows, in panels: floats are rounded to the format, quantized tensors are kept bit for bit."""
+    """Stack parts on rows, in panels: floats are rounded to the format, quantized tensors are kept bit for bit."""
     tensors = [part for part in parts if isinstance(part, QuantTensor)]
     if tensors and len(tensors) != len(parts):
         raise EngineError("a weight is made of floats or of quantized tensors, not of both")
@@ -98,7 +98,7 @@ def pack(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, isa: st
 
 
 def outline(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, pool: Any) -> NativeMatrix:
-    """The matrix that `pack` would make, without values."""
+    """Return the matrix that `pack` would make, without values."""
     rows = sum(part.shape[0] for part in parts)
     tensors = [part for part in parts if isinstance(part, QuantTensor)]
     with native_errors:
@@ -108,14 +108,14 @@ def outline(parts: Sequence[Array | QuantTensor], format: Any, gated: bool, pool
 
 
 def describe(packed: Any) -> dict[str, Any]:
-    """A packed weight as plain values."""
+    """Describe a packed weight as plain values."""
     rows, columns = packed.shape
     fields = {name: getattr(packed.format, name) for name in FORMAT_FIELDS}
     return {"rows": rows, "cols": columns, "gated": packed.gated, **fields}
 
 
 def place(about: dict[str, Any], data: Array | None, pool: Any) -> NativeMatrix:
-    """The matrix that `describe` described, in its packed bytes, or without values. Raises ModelError."""
+    """Return the matrix that `describe` described, in its packed bytes, or without values. Raises ModelError."""
     try:
         format = _native.Format(**{name: about[name] for name in FORMAT_FIELDS})
         shape = about["rows"], about["cols"], format, about["gated"]
@@ -127,7 +127,7 @@ def place(about: dict[str, Any], data: Array | None, pool: Any) -> NativeMatrix:
 
 
 def _with_blocks(format: Any, tensors: Sequence[QuantTensor]) -> Any:
-    """The format of a weight of blocks, which names the kinds of its parts."""
+    """Return the format of a weight of blocks, which names the kinds of its parts."""
     kinds = []
     for tensor in tensors:
         if not isinstance(tensor.layout, Blocks):
@@ -169,7 +169,7 @@ def _codes(tensor: QuantTensor, layout: str) -> tuple[Array, Array, Array | None
 
 
 def _floats(part: Array | QuantTensor) -> tuple[Array, str]:
-    """An array that the packer can read in place, and the type of its elements."""
+    """Return an array that the packer can read in place, and the type of its elements."""
     assert not isinstance(part, QuantTensor)
     array = part
     if array.ndim != 2:

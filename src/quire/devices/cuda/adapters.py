@@ -129,7 +129,7 @@ class SlotAdapters:
         plain = np.zeros(_outputs(op), np.float32) if bias is None else ordered(op, bias)
 
         def stacked(vectors: list[Array | None], other: Array) -> Any:
-            """One row for each slot; None if no slot has its own."""
+            """Stack one row for each slot; None if no slot has its own."""
             if all(vector is None for vector in vectors):
                 return None
             return self._tensor(np.stack([other if v is None else v for v in vectors]), torch.float32)
@@ -185,7 +185,7 @@ class StepAdapters:
         return self._sorted[kind]
 
     def _found(self, path: str) -> tuple[dict[int, Placed], adapted.Changes | None]:
-        """The changes at a path by slot, and in tables; None if there is none to launch for."""
+        """Return the changes at a path by slot, and in tables; None if there is none to launch for."""
         by_slot, changes = self._adapters.of(path)
         found = by_slot if self.captured else {slot: by_slot[slot] for slot in self._present & by_slot.keys()}
         return found, changes if found or self.captured else None

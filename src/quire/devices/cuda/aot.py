@@ -149,7 +149,7 @@ def prepare(run: CubinLauncher, planned: Sequence[Planned], block_size: int, cho
 
 
 def sizes(most: int) -> list[int]:
-    """Sizes on both sides of all powers of two, which is where choices change."""
+    """List sizes on both sides of all powers of two, which is where choices change."""
     powers = [1 << power for power in range(most.bit_length())]
     return sorted({most} | {size for power in powers for size in (power, power + 1) if size <= most})
 
@@ -157,7 +157,7 @@ def sizes(most: int) -> list[int]:
 def steps(
     graph: Graph, kv: KVCache, limits: Limits, blocks: int, stateful: bool, adapted: bool = False
 ) -> Iterator[ModelInput]:
-    """Steps of all sizes: one sequence, or as many as there can be; after short and long contexts."""
+    """Yield steps of all sizes: one sequence, or as many as there can be; after short and long contexts."""
     table = np.zeros((limits.max_seqs, blocks), np.int32)
     received = next((op.columns for op in graph.ops if isinstance(op, ops.Receive)), 0)
     for size in sizes(limits.max_tokens):
@@ -182,7 +182,7 @@ def steps(
 
 
 def adapters(graph: Graph) -> Iterator[Adapter]:
-    """Adapters that change every product, with and without gains and shifts."""
+    """Yield adapters that change every product, with and without gains and shifts."""
     for gain, shift in ((False, False), (True, False), (False, True), (True, True)):
         changes = {}
         for op in graph.ops:

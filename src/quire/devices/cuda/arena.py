@@ -139,7 +139,7 @@ def is_exact(op: Any) -> bool:
 
 
 def matrices(op: Any) -> list[Matrix]:
-    """The weights of products, or a table."""
+    """Return the weights of products, or a table."""
     if isinstance(op, ops.RunExperts):
         return [weight for expert in op.experts if expert is not None for weight in (expert.up, expert.down)]
     if isinstance(op, (ops.Linear, ops.GatedLinear)):
@@ -150,7 +150,7 @@ def matrices(op: Any) -> list[Matrix]:
 
 
 def activation_type(graph: Graph, spec: KVSpec) -> Any:
-    """The type of a graph's activations: that of its float weights, but for exact ones and ids, or that of the cache.
+    """Choose the type of a graph's activations: that of its float weights, but for exact ones and ids, or the cache's.
 
     ConfigError if weights differ.
     """

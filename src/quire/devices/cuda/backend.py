@@ -182,7 +182,7 @@ class CudaBackend:
         return {name: (verdict.accurate, verdict.exact) for name, verdict in found.items()}
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
-        """The arena, and room for mixtures, states of attention and graphs. ConfigError for what no kernel computes."""
+        """Count the arena, and room for mixtures, states and graphs. ConfigError for what no kernel computes."""
         self.planned.append((graph, kv_spec, limits))
         check_operations(graph)
         if kv_spec.dtype == "fp8_e4m3" and not self._run.target.e4m3:

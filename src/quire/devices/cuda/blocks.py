@@ -49,7 +49,7 @@ BYTES, PAIRS = torch.int8, torch.uint8
 
 
 def _bytes(number: str, size: int) -> Probe:
-    """Blocks of `size` bytes behind their scale in float32, or rows of them (0)."""
+    """Describe blocks of `size` bytes behind their scale in float32, or rows of them (0)."""
     kind, one = {
         "int8": (BYTES, "81"),
         "e4m3": (torch.float8_e4m3fn, "38"),
@@ -60,7 +60,7 @@ def _bytes(number: str, size: int) -> Probe:
 
 
 def _affine(bits: int, size: int) -> Probe:
-    """Codes behind a scale and a zero point."""
+    """Describe codes behind a scale and a zero point."""
     end, ones = 8 + size * bits // 8, "11" if bits == 4 else "01"
     form = Form(PAIRS if bits == 4 else BYTES, size, offsets=True)
     heads = (0, 4, SINGLE), (4, 8, NOTHING)
@@ -70,7 +70,7 @@ def _affine(bits: int, size: int) -> Probe:
 
 
 def _listed(size: int, numbers: Iterable[float], scales: Patches, ones: Patches, times: int = 1) -> Probe:
-    """Codes that are places in a table of `times` their values."""
+    """Describe codes that are places in a table of `times` their values."""
     table = tuple(sorted(map(float, numbers)))
     return Probe(Form(PAIRS, size, table=True), scales, ones, times=times, table=table)
 
@@ -155,7 +155,7 @@ class Apart:
     table: Any = None
 
     def alike(self, form: Form) -> Apart:
-        """The same values in a form with codes of int8, which has offsets or not, and groups that divide these."""
+        """Put the values in a form with codes of int8, which has offsets or not, and groups that divide these."""
         times = self.form.group // form.group
         codes = self.form.widened(self.codes) if self.form.bits == 4 else self.codes
         if self.table is not None:
@@ -167,7 +167,7 @@ class Apart:
 
 
 def common_form(forms: Sequence[Form]) -> Form | None:
-    """The form of one weight of parts of these forms; None if there is none."""
+    """Return the form of one weight of parts of these forms; None if there is none."""
     if len(set(forms)) == 1:
         return forms[0]
     if any(

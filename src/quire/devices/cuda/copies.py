@@ -18,7 +18,7 @@ def sent(numbers: Array, device: Any) -> Any:
 
 
 def aligned(part: Array) -> Array:
-    """Int32 numbers in whole pieces of 16 bytes: kernels are compiled for such places."""
+    """Pad int32 numbers to whole pieces of 16 bytes: kernels are compiled for such places."""
     return np.concatenate([part.reshape(-1), np.zeros(-part.size % 4, np.int32)])
 
 

@@ -53,7 +53,7 @@ class CudaDraws:
 
 
 def device_rows(logits: Logits) -> Any:
-    """The rows of logits [L, V]. EngineError for another backend's."""
+    """Return the rows of logits [L, V]. EngineError for another backend's."""
     if not isinstance(logits, TorchLogits):
         raise EngineError(f"a GPU's sampler got logits of {type(logits).__name__}")
     return logits.tensor

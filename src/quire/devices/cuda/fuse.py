@@ -105,7 +105,7 @@ class Found:
 
 
 def norms_of_sums(found: Found) -> Edits:
-    """A sum with the norm of one of its terms, if nothing else reads that, and with the norm that reads the sum."""
+    """Join a sum with the norm of a term, if nothing else reads that, and with the norm that reads the sum."""
     edits: Edits = {}
     for index, op in enumerate(found.ops[: found.graph.body]):
         if not isinstance(op, Add):
@@ -129,7 +129,7 @@ def norms_of_sums(found: Found) -> Edits:
 
 
 def norms_of_parts(found: Found) -> Edits:
-    """A sum of all ranks' parts with the norm that reads it, or with a sum if nothing else reads it."""
+    """Join a sum of all ranks' parts with the norm that reads it, or with a sum if nothing else reads it."""
     edits: Edits = {}
     for index, op in enumerate(found.ops[: found.graph.body]):
         if not isinstance(op, AllReduce) or not (readers := found.readers[Value(index)]):
@@ -159,7 +159,7 @@ def norms_of_parts(found: Found) -> Edits:
 
 
 def codes_of_products(found: Found) -> Edits:
-    """Rows are rounded once for all products that take codes, and by the norm that makes them."""
+    """Round rows once for all products that take codes, in the norm that makes them."""
     edits: Edits = {}
     for x, readers in found.readers.items():
         for head in (False, True):
@@ -193,14 +193,14 @@ PATTERNS: tuple[Callable[[Found], Edits], ...] = norms_of_sums, norms_of_parts, 
 
 
 def fused(graph: Graph, adapters: bool = False) -> Graph:
-    """The graph after all patterns. With `adapters`, which may replace norms, each norm has a value of its own."""
+    """Apply all patterns. With `adapters`, which may replace norms, each norm has a value of its own."""
     for pattern in PATTERNS:
         graph = _edited(graph, pattern(Found(graph, adapters)))
     return graph
 
 
 def _edited(graph: Graph, edits: Edits) -> Graph:
-    """The graph with other operations at some indices, and values numbered anew."""
+    """Return the graph with other operations at some indices, and values numbered anew."""
     numbers: dict[Value, Value] = {}
     made: list[Op[Value]] = []
     body = 0

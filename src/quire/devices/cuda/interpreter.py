@@ -91,7 +91,7 @@ class ExactBuilder(triton_interpreter.InterpreterBuilder):  # type: ignore[misc]
 
 @functools.cache
 def _rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel's Python function, with assignments that make tensors of plain numbers."""
+    """Return a kernel's Python function, with assignments that make tensors of plain numbers."""
     rewritten: Callable[..., Any] = triton_interpreter.FunctionRewriter(function).rewrite_ast()
     return rewritten
 

@@ -103,7 +103,7 @@ def compile_launch(launch: Launch, target: Target) -> CompiledKernel:
 
 
 def toolkit(target: Target) -> str:
-    """The release of CUDA whose assembler makes cubins for a target, such as 13.4."""
+    """Return the release of CUDA whose assembler makes cubins for a target, such as 13.4."""
     found = re.search(r"release ([0-9]+\.[0-9]+)", get_ptxas_version(target.capability))
     return found[1] if found else "0.0"
 
@@ -152,7 +152,7 @@ def measured(made: CompiledKernel) -> Compiled:
 
 
 def in_loops(text: str) -> str:
-    """The lines between a label of PTX and the last branch back to it, of all labels."""
+    """Return the lines between a label of PTX and the last branch back to it, of all labels."""
     lines, labels, inside = text.splitlines(), dict[str, int](), set[int]()
     for number, line in enumerate(lines):
         words = line.split()

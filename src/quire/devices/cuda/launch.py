@@ -53,12 +53,12 @@ def launch(
 
 
 def ordered(launch: Launch) -> list[tuple[str, Any]]:
-    """The arguments in the kernel's order."""
+    """Return the arguments in the kernel's order."""
     return [(name, launch.args[name]) for name in launch.kernel.arg_names if name in launch.args]
 
 
 def signature(launch: Launch) -> list[str | None]:
-    """The types of arguments as the compiler names them, `:16` where they are aligned; None where there is none."""
+    """Name the types of arguments as the compiler does, `:16` where they are aligned; None where there is none."""
     loose = launch.kernel.do_not_specialize
     made: list[str | None] = []
     for name, value in ordered(launch):
@@ -77,12 +77,12 @@ def signature(launch: Launch) -> list[str | None]:
 
 
 def specialized(launch: Launch) -> tuple[Any, ...]:
-    """Everything that the compiled kernel of a launch depends on."""
+    """Return everything that the compiled kernel of a launch depends on."""
     return launch.kernel, *signature(launch), *launch.constants.items(), launch.shape
 
 
 def described(launch: Launch) -> str:
-    """The same as a line, which is equal wherever the sources are."""
+    """Return the same as a line, which is equal wherever the sources are."""
     kernel, shape = launch.kernel, launch.shape
     constants = ", ".join(f"{name}={value}" for name, value in sorted(launch.constants.items()))
     types = ", ".join(kind or "none" for kind in signature(launch))

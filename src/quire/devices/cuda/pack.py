@@ -74,21 +74,21 @@ class CudaMatrix(Matrix):
 
     @property
     def dtype(self) -> Any:
-        """The type of its values; None: it is packed."""
+        """Return the type of its values; None: it is packed."""
         return None if self.packed is not None else self.values.dtype
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What products must know of it."""
+        """Return all of its form that products depend on."""
         return (self.dtype if self.packed is None else self.packed.form, self.rounds)
 
     @property
     def takes_codes(self) -> bool:
-        """Whether it multiplies the codes of its inputs as they are."""
+        """Tell whether it multiplies the codes of its inputs as they are."""
         return self.rounds and self.inputs is None
 
     def dense(self, dtype: Any) -> Any:
-        """Its values; those of a packed weight in a type."""
+        """Return its values; those of a packed weight in a type."""
         if self.packed is None:
             return self.values
         values = self.packed.values()
@@ -106,7 +106,7 @@ class CudaMatrix(Matrix):
 
     @property
     def tensors(self) -> Sequence[Any]:
-        """All that it is made of."""
+        """Return all that it is made of."""
         given = [self.values] if self.packed is None else [*self.packed.tensors, self.inputs]
         return [tensor for tensor in given if tensor is not None]
 
@@ -130,7 +130,7 @@ def own_matrix(weight: Matrix) -> CudaMatrix:
 
 
 def inputs_of(heads: Sequence[CudaMatrix]) -> Any:
-    """The inputs of weights whose own ones lie side by side; None if none has any."""
+    """Return the inputs of weights whose own ones lie side by side; None if none has any."""
     given = [weight.inputs for weight in heads if weight.inputs is not None]
     if not given:
         return None
@@ -141,7 +141,7 @@ def inputs_of(heads: Sequence[CudaMatrix]) -> Any:
 
 
 def alternating(rows: Array) -> Array:
-    """Rows of a gate, then of an up projection, in the order of rows of gated weights."""
+    """Put rows of a gate, then of an up projection, in the order of rows of gated weights."""
     return rows.reshape(2, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
 
 
@@ -153,7 +153,7 @@ def packs(layout: AnyLayout, e4m3: bool) -> bool:
 
 
 def _form(layout: AnyLayout) -> Form:
-    """The form of packed weights of a layout."""
+    """Return the form of packed weights of a layout."""
     if isinstance(layout, Blocks):
         return PROBES[layout.kind].form
     if isinstance(layout, Int8):
@@ -218,7 +218,7 @@ def _bytes(zeros: FloatArray | None) -> Array | None:
 
 
 def _places(parts: Sequence[Array | QuantTensor], gated: bool) -> Iterator[Callable[[Any], Any]]:
-    """For each part what gives its rows of a whole: one part after another, or of two parts in turn."""
+    """Yield for each part what takes its rows from a whole: one part after another, or of two parts in turn."""
     at = 0
     for index, part in enumerate(parts):
         place = slice(index, None, 2) if gated else slice(at, at + part.shape[0])

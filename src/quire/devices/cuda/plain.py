@@ -81,13 +81,13 @@ class PlainStep(TorchStep):
 
 
 def plain_step(inputs: ModelInput, cache: CudaKVCache) -> TorchStep:
-    """A step as formulas read it."""
+    """Make a step as formulas read it."""
     own: Any = PlainCache(cache)
     return PlainStep(inputs, own, StepAdapters({}, None))
 
 
 def plain_value(op: Op[Value], step: CudaStep, graph: Graph) -> Any:
-    """The result of an operation by its formula, in float32. The sum of a norm goes to its own place too."""
+    """Return the result of an operation by its formula, in float32. The sum of a norm goes to its own place too."""
     plain = step.plain
     given: Any = resolved(op, lambda value: read(step, graph, value).float())
     if not isinstance(op, NormalizeSum):
@@ -118,7 +118,7 @@ PLAIN_OF: dict[Any, Any] = {RoundedLinear: ops.Linear, RoundedGatedLinear: ops.G
 
 
 def read(step: CudaStep, graph: Graph, value: Value) -> Any:
-    """The rows of a value that are not of the padding; of routes, ids and then weights."""
+    """Return the rows of a value that are not of the padding; of routes, ids and then weights."""
     if isinstance(graph.ops[value], ops.Route):
         ids, weights = step.routes(value)
         return step.given(torch.cat([ids.float(), weights], 1), value)

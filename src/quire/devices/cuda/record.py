@@ -39,11 +39,11 @@ class Recorder:
         self._sums: peers.RankSums | None = None
 
     def tensor(self, values: Array | None) -> Any:
-        """Float32 values on the device; None stays None."""
+        """Place float32 values on the device; None stays None."""
         return None if values is None else torch.tensor(np.asarray(values, np.float32), device=self.device)
 
     def sums(self, of: Peers | None, ranks: int) -> peers.RankSums:
-        """What adds the ranks' parts: one for all sums."""
+        """Return what adds the ranks' parts: one for all sums."""
         if self._sums is None:
             self._sums = peers.RankSums(self.run, of, ranks)
         return self._sums
@@ -57,7 +57,7 @@ class Recorder:
 
 
 def encode(graph: Graph, recorder: Recorder, wrong: Container[int] = ()) -> list[Call]:
-    """The launches of a graph that `check_operations` accepts, operation by operation; those at `wrong` plainly."""
+    """Encode a graph that `check_operations` accepts, operation by operation; those at `wrong` plainly."""
     return [
         encode_plain(op, Value(index), graph)
         if index in wrong

@@ -74,7 +74,7 @@ class CudaExecutable:
         self._table: Any = None  # the block tables of all slots, as steps appended to them
 
     def _wrong(self, checks: Checks) -> list[int]:
-        """The operations whose kernels fail on this device, by index. What was not checked before is checked now."""
+        """Find operations whose kernels fail on this device, by index. What was not checked before is checked now."""
         graph, run, kv = self._graph, self._run, self._kv
         self._on_device()
         sizes, device = widths(graph, kv.spec), fingerprint(kv.device, run.target.name)

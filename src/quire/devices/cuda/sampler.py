@@ -177,7 +177,7 @@ class CudaSampler(NativeSampler):
         return self.drawn(logits, slots, positions)
 
     def _changed(self, logits: Any, slots: list[int], behind: list[list[int]]) -> Any:
-        """Logits as requests change them, after tokens `behind` the outputs of their slots."""
+        """Return the logits as requests change them, after tokens `behind` the outputs of their slots."""
         if self._edited.isdisjoint(slots):
             return logits
         changed = logits.clone()

@@ -117,7 +117,7 @@ def check(
 
 
 def _inputs(counts: Sequence[int], vocab: int, recurrent: bool) -> ModelInput:
-    """A step of sequences that begin, but for the first one's SEEN tokens."""
+    """Make a step of sequences that begin, but for the first one's SEEN tokens."""
     total, number, seen = sum(counts), len(counts), [0 if recurrent else SEEN, *([0] * (len(counts) - 1))]
     parts = [np.arange(first, first + count) for first, count in zip(seen, counts, strict=True)]
     positions, lengths = np.concatenate(parts).astype(np.int32), np.array(counts, np.int32)
@@ -132,7 +132,7 @@ def _inputs(counts: Sequence[int], vocab: int, recurrent: bool) -> ModelInput:
 
 
 def _with_kept(value: Any, op: Op[Value], step: CudaStep) -> Any:
-    """A result, with the keys and values beside it that its operation stored."""
+    """Return a result, with the keys and values beside it that its operation stored."""
     cache = step.plain.cache
     if not isinstance(op, STORES) or cache.spec.layer(op.layer).every > 1:
         return value.float()
@@ -188,7 +188,7 @@ def _near(found: Any, wanted: Any, op: Op[Value]) -> bool:
 
 
 def fingerprint(device: Any, target: str) -> str:
-    """Everything that verdicts depend on."""
+    """Return everything that verdicts depend on."""
     name = "interpreter" if device.type != "cuda" else torch.cuda.get_device_name(device)
     beside = b"".join(Path(__file__).with_name(f"{one}.py").read_bytes() for one in ("tiles", "libraries"))
     code = f"{sources()[:16]}-{zlib.crc32(beside):08x}"

@@ -113,7 +113,7 @@ class CudaStep:
         self._counts = {TOKENS: len(self.tokens), ROWS: len(self.logit_rows), PIECE: 0}
 
     def _parts(self, inputs: ModelInput, compact: bool) -> list[Array]:
-        """Numbers of tokens, logit rows, sequences and states, padded to the size: int32, but for 64 bits of a place.
+        """Collect numbers of tokens, logit rows, sequences and states, padded to the size: int32, a place 64 bits.
 
         Sequences have rows of the block table by slot, or, if it is compact, in order.
         """
@@ -159,12 +159,12 @@ class CudaStep:
         return found
 
     def rows_of(self, value: Value) -> Any:
-        """All rows of a value, with those of the padding."""
+        """Return all rows of a value, with those of the padding."""
         place = self._arena.places[value]
         return self._tensor(place, 0, self._counts[place.kind])
 
     def given(self, tensor: Any, value: Value) -> Any:
-        """The rows of a tensor like a value that are not of the padding."""
+        """Return the rows of a tensor like a value that are not of the padding."""
         return tensor[: self._given[self.kind(value)]]
 
     def _tensor(self, place: Place, start: int, count: int) -> Any:
@@ -180,14 +180,14 @@ class CudaStep:
         return None if value is None else self[value]
 
     def routes(self, value: Value) -> tuple[Any, Any]:
-        """The ids int32 and the weights float32 [T, C] of a Route, side by side in its place."""
+        """Return the ids int32 and the weights float32 [T, C] of a Route, side by side in its place."""
         count, width = len(self.tokens), self._arena.places[value].width // 2
         begin, first = self._arena.places[value].begin, -(-self._arena.max_tokens * width * 4 // 16) * 16
         ids, weights = (self._memory[start : start + 4 * count * width] for start in (begin, begin + first))
         return ids.view(torch.int32).view(count, width), weights.view(torch.float32).view(count, width)
 
     def codes(self, value: Value) -> tuple[Any, Any]:
-        """Int8 codes [rows, D] and their scales float32 [rows], one behind the other in the place of a value."""
+        """Return int8 codes [rows, D] and their float32 scales [rows], one behind the other in the place of a value."""
         place = self._arena.places[value]
         count, width = self._counts[place.kind], place.width - SCALE
         scales = place.begin + -(-count * width // 16) * 16
@@ -195,7 +195,7 @@ class CudaStep:
         return codes, self._memory[scales : scales + 4 * count].view(torch.float32)
 
     def room(self, x: Any, chosen: int, experts: Experts, width: int) -> ExpertScratch:
-        """Room for a mixture of rows x, which layers of equal shapes share."""
+        """Find room for a mixture of rows x, which layers of equal shapes share."""
         about = [(side.rounds, side.inputs is None) for side in (experts.up, experts.down)]
         key = chosen, experts.sizes.shape[0], experts.largest, width, experts.up.form, *about
         if key not in self._rooms:
@@ -210,16 +210,16 @@ class CudaStep:
             self.adapters.forget()
 
     def empty(self, *shape: int, dtype: Any) -> Any:
-        """Room that this step needs alone."""
+        """Make room that this step needs alone."""
         return torch.empty(shape, dtype=dtype, device=self.cache.device)
 
     @property
     def plain(self) -> TorchStep:
-        """The step for operations without a kernel."""
+        """Return the step for operations without a kernel."""
         return plain_step(self.inputs, self.cache)
 
     def host(self, value: Value) -> FloatArray:
-        """A value in host memory, float32."""
+        """Return a value in host memory, float32."""
         found: FloatArray = self[value].float().cpu().numpy()
         return found
 
@@ -231,7 +231,7 @@ class CudaStep:
         self, num_heads: int, width: int, layer: LayerCache, window: int, chunk: int, ahead: int, listed: int,
         every: int,
     ) -> tuple[WorkShape, WorkTensors]:  # fmt: skip
-        """The work list of a layer whose values are `width` wide, which layers of equal shapes share."""
+        """Return the work list of a layer whose values are `width` wide, which layers of equal shapes share."""
         groups, by_token = layer.keys.shape[1], layer.keys.dtype == torch.int8
         tiles = attention_tiles(self._run.target.family, width, by_token, latent=layer.values is None)
         shape = WorkShape(num_heads, groups, tiles.few, window, chunk, ahead, listed, every)

@@ -47,14 +47,14 @@ INTERPRETER = Target("interpreter", "interpreter", 1 << 40, 1)
 
 
 def target_named(name: str) -> Target:
-    """The target of that name. ConfigError if there is none."""
+    """Return the target of that name. ConfigError if there is none."""
     if name not in TARGETS:
         raise ConfigError(f"--target must be one of {', '.join(TARGETS)}, got {name!r}")
     return TARGETS[name]
 
 
 def target_of(major: int, minor: int) -> Target:
-    """The target of a device's compute capability. ConfigError if kernels do not support it."""
+    """Return the target of a device's compute capability. ConfigError if kernels do not support it."""
     found = TARGETS.get(f"sm_{major}{minor}")
     if found is None:
         raise ConfigError(

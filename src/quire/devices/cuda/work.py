@@ -49,7 +49,7 @@ class WorkShape:
         return 1 if self.listed else self.tile.rows // self.heads_of_tile
 
     def state_bytes(self, width: int) -> int:
-        """The room for a closed state of all heads, with values `width` wide."""
+        """Return the room for a closed state of all heads, with values `width` wide."""
         return 4 * self.head_tiles * self.tile.rows * ((1 << (width - 1).bit_length()) + 2)
 
 
@@ -75,7 +75,7 @@ class Work:
         return np.concatenate([rows.reshape(-1) for rows in self.lists])
 
     def padded(self, shape: WorkShape, tokens: int, processors: int) -> Work:
-        """The same items, and items of no work, up to the most that a list of that number of tokens has.
+        """Return the same items, and items of no work, up to the most that a list of that number of tokens has.
 
         A tile is split if it has more than an equal share of all segments: fewer are than processors serve its heads.
         """

@@ -126,7 +126,7 @@ class ReferenceStep:
 
 
 def attend(step: ReferenceStep, op: Attend[FloatArray]) -> FloatArray:
-    """One softmax over the whole row, not tiled: the result that the online form must reach."""
+    """Attend by one softmax over the whole row, not tiled: the result that the online form must reach."""
     kept = step.kv.spec.layer(op.layer)
     groups, head_dim = kept.num_kv_heads, kept.head_dim
     out = np.empty((len(op.q), op.num_heads, kept.value_dim or head_dim), np.float32)
@@ -275,7 +275,7 @@ class ReferenceBackend:
         return ReferenceExecutable(graph, kv, limits)
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
-        """Logits and four of the widest activation, which is about what numpy holds at once."""
+        """Count logits and four of the widest activation, which is about what numpy holds at once."""
         logits = 4 * limits.max_logit_rows * graph.vocab_size
         return logits + 4 * 4 * limits.max_tokens * widest_activation(graph, kv_spec)
 

@@ -152,7 +152,7 @@ def _only(ids: NDArray[np.intp], size: int) -> BoolRow:
 
 
 def truncate(logits_V: Row, params: SamplingParams) -> BoolRow:
-    """The tokens that may be sampled: min_p, then exactly top_k, then the nucleus top_p of the rest.
+    """Return the tokens that may be sampled: min_p, then exactly top_k, then the nucleus top_p of the rest.
 
     top_p (Holtzman et al. 2020) keeps the fewest tokens, best first, whose weights sum to at least top_p of
     the sum over the tokens that min_p and top_k left. `best_first` is the order in both.
@@ -170,7 +170,7 @@ def truncate(logits_V: Row, params: SamplingParams) -> BoolRow:
 
 
 def log_softmax(logits_V: Row) -> NDArray[Any]:
-    """Natural log of the softmax, in float64."""
+    """Compute the natural log of the softmax, in float64."""
     x = logits_V.astype(np.float64)
     x -= x.max()
     result: NDArray[Any] = x - np.log(np.exp(x).sum())

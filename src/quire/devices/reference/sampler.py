@@ -35,7 +35,7 @@ _HALF = np.uint64(32)
 
 
 def philox(counter: Sequence[NDArray[np.uint64]], seed: int) -> list[NDArray[np.uint64]]:
-    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), 4 x 32 bits."""
+    """Draw by Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), 4 x 32 bits."""
     c0, c1, c2, c3 = counter
     key_0, key_1 = seed & 0xFFFFFFFF, seed >> 32
     for i in range(10):
@@ -70,7 +70,7 @@ def log_portable(x: Float64Array) -> Float64Array:
 
 
 def gumbel(seed: int, position: int, tokens: NDArray[np.int64]) -> Float64Array:
-    """Standard Gumbel noise of each token: -ln(-ln u), u from 52 bits and never 0 or 1."""
+    """Return the standard Gumbel noise of each token: -ln(-ln u), u from 52 bits and never 0 or 1."""
     high, low = (_bits(seed, position, tokens, part) for part in (0, 1))
     k = ((high << _HALF) | low) >> np.uint64(12)
     u = (k.astype(np.float64) * 2.0 + 1.0) * 2.0**-53
@@ -78,14 +78,14 @@ def gumbel(seed: int, position: int, tokens: NDArray[np.int64]) -> Float64Array:
 
 
 def draw(logits_V: Row, kept_V: BoolRow, temperature: float, seed: int, position: int) -> int:
-    """The kept token with the largest scaled logit plus noise; the lowest id among equals."""
+    """Return the kept token with the largest scaled logit plus noise; the lowest id among equals."""
     ids = np.flatnonzero(kept_V)
     x = logits_V[ids].astype(np.float64) - float(logits_V.max())
     return int(ids[np.argmax(x * (1.0 / temperature) + gumbel(seed, position, ids))])
 
 
 def top_logprobs(logits_V: Row, token: int, num_top: int) -> TokenLogprobs:
-    """Log-probability and rank of `token`, and the `num_top` best (-1: all), from unmodified logits."""
+    """Compute log-probability and rank of `token`, and the `num_top` best (-1: all), from unmodified logits."""
     logprobs = log_softmax(logits_V)
     best = np.argsort(-logits_V, kind="stable")[: logits_V.size if num_top < 0 else num_top]
     rank = 1 + int((logits_V > logits_V[token]).sum())
@@ -97,7 +97,7 @@ def unsound(token: int) -> TokenLogprobs:
 
 
 def is_sound(logits_V: Row) -> bool:
-    """No NaN and no +inf; -inf means a forbidden token."""
+    """Tell whether there is no NaN and no +inf; -inf means a forbidden token."""
     return bool((logits_V < np.inf).all())
 
 

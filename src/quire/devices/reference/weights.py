@@ -45,7 +45,7 @@ class ReferenceMatrix(Matrix):
         return values if self.inputs is None else self.inputs.restored(values)
 
     def seen(self, row: FloatArray) -> Float64Array:
-        """One row of activations [K] in the precision that products with this weight use."""
+        """Return one row of activations [K] in the precision that products with this weight use."""
         row = row if self.inputs is None else self.inputs.seen(row).astype(np.float32)
         rounded = row if self.rounding is None else self.rounding.round(row[None])[0]
         seen: Float64Array = rounded.astype(np.float64)
@@ -61,7 +61,7 @@ def own_matrix(weight: Matrix) -> ReferenceMatrix:
 
 
 def _rounded(part: Array | QuantTensor, dtype: WeightType) -> FloatArray:
-    """The float32 values of a part of a weight, rounded to this type."""
+    """Return the float32 values of a part of a weight, rounded to this type."""
     if isinstance(part, QuantTensor):
         return part.layout.dequantize(part)  # in the order of its columns
     floats: FloatArray = np.asarray(part).astype(np.float32)

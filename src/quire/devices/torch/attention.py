@@ -44,7 +44,7 @@ def attend(
 
 
 def shares(scores: Any, shown: Any, sinks: Any) -> Any:
-    """The softmax of scores [.., N, Q, K] over what is `shown` (None: all) and a sink [N] of each head."""
+    """Take the softmax of scores [.., N, Q, K] over what is `shown` (None: all) and a sink [N] of each head."""
     scores = scores if shown is None else scores.masked_fill(~shown, -torch.inf)
     if sinks is None:
         return scores.softmax(-1)

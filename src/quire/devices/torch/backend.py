@@ -112,7 +112,7 @@ class TorchBackend:
         return TorchSampler(vocab_size, _native.ThreadPool(self.threads))
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
-        """Logits and four of the widest activation, which is about what torch holds at once."""
+        """Count logits and four of the widest activation, which is about what torch holds at once."""
         logits = 4 * limits.max_logit_rows * graph.vocab_size
         if self._device.type == "mps" and kv_spec.dtype.startswith("fp8"):
             raise ConfigError("--device mps has no FP8: choose --kv-cache-dtype bfloat16")

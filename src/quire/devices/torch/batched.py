@@ -29,13 +29,13 @@ MOST_SCORES = 1 << 24  # of a head: more queries of a sequence are computed in p
 
 
 def activation_type(graph: Graph) -> Any:
-    """The type of a graph's activations: that of its first weight."""
+    """Return the type of a graph's activations: that of its first weight."""
     fields = (getattr(op, name) for op in graph.ops for name in op.__struct_fields__)
     return next((field.values.dtype for field in fields if isinstance(field, TorchMatrix)), torch.float32)
 
 
 def formulas_in(dtype: Any) -> Formulas:
-    """The formulas, with results in a type."""
+    """Return the formulas, with results in a type."""
 
     def rounded(formula: Any, step: TorchStep, op: Op[Any]) -> Any:
         return formula(step, op).to(dtype)
@@ -70,7 +70,7 @@ class Group:
 
 
 def groups(step: TorchStep, a: Attention) -> list[Group]:
-    """The step's sequences in groups, which layers that see the same positions share."""
+    """Return the step's sequences in groups, which layers that see the same positions share."""
     key = a.window, a.chunk, a.ahead
     if key not in step.seen:
         by_size = defaultdict[int, list[tuple[int, ...]]](list)
@@ -158,7 +158,7 @@ def attend_group(step: TorchStep, op: Attend[Any], group: Group) -> Any:
 
 
 def changes(step: TorchStep, op: Attend[Any], group: Group) -> Any:
-    """What is added to scores by distance and position, float32 [B, N, Q, K]; None: nothing."""
+    """Return what is added to scores by distance and position, float32 [B, N, Q, K]; None: nothing."""
     a, added = op.attention, None
     if a.slopes is not None:
         added = step.constant(a.slopes)[:, None, None] * group.distances

@@ -154,7 +154,7 @@ class TorchStage(Group):
         self._wait(lambda group: group.send([own], 1, 0))
 
     def receive(self, num_tokens: int) -> Any:
-        """Rows that come when an operation asks for them: see `arrived`."""
+        """Return what fills rows when an operation asks for them: see `arrived`."""
         return self
 
     def fill(self, out: Any) -> None:
@@ -174,7 +174,7 @@ def arrived(inputs: ModelInput, out: Any) -> Any:
 
 
 def summed(x: Any, peers: Peers | None) -> Any:
-    """The sum of all ranks' x [rows, D], float32."""
+    """Return the sum of all ranks' x [rows, D], float32."""
     if x.is_meta:
         return x.float()
     if not isinstance(peers, TorchPeers):
@@ -187,7 +187,7 @@ def summed(x: Any, peers: Peers | None) -> Any:
 
 
 def joined(x: Any, widths: Sequence[int], peers: Peers | None) -> Any:
-    """The columns of all ranks side by side."""
+    """Return the columns of all ranks side by side."""
     if x.is_meta:
         return x.new_empty((len(x), sum(widths)))
     if not isinstance(peers, TorchPeers):

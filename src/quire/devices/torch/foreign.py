@@ -72,7 +72,7 @@ class TransformersBackend(TorchBackend):
         return TorchExecutable(graph, own_cache(kv), limits, self.threads, FORMULAS)
 
     def workspace_bytes(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> int:
-        """Logits and activations. An estimate, since the library's code decides."""
+        """Count logits and activations. An estimate, since the library's code decides."""
         return 8 * max(graph.vocab_size * limits.max_logit_rows, 64 * 4096 * limits.max_tokens // 16)
 
 
@@ -192,7 +192,7 @@ def _fields(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _made(make: Callable[[], T], directory: Path) -> T:
-    """The result of `make`, which runs transformers' code. That raises anything: all becomes ModelError."""
+    """Return the result of `make`, which runs transformers' code. That raises anything: all becomes ModelError."""
     try:
         return make()
     except QuireError:
@@ -309,7 +309,7 @@ class _SplitModel:
         self._output: Any = None
 
     def hidden(self, step: TorchStep) -> Any:
-        """All sequences of the step as one row of tokens: [L, D]."""
+        """Compute the hidden states of the step's logit rows, its sequences as one row of tokens: [L, D]."""
         self._paged.step = step
         self._output = self._base(
             input_ids=step.tokens_T[None], position_ids=step.positions_T[None], use_cache=False
@@ -317,7 +317,7 @@ class _SplitModel:
         return self._output.last_hidden_state[0][step.logit_rows_L]
 
     def head(self, step: TorchStep, hidden_LD: Any) -> Any:
-        """The model's own forward pass with `hidden_LD` in place of its layers' result: [L, V] float32."""
+        """Run the model's own forward pass with `hidden_LD` in place of its layers' result: [L, V] float32."""
         output = dataclasses.replace(self._output, last_hidden_state=hidden_LD[None])
         self._base.forward = lambda *args, **options: output
         try:
@@ -398,7 +398,7 @@ def _check(info: TransformersModel, model: Any, paged: PagedAttention, graph: Gr
 def _checked_input(
     texts: list[IntArray], done: Sequence[int], stop: Sequence[int], blocks: int
 ) -> ModelInput:
-    """A step of the tokens from `done` to `stop`, with the logits of all of them."""
+    """Make a step of the tokens from `done` to `stop`, with the logits of all of them."""
     counts = np.subtract(stop, done)
     return ModelInput(
         np.concatenate([text[a:b] for text, a, b in zip(texts, done, stop, strict=True)]),

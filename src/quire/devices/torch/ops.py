@@ -17,7 +17,7 @@ from quire.devices.torch.exchange import arrived, joined, summed
 
 
 def attend_rows(step: TorchStep, op: Attend[Any]) -> Any:
-    """One softmax over everything that a query sees, not tiled."""
+    """Attend by one softmax over everything that a query sees, not tiled."""
     sinks = None if op.attention.sinks is None else step.own(op.attention.sinks)
     rows, value_dim = [], step.cache.values[op.layer].shape[-1]
     attention = op.attention

@@ -68,7 +68,7 @@ def own_matrix(weight: Matrix) -> TorchMatrix:
 
 
 def rounded(x: Any, rounding: Rounding) -> Any:
-    """Rows [.., K]; roundings other than int8 around 0 are the oracle's own, on the host."""
+    """Round rows [.., K]; roundings other than int8 around 0 are the oracle's own, on the host."""
     width = x.shape[-1]
     if rounding == Rounding(number="int8", columns=rounding.columns):
         return round_int8_by(x, rounding.columns)

@@ -45,14 +45,14 @@ class SlotPart(Protocol):
 
     @property
     def active(self) -> bool:
-        """Whether any slot has something for this part to do in a step."""
+        """Tell whether any slot has something for this part to do in a step."""
 
     def rows(self, step: StepLayout) -> list[int]:
         """List the tokens of the step (0..T-1, ascending) whose logits or hidden states this part reads."""
 
     @property
     def greedy(self) -> bool:
-        """Whether all slots of this part need only the largest logit of each row."""
+        """Tell whether all slots of this part need only the largest logit of each row."""
 
     def launch(self, rows: StepRows, first: int) -> Collect | None:
         """Have the device work on the step's result; returns what collects it. The part's own rows start at `first`."""

@@ -131,7 +131,7 @@ class SamplingPart:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no sequence without a grammar is sampled in this step."""
+        """Tell whether no sequence without a grammar is sampled in this step."""
         return not self._draws
 
     def rows(self, step: StepLayout) -> list[int]:
