@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
-from quire.config import EngineConfig
 from quire.engine.verbs import Result, Verb
 from quire.types import Delta, EngineStats, ModelCard, Request, ScheduledBatch
 
@@ -94,9 +93,3 @@ class Made(Protocol):
     def info(self) -> ModelCard: ...
     @property
     def report(self) -> Phases: ...
-
-
-class CoreMaker(Protocol):
-    """A module that starts an engine core from its configuration."""
-
-    def start_core(self, config: EngineConfig) -> Made: ...

@@ -94,16 +94,9 @@ def agreement(config: EngineConfig, model: ModelInfo, fingerprint: str) -> str:
 def facts_of(config: EngineConfig, model: ModelInfo, fingerprint: str) -> tuple[object, ...]:
     """Collect what a model's values depend on, without its weights and their layout."""
     lora = config.lora
-    return (
-        __version__,
-        fingerprint,
-        model.spec,
-        model.dtype,
-        model.quantized,
-        model.num_parameters,
-        config.cache.kv_cache_dtype,
-        (lora.enable_lora, lora.max_lora_rank, lora.lora_dtype, lora.spare_tokens),
-    )
+    adapters = lora.enable_lora, lora.max_lora_rank, lora.lora_dtype, lora.spare_tokens
+    values = model.spec, model.dtype, model.quantized, model.num_parameters, config.cache.kv_cache_dtype
+    return (__version__, fingerprint, *values, adapters)
 
 
 def layout_of(parallel: ParallelConfig) -> tuple[object, ...]:

@@ -196,19 +196,11 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
     outline = backend.outline()
     sharing = parallel.ranks_per_node if backend.choices.shared_memory else 1
     available = (free or backend.free_memory()) // sharing
-    max_num_seqs = min(
-        config.scheduler.max_num_seqs,
-        config.scheduler.max_num_batched_tokens,
-        model.limits.max_batch_size or config.scheduler.max_num_seqs,
-    )
+    budget, wanted = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    max_num_seqs = min(wanted, budget, model.limits.max_batch_size or wanted)
     slots = config.lora.slots if config.lora.enable_lora else 0
-    limits = Limits(
-        config.scheduler.max_num_batched_tokens,
-        max_num_seqs,
-        min(backend.choices.logit_rows, max_num_seqs),
-        slots,
-        backend.choices.graphs,
-    )
+    rows = min(backend.choices.logit_rows, max_num_seqs)
+    limits = Limits(budget, max_num_seqs, rows, slots, backend.choices.graphs)
     features = {
         name: registry.make_planned(name, config)
         for name, entry in registry.FEATURES.items()
@@ -234,7 +226,7 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
             max_model_len_is_given=config.model.max_model_len is not None,
             max_num_seqs=max_num_seqs,
             shape=kv_spec.block_shape,
-            budget=config.scheduler.max_num_batched_tokens,
+            budget=budget,
             bytes_per_state=kv_spec.bytes_per_state if kv_spec.bytes_per_state(0) else None,
             most_draft=need.most_draft,
         )

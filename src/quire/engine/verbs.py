@@ -80,16 +80,8 @@ class Identify(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Verb = (
-    Ping
-    | ResetPrefixCache
-    | Sleep
-    | WakeUp
-    | StartProfile
-    | StopProfile
-    | LoadAdapter
-    | UnloadAdapter
-    | Identify
-)
+    Ping | ResetPrefixCache | Sleep | WakeUp | StartProfile | StopProfile | LoadAdapter | UnloadAdapter | Identify
+)  # fmt: skip
 Result = bool | str | None
 Handler = Callable[[Any], "Result | Future[str]"]
 """Obeys a verb, now or (a Future) beside the steps. QuireError if it cannot."""

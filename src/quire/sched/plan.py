@@ -377,9 +377,8 @@ class Planner:
         """Count how many of a prompt's pending tokens the step computes. The first prompt always gets some."""
         most = min(pending, plan.budget)
         if seq.prompt_width:
-            most = min(
-                most, max(0 if plan.num_scores else 1, (MOST_ENTRIES - plan.num_scores) // seq.prompt_width)
-            )
+            left = (MOST_ENTRIES - plan.num_scores) // seq.prompt_width
+            most = min(most, max(0 if plan.num_scores else 1, left))
         if self.whole_prompts:
             fits = most == pending and (not plan.seqs or self._pace.chunk(plan, start, most, True) == most)
             return most if fits else 0

@@ -76,15 +76,8 @@ class Scheduler:
         self._arrivals = 0
         rates = rates or StepRates()
         self._stats = EngineStats(num_blocks=num_blocks, limits=rates.limits)
-        self._tables = BlockTables(
-            num_blocks,
-            block_size,
-            enable_prefix_caching,
-            recompute_last,
-            shape,
-            config.max_num_batched_tokens,
-            rows,
-        )
+        about = enable_prefix_caching, recompute_last, shape, config.max_num_batched_tokens, rows
+        self._tables = BlockTables(num_blocks, block_size, *about)
         self._max_total = min(max_model_len, self._tables.most_tokens)
         self._queue = WaitingQueue(self._tables)
         self.pace = Pace(config, rates, max_model_len, clock)
@@ -187,6 +180,7 @@ class Scheduler:
     def _sequence(self, group: Group, index: int, tokens: list[int], base: PrefixMatch | None) -> Sequence:
         request, num_prompt = group.request, len(group.request.tokens)
         sampling = request.sampling
+        prompt_width = width_of(sampling.prompt_logprobs, sampling.prompt_logprob_token_ids) * (not index)
         self._arrivals += 1
         return Sequence(
             request=request,
@@ -205,9 +199,7 @@ class Scheduler:
             num_prompt_logprobs=request.scored_from,
             base=base,
             repetition=active_repetition(sampling),
-            prompt_width=0
-            if index
-            else width_of(sampling.prompt_logprobs, sampling.prompt_logprob_token_ids),
+            prompt_width=prompt_width,
             output_width=width_of(sampling.logprobs, sampling.logprob_token_ids),
         )
 

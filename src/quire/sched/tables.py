@@ -130,9 +130,8 @@ class BlockTables:
         `less_one` cuts the last token off. Its block stays the same, as the token after it may count.
         """
         match, cursor = self.prefix.match(tokens, namespace, limit)
-        whole = self._whole(
-            self._shorten(match, match.num_tokens - 1) if less_one and match.num_tokens else match
-        )
+        less = less_one and match.num_tokens > 0
+        whole = self._whole(self._shorten(match, match.num_tokens - 1) if less else match)
         if whole.num_tokens < match.num_tokens:
             cursor = cursor.above(len(whole.blocks) * self.block_size + 1)
         return whole, cursor if whole.blocks else self.prefix.root

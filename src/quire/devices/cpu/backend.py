@@ -82,16 +82,8 @@ class NativeKVCache:
         num_slabs = num_blocks * (shape.full + shape.windowed)
         self.spec, self.num_blocks, self.block_size = spec, num_slabs // shape.full, block_size
         with native_errors:
-            self.store = _native.KVStore(
-                layer_tuples(spec),
-                spec.dtype,
-                self.num_blocks,
-                block_size,
-                scale_lists(spec),
-                spec.columns,
-                num_slabs,
-                *states,
-            )
+            sizes = self.num_blocks, block_size, scale_lists(spec), spec.columns, num_slabs
+            self.store = _native.KVStore(layer_tuples(spec), spec.dtype, *sizes, *states)
 
     def place_blocks(self, rows: Sequence[Sequence[int]]) -> None:
         with native_errors:
@@ -122,18 +114,12 @@ class NativeExecutable:
         adapting: Callable[[], AdapterPacker],
     ) -> None:
         self._plan = plan = recording.plan
-        self._recording, self._adapting = recording, adapting
-        self._limits = limits
+        self._recording, self._adapting, self._limits = recording, adapting, limits
         with native_errors:
             plan.bind(cache.store)
         self._has_head = recording.output is None
-        self._hidden: FloatArray
-        if recording.output is None:
-            self._logits: FloatArray = plan.logits_view()
-            self._hidden = plan.hidden_view()
-        else:
-            self._logits = np.empty((0, 0), np.float32)
-            self._hidden = plan.tap_view(recording.output)
+        self._logits: FloatArray = plan.logits_view() if self._has_head else np.empty((0, 0), np.float32)
+        self._hidden: FloatArray = plan.hidden_view() if self._has_head else plan.tap_view(recording.output)
         self._best: IntArray | None = plan.best_view()
         self._taps: list[FloatArray] = [plan.tap_view(tap) for tap in recording.taps]
         self._num_tokens = 0
@@ -286,16 +272,8 @@ class NativeBackend:
 
     def _record(self, graph: Graph, kv_spec: KVSpec, limits: Limits) -> Recording:
         with native_errors:
-            plan = _native.Plan(
-                self.isa,
-                self.pool,
-                layer_tuples(kv_spec),
-                limits.max_tokens,
-                limits.max_seqs,
-                limits.max_logit_rows,
-                limits.max_adapters,
-            )
-            return Recording(plan, graph)
+            most = limits.max_tokens, limits.max_seqs, limits.max_logit_rows, limits.max_adapters
+            return Recording(_native.Plan(self.isa, self.pool, layer_tuples(kv_spec), *most), graph)
 
 
 class OutlineBackend(NativeBackend):

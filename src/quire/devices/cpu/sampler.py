@@ -58,9 +58,8 @@ class NativeSampler:
         native.presence_penalty = params.presence_penalty
         native.min_tokens = params.min_tokens
         native.wants_logprobs = params.wants_logprobs
-        native.num_top = (
-            self.vocab_size if params.logprobs == -1 else min(params.logprobs or 0, self.vocab_size)
-        )
+        most = self.vocab_size
+        native.num_top = most if params.logprobs == -1 else min(params.logprobs or 0, most)
         native.output = state.output_tokens
         key = id(params), id(state.bad_words), state.stop_ids
         native.rules = self._rules.take(slot, key, state, self._make_rules)

@@ -13,16 +13,10 @@ from quire.devices.cuda.copies import sent
 from quire.devices.cuda.kernels.attention import LayerCache
 from quire.devices.cuda.kernels.recurrent import State
 from quire.devices.protocol import KVCache, KVDtype, KVSpec
+from quire.devices.torch import cache
 from quire.errors import ConfigError, EngineError
 
-DTYPES: dict[KVDtype, Any] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.int8,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-}
+DTYPES: dict[KVDtype, Any] = {**cache.DTYPES, "int8": torch.int8}
 
 
 class CudaKVCache:

@@ -24,17 +24,9 @@ EXP_FLOOR = np.float32(-80.0)
 _LOG2_E = np.float32(1.44269504088896341)
 _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)
-_EXP_POLYNOMIAL = tuple(
-    np.float32(c)
-    for c in (
-        1.9875691500e-4,
-        1.3981999507e-3,
-        8.3334519073e-3,
-        4.1665795894e-2,
-        1.6666665459e-1,
-        5.0000001201e-1,
-    )
-)
+_EXP_POLYNOMIAL = tuple(map(np.float32, (
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1,
+)))  # fmt: skip
 
 
 def allowed_tokens(logits_V: Row, slot: SlotSampling, mask: TokenMask | None) -> None:
@@ -55,10 +47,8 @@ def token_mask(logits_V: Row, slot: SlotSampling, mask: TokenMask | None) -> Non
 def bad_words(logits_V: Row, slot: SlotSampling, mask: TokenMask | None) -> None:
     """Forbid the last token of each bad word whose other tokens end the output."""
     for word in slot.bad_words:
-        head = len(word) - 1
-        if head <= len(slot.output_tokens) and slot.output_tokens[len(slot.output_tokens) - head :] == list(
-            word[:-1]
-        ):
+        output, head = slot.output_tokens, [*word[:-1]]
+        if len(head) <= len(output) and output[len(output) - len(head) :] == head:
             logits_V[word[-1]] = -np.inf
 
 
@@ -95,14 +85,8 @@ def frequency_and_presence(logits_V: Row, slot: SlotSampling, mask: TokenMask | 
 Stage = Callable[[Row, SlotSampling, TokenMask | None], None]
 
 STAGES: tuple[Stage, ...] = (
-    allowed_tokens,
-    token_mask,
-    bad_words,
-    min_tokens,
-    logit_bias,
-    repetition_penalty,
-    frequency_and_presence,
-)
+    allowed_tokens, token_mask, bad_words, min_tokens, logit_bias, repetition_penalty, frequency_and_presence,
+)  # fmt: skip
 """In order, as vLLM applies them: a bias adds and a penalty scales, so the two do not commute."""
 
 

@@ -168,11 +168,8 @@ def changes(step: TorchStep, op: Attend[Any], group: Group) -> Any:
         bias = step.constant(a.bias)[:, places].transpose(0, 1)
         added = bias if added is None else added + bias
     if op.scores is not None:
-        each = (
-            op.scores[group.rows]
-            .float()
-            .reshape(group.count, -1, op.num_heads, op.scores.shape[1] // op.num_heads)
-        )
+        shape = group.count, -1, op.num_heads, op.scores.shape[1] // op.num_heads
+        each = op.scores[group.rows].float().reshape(shape)
         own = torch.take_along_dim(each.transpose(1, 2), group.positions[:, None, None], -1)
         added = own if added is None else added + own
     return added

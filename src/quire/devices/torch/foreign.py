@@ -94,12 +94,8 @@ class TransformersModel(ForeignModel):
         }
         model = _made(partial(load_pretrained, kind, self.directory, **settings), self.directory)
         split = _SplitModel(model, paged)
-        graph = record(
-            lambda g: g(RunLayers(split)),
-            lambda g, hidden: g(RunHead(hidden, split)),
-            self.vocab_size,
-            self.hidden_size,
-        )
+        sizes = self.vocab_size, self.hidden_size
+        graph = record(lambda g: g(RunLayers(split)), lambda g, x: g(RunHead(x, split)), *sizes)
         _made(partial(_check, self, model, paged, graph), self.directory)
         return graph
 
@@ -228,10 +224,8 @@ def _probe(model: Any, paged: PagedAttention, directory: Path) -> tuple[dict[int
             f"{directory}: {found} use attention that can be replaced; other states cannot be served"
         )
     for kept in (value for value in output.values() if isinstance(value, Cache)):
-        other = (
-            {type(layer) for layer in kept.layers} - set(KEPT) if type(kept) is DynamicCache else {type(kept)}
-        )
-        if other:
+        own = type(kept) is DynamicCache
+        if other := {type(layer) for layer in kept.layers} - set(KEPT) if own else {type(kept)}:
             names = ", ".join(sorted(kind.__name__ for kind in other))
             raise ModelError(f"{directory}: {made} keeps {names}, which holds more than keys and values")
     window = getattr(text, "sliding_window", None)
