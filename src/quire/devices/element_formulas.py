@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quire.devices import ops
-from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, SparseGELU, Temperature
+from quire.devices.elementwise import GELU, XIELU, Clamp, ColumnScale, Elementwise, SparseGELU, Temperature
 from quire.devices.sparse_ops import PositionScale
 from quire.devices.step import Step
 from quire.devices.stream_ops import StreamGates
@@ -40,28 +40,20 @@ def apply(step: Step, op: ops.Apply[Any]) -> Any:
         return step.single((parts * by_part[:, :, None]).reshape(len(x), -1))
     if isinstance(function, ColumnScale):
         return step.single(step.wide(x) * step.own(np.array(function.factors)))
+    formula = BY_ROW[type(function)]
+    return step.single(by_row(step, lambda row: formula(step, row, function), x))
 
-    def xielu(row: Any, f: XIELU) -> Any:
-        below = f.alpha_n * (xp.expm1(xp.clip(row, None, f.eps)) - row)
-        return xp.where(row > 0, f.alpha_p * row * row, below) + f.beta * row
 
-    def sparse_gelu(row: Any, f: SparseGELU) -> Any:
-        wide = step.double(row)
-        apart = wide - wide.mean(-1)[..., None]
-        kept = xp.clip(apart - f.cutoff * xp.sqrt((apart * apart).mean(-1)[..., None]), 0.0, None)
-        return step.activate("gelu_tanh", kept)
+def xielu(step: Step, row: Any, f: XIELU) -> Any:
+    below = f.alpha_n * (step.xp.expm1(step.xp.clip(row, None, f.eps)) - row)
+    return step.xp.where(row > 0, f.alpha_p * row * row, below) + f.beta * row
 
-    def changed(row: Any) -> Any:
-        if isinstance(function, GELU):
-            return step.activate("gelu", row)
-        if isinstance(function, StreamGates):
-            return stream_gates(step, row, function)
-        if isinstance(function, SparseGELU):
-            return sparse_gelu(row, function)
-        assert isinstance(function, XIELU)
-        return xielu(row, function)
 
-    return step.single(by_row(step, changed, x))
+def sparse_gelu(step: Step, row: Any, f: SparseGELU) -> Any:
+    wide, xp = step.double(row), step.xp
+    apart = wide - wide.mean(-1)[..., None]
+    kept = xp.clip(apart - f.cutoff * xp.sqrt((apart * apart).mean(-1)[..., None]), 0.0, None)
+    return step.activate("gelu_tanh", kept)
 
 
 def stream_gates(step: Step, row: Any, f: StreamGates) -> Any:
@@ -82,3 +74,12 @@ def stream_gates(step: Step, row: Any, f: StreamGates) -> Any:
             mixed = mixed / (mixed.sum(axis=i % 2 - 2, keepdims=True) + f.eps)
         parts.append(mixed.swapaxes(-1, -2).reshape(*rows, -1))
     return xp.concatenate(parts, axis=-1)
+
+
+BY_ROW: dict[type[Elementwise], Callable[[Step, Any, Any], Any]] = {
+    GELU: lambda step, row, f: step.activate("gelu", row),
+    StreamGates: stream_gates,
+    SparseGELU: sparse_gelu,
+    XIELU: xielu,
+}
+"""BY_ROW are the formulas of functions of one row, or of each."""

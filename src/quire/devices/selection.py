@@ -210,10 +210,6 @@ def _there(kind: str, count: int) -> str:
     return f"this machine has {kind}:0 " + ("alone" if count == 1 else f"to {kind}:{count - 1}")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-
-
 def _index(device: str, instead: str = INSTEAD) -> int:
     """Find the number of a GPU that the kernels can use. ConfigError: there is none."""
     if torch.version.cuda is None:
@@ -231,8 +227,9 @@ def _index(device: str, instead: str = INSTEAD) -> int:
         capability: tuple[Any, ...] = torch.cuda.get_device_capability(index)
         torch.cuda.mem_get_info(index)  # uses it, as nothing before
     except RuntimeError as error:
+        said = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise ConfigError(
-            f"cuda:{index} cannot be used now ({_first_line(error)}): see nvidia-smi for what holds it, or choose "
+            f"cuda:{index} cannot be used now ({said}): see nvidia-smi for what holds it, or choose "
             f"another one by --device cuda:N{instead}"
         ) from error
     if capability < LEAST_CAPABILITY:

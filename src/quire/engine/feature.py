@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
 
 
-def _all_of_it(slot: int, draft: list[int]) -> int:
-    return len(draft)
-
-
 @dataclass(slots=True)
 class Joined:
     """A running engine, as features join it: slot parts, gates, verbs, and what features share.
@@ -48,7 +44,7 @@ class Joined:
     features: Features
     tokenizer: Callable[[], Tokenizer] | None
     processors: tuple[type, ...] = ()
-    count_allowed: Callable[[int, list[int]], int] = _all_of_it
+    count_allowed: Callable[[int, list[int]], int] = lambda slot, draft: len(draft)
     adapter_heads: dict[str, PoolingHead] = field(default_factory=dict)
 
     @property

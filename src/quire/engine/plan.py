@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from msgspec.structs import replace as replaced
 
@@ -202,7 +202,7 @@ def plan_files(config: EngineConfig, files: ModelFiles | None, free: int | None 
     rows = min(backend.choices.logit_rows, max_num_seqs)
     limits = Limits(budget, max_num_seqs, rows, slots, backend.choices.graphs)
     features = {
-        name: registry.make_planned(name, config)
+        name: cast("Planned", registry.load(name).make(config))
         for name, entry in registry.FEATURES.items()
         if entry.by_options(config)
     }

@@ -13,7 +13,6 @@ from quire.types import Request
 
 if TYPE_CHECKING:
     from quire.engine.feature import Feature
-    from quire.engine.plan import Planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +53,6 @@ class FeatureModule(Protocol):
 def load(name: str) -> FeatureModule:
     """Import the module of a feature."""
     return cast("FeatureModule", importlib.import_module(f"quire.{name}.feature"))
-
-
-def make_planned(name: str, config: EngineConfig) -> Planned:
-    """Import a feature that options ask for, and make it for a configuration."""
-    return cast("Planned", load(name).make(config))
 
 
 def of_ranks(name: str) -> Any:

@@ -19,7 +19,7 @@ from functools import partial
 
 from quire.config import EngineConfig
 from quire.devices.exchanges import StageLink, passes_tensors
-from quire.devices.protocol import Limits, Peers
+from quire.devices.protocol import Limits
 from quire.errors import DeviceLostError, EngineError, ModelError
 from quire.ranks.commands import Command, RankLaunch, encode
 from quire.ranks.connections import Address, Hello, Kind, Links
@@ -55,6 +55,7 @@ class Ranks:
         self._links, self._secret = self._listen()
         self._files = shared_files(self._parallel)
         self._group = PeerGroup(config, 0, self._files.get(0))
+        self.connection = self._group.peers  # to the ranks of the engine's own stage, if there are others
         self._aborts.append(self._group.abort)
         self._asking = threading.Lock()
         self.input: StageLink | None = None
@@ -68,11 +69,6 @@ class Ranks:
             self, _stop, self.members, self._files, self._links, connected, stopped
         )
         threading.Thread(target=watch, args=(self.members, stopped), daemon=True).start()
-
-    @property
-    def connection(self) -> Peers | None:
-        """Return the engine's connection to the ranks of its own stage; None if there are none."""
-        return self._group.peers
 
     def start(
         self, limits: Limits, cache: tuple[int, ...], taps: tuple[int, ...], table: tuple[int, int]

@@ -42,10 +42,8 @@ class PeerGroup:
         self._first, size = parallel.group_of(rank).start, parallel.tensor_parallel_size
         self._exchange: Connected | None = None
         self.peers: Peers | None = None
-        own, long = (
-            rank - self._first,
-            float(parallel.distributed_timeout_seconds),
-        )  # a GPU's rank may compile
+        own = rank - self._first
+        long = float(parallel.distributed_timeout_seconds)  # a GPU's rank may compile
         if size > 1 and exchanges.passes_tensors(device.device, device.backend):
             self.peers = self._exchange = exchanges.make_device_peers(device.device, own, size, long)
         elif memory is not None:

@@ -143,9 +143,8 @@ def measured(made: CompiledKernel) -> Compiled:
     unit, (registers, shared) = UNITS.search(text), (int(used["REG"]), int(about.shared))
     target = TARGETS[f"sm_{about.target.arch}"]
     by_registers = REGISTERS // (-(-registers // LEAST) * LEAST * WARP)
-    programs = min(
-        min(by_registers, target.warps) // about.num_warps, (target.shared_bytes + KIB) // (shared + KIB)
-    )
+    by_memory = (target.shared_bytes + KIB) // (shared + KIB)
+    programs = min(min(by_registers, target.warps) // about.num_warps, by_memory)
     sizes = registers, int(used["STACK"]), shared, len(code)
     instruction = " ".join(unit.groups()) if unit else ""
     return Compiled(about.name, *sizes, instruction, len(NARROW.findall(in_loops(text))), programs)

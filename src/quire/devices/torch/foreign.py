@@ -86,12 +86,9 @@ class TransformersModel(ForeignModel):
     def load(self) -> Graph:
         paged = PagedAttention()
         kind, config, _ = _kind(self.directory, self.dtype)
-        settings = {
-            "config": config,
-            "dtype": DTYPES[self.dtype],
-            "attn_implementation": paged.name,
-            "experts_implementation": "eager",  # handles every dtype
-        }
+        # The experts' eager implementation handles every dtype.
+        settings = {"attn_implementation": paged.name, "experts_implementation": "eager"}
+        settings |= {"config": config, "dtype": DTYPES[self.dtype]}
         model = _made(partial(load_pretrained, kind, self.directory, **settings), self.directory)
         split = _SplitModel(model, paged)
         sizes = self.vocab_size, self.hidden_size
@@ -104,10 +101,7 @@ def open_model(directory: Path, dtype: str) -> ForeignModel:
     """Read config and shapes, without the weights. ModelError if the model cannot be served this way."""
     kind, config, kept = _kind(directory, dtype)
     text, paged = config.get_text_config(decoder=True), PagedAttention()
-    options = {
-        "attn_implementation": paged.name,
-        "experts_implementation": "batched_mm",  # needs no data
-    }
+    options = {"attn_implementation": paged.name, "experts_implementation": "batched_mm"}  # needs no data
     make = kind.from_config if kind is AutoModelForCausalLM else kind._from_config
     with torch.device("meta"):
         model = _made(partial(make, config, **options), directory)
