@@ -271,7 +271,7 @@ def test_a_plain_run_imports_no_feature(run: str, code: str) -> None:
 # Lines of Python at most, of a feature and of the package.
 # The aims are 2,500 and 62,000: lower a bound when less is left.
 MOST_OF_FEATURE = {"program": 3_480, "spec_decode": 2_598}
-MOST_OF_PACKAGE = 98_750
+MOST_OF_PACKAGE = 98_350
 
 
 def count_lines(folder: Path) -> int:
