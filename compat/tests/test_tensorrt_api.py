@@ -331,8 +331,9 @@ def test_options_of_the_llm_api(scripts: Scripts) -> None:
     out, err = scripts.run(
         """
         from quire.errors import QuireError
-        from tensorrt_llm.llmapi import (CudaGraphConfig, KvCacheConfig, NGramDecodingConfig, QuantAlgo, QuantConfig,
-                                         SamplingParams)
+        from tensorrt_llm.commands.serve import server_words
+        from tensorrt_llm.llmapi import (CudaGraphConfig, KvCacheConfig, MoeConfig, NGramDecodingConfig, QuantAlgo,
+                                         QuantConfig, SamplingParams)
         from tensorrt_llm.llmapi.llm import engine_options
 
         def says(**options):
@@ -341,7 +342,18 @@ def test_options_of_the_llm_api(scripts: Scripts) -> None:
             except (QuireError, AttributeError) as error:
                 print(error)
 
-        says(max_batch_size=8, max_seq_len=512, tensor_parallel_size=2, cuda_graph_config=CudaGraphConfig(max=1))
+        says(max_batch_size=8, max_seq_len=512, tensor_parallel_size=2, moe_config=MoeConfig(backend="x"))
+        says(cuda_graph_config=CudaGraphConfig(batch_sizes=[8, 1], enable_padding=True))
+        says(cuda_graph_config={"max_batch_size": 64, "enable_padding": False})
+        says(cuda_graph_config={"batch_sizes": [1, 2], "max_batch_size": 2})
+        says(cuda_graph_config=None)
+        says(use_cuda_graph=False)
+        says(use_cuda_graph=True, cuda_graph_config=CudaGraphConfig(max_batch_size=0))
+        says(cuda_graph_config={"max": 1})
+        says(cuda_graph_config={"batch_sizes": [1, 2], "max_batch_size": 4})
+        says(cuda_graph_config={"batch_sizes": ["a"]})
+        says(cuda_graph_config=True)
+        print(server_words(engine_options(dict(cuda_graph_config={"batch_sizes": [4, 2]}))))
         says(quant_config=QuantConfig(quant_algo=QuantAlgo.W8A16, kv_cache_quant_algo="FP8"))
         says(speculative_config=NGramDecodingConfig(max_draft_len=4, max_matching_ngram_size=2))
         says(speculative_config={"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model_dir": "x"})
@@ -360,6 +372,18 @@ def test_options_of_the_llm_api(scripts: Scripts) -> None:
         out.splitlines(),
         (
             "('max_model_len', 512), ('max_num_seqs', 8), ('tensor_parallel_size', 2)]",
+            "[('cudagraph_capture_sizes', ('8', '1')), ('gpu_memory_utilization', 0.9)]",
+            "[('gpu_memory_utilization', 0.9), ('max_cudagraph_capture_size', 64)]",
+            "[('cudagraph_capture_sizes', ('1', '2')), ('gpu_memory_utilization', 0.9), "
+            "('max_cudagraph_capture_size', 2)]",
+            "[('enforce_eager', True), ('gpu_memory_utilization', 0.9)]",
+            "[('enforce_eager', True), ('gpu_memory_utilization', 0.9)]",
+            "[('gpu_memory_utilization', 0.9)]",
+            "cuda_graph_config: CudaGraphConfig.__init__() got an unexpected keyword argument 'max'",
+            "cuda_graph_config: give batch_sizes or max_batch_size, and not both",
+            "cuda_graph_config: batch_sizes must be a list of numbers, and max_batch_size a number",
+            "cuda_graph_config: 'bool' object has no attribute 'options'",
+            "['--gpu-memory-utilization=0.9', '--cudagraph-capture-sizes', '4', '2']",
             "('kv_cache_dtype', 'fp8'), ('quantization', 'int8wo')",
             "{'method': 'ngram', 'prompt_lookup_max': 2, 'num_speculative_tokens': 4}",
             "{'method': 'eagle3', 'num_speculative_tokens': 3, 'model': 'x'}",
@@ -374,7 +398,8 @@ def test_options_of_the_llm_api(scripts: Scripts) -> None:
         strict=True,
     ):
         assert said in line
-    assert "--cuda_graph_config changes nothing: Quire has its own kernels" in err
+    assert "--moe_config changes nothing: Quire has its own kernels" in err
+    assert err.count("--enable_padding changes nothing: steps are always padded") == 1
 
 
 def test_a_network_of_its_layers_is_the_loaded_model(scripts: Scripts) -> None:

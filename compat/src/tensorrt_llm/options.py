@@ -151,7 +151,7 @@ CONVERTING = Dialect(foreign=CONVERSION)
 _LLM_ACCEPTED = (
     (
         _KERNELS,
-        "backend attn_backend moe_backend moe_config cuda_graph_config use_cuda_graph! torch_compile_config",
+        "backend attn_backend moe_backend moe_config use_cuda_graph! torch_compile_config",
     ),
     (_KERNELS, "enable_autotuner! extended_runtime_perf_knob_config enable_min_latency! allreduce_strategy"),
     (_KERNELS, "batching_type fast_build! enable_build_cache embedding_parallel_mode workspace calib_config"),
@@ -188,6 +188,7 @@ _LLM_ACCEPTED = (
     ("a progress bar is an option of generate", "enable_tqdm!"),
     ("the engine's process runs no other Python", "garbage_collection_gen0_threshold env_overrides"),
     ("Quire logs through Python's logging", "log_level"),
+    ("steps are always padded to a size with a graph, and no bit depends on it", "enable_padding"),
     # of KvCacheConfig
     ("cached prefixes are reused to the token", "enable_partial_reuse! copy_on_partial_reuse!"),
     ("the KV cache stays in memory", "onboard_blocks! host_cache_size secondary_offload_min_priority"),

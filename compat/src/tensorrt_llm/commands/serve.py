@@ -73,6 +73,8 @@ def server_words(options: Mapping[str, Any]) -> list[str]:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple):
+            words += [f"--{flag}", *value]
         else:
             words.append(f"--{flag}={json.dumps(value) if isinstance(value, dict) else value}")
     return words

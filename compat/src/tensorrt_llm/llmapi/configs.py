@@ -1,5 +1,6 @@
 """Groups of options of `LLM`: each knows what it means in Quire's options."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
@@ -19,10 +20,6 @@ class Group:
 
 class CalibConfig(Group):
     """How to calibrate."""
-
-
-class CudaGraphConfig(Group):
-    """Which graphs to capture."""
 
 
 class DynamicBatchConfig(Group):
@@ -89,6 +86,27 @@ class KvCacheConfig(_Fields):
             size = found.setdefault("tokens_per_block", 16)
             found["num_gpu_blocks_override"] = -(-found.pop("max_tokens") // size)
         return found
+
+
+@dataclass(kw_only=True)
+class CudaGraphConfig(_Fields):
+    """The sizes of the steps that a GPU captures: a list, or their most. None in place of a config captures none."""
+
+    batch_sizes: Sequence[int] | None = None
+    max_batch_size: int | None = None
+    enable_padding: bool | None = None
+
+    def options(self) -> dict[str, Any]:
+        sizes, most = self.batch_sizes or [], self.max_batch_size or 0
+        if not isinstance(sizes, (list, tuple)) or any(
+            type(one) is not int or one < 0 for one in (*sizes, most)
+        ):
+            raise ConfigError("batch_sizes must be a list of numbers, and max_batch_size a number")
+        if sizes and most not in (0, max(sizes)):
+            raise ConfigError("give batch_sizes or max_batch_size, and not both")
+        found: dict[str, Any] = {"cudagraph_capture_sizes": tuple(map(str, sizes))} if sizes else {}
+        found |= {"max_cudagraph_capture_size": most} if most else {}
+        return found | ({"enable_padding": "false"} if self.enable_padding is False else {})
 
 
 @dataclass(kw_only=True)

@@ -10,13 +10,14 @@ from quire.build import build_engine
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from tensorrt_llm.builder import BuildConfig
-from tensorrt_llm.llmapi.configs import KvCacheConfig, LoraConfig, drafting
+from tensorrt_llm.llmapi.configs import CudaGraphConfig, KvCacheConfig, LoraConfig, drafting
 from tensorrt_llm.llmapi.sampling import SamplingParams
 from tensorrt_llm.options import SERVING
 from tensorrt_llm.quantization import QuantConfig
 
 Params = SamplingParams | quire.SamplingParams
 GROUPS: dict[str, Callable[..., Any]] = {
+    "cuda_graph_config": CudaGraphConfig,
     "kv_cache_config": KvCacheConfig,
     "lora_config": LoraConfig,
     "quant_config": QuantConfig,
@@ -28,13 +29,15 @@ GROUPS: dict[str, Callable[..., Any]] = {
 def engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """TensorRT-LLM's options of an engine as Quire's. ConfigError for one that would change a result."""
     options = dict(given)
+    if options.pop("use_cuda_graph", None) is False or options.get("cuda_graph_config", ...) is None:
+        options["enforce_eager"] = True
     for name, make in GROUPS.items():
         group = options.pop(name, None)
         try:
             group = make(**group) if isinstance(group, Mapping) else group
-        except (TypeError, AttributeError) as error:
+            options |= {} if group is None else group.options()
+        except (TypeError, AttributeError, ConfigError) as error:
             raise ConfigError(f"{name}: {error}") from error
-        options |= {} if group is None else group.options()
     return {"gpu_memory_utilization": 0.9, **SERVING.translated(options)}
 
 
