@@ -385,7 +385,9 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
                 f"{batch / GIB:.3f} GiB",
             ),
         ]
-    fitting = [(f"of {length:,} tokens", f"{count:,}") for length, count in figures["max_sequences"].items()]
+    fitting = [
+        (f"of {length:,} tokens", f"{count:,}") for length, count in figures.get("max_sequences", {}).items()
+    ]
     told = "given" if read_limits(plan.config.device.machine_limits) else "measured now"
     return {
         **({"each rank, stage by stage": by_stage} if len(stages) > 1 else {}),
