@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,19 @@ import torch
 
 from quire.devices.cuda import admit
 from quire.devices.cuda.admit import Admission, Product, Trial, chosen, judge, pieces
+from quire.devices.cuda.arena import Arena
+from quire.devices.cuda.backend import CudaBackend
+from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.kernels import few, products
+from quire.devices.cuda.kernels.packed import PackedWeight
 from quire.devices.cuda.libraries import Form, Library, of_torch
 from quire.devices.cuda.pack import CudaMatrix
 from quire.devices.cuda.selfcheck import Checks, Verdict
+from quire.devices.ops import GatedLinear, Linear
 from quire.devices.protocol import Limits
 from quire.devices.registry import make_backend
+from quire.weights.schemes import scheme
 from tests.devices.cuda.test_engine import REQUESTS, SMALL, answers, tokens
 from tests.devices.cuda.test_products import drawn, near, poison
 from tests.models import inspect_model, load_model
@@ -325,6 +332,59 @@ def test_the_end_of_sums_has_the_bits_of_the_product(gated: bool) -> None:
     residual = None if gated else out_residual
     few.end(RUN, sums[:, None], out, bias, "clamped_swiglu" if gated else "gelu_tanh", residual, 0.0, gated)
     assert torch.equal(out, wanted)
+
+
+def test_copies_of_weights_are_counted(tmp_path: Path, checkpoint: Path, some_sizes: None) -> None:
+    """As long as they may come to be: all at a first start, those that serve later."""
+    alive: list[weakref.ref[Any]] = []
+
+    def copying(name: str, factor: float) -> Library:
+        def form(run: Any, weight: CudaMatrix, act: Any) -> Form | None:
+            if weight.packed is None:
+                return None
+            copy = PackedWeight(
+                weight.packed.form,
+                weight.packed.columns,
+                *(None if tensor is None else tensor.clone() for tensor in weight.packed.tensors),
+            )
+            alive.extend(weakref.ref(tensor) for tensor in copy.tensors if tensor is not None)
+            return Form(lambda x, out: out.copy_(factor * in_tiles(x, copy.values())), TYPES)
+
+        return Library(name, "1", form, lambda weight: 0 if weight.packed is None else weight.nbytes)
+
+    checks, limits = Checks(tmp_path / "kernels.json", False), Limits(16, 4, 8)
+    libraries = [copying("right", 1.0), copying("wrong", -1.0), LIBRARIES["failing"]]
+    admission = Admission(libraries, checks, exact=False, every=False)
+    spec, backend = (
+        inspect_model(checkpoint).kv_spec("bfloat16"),
+        make_backend(threads=1, device="interpreter"),
+    )
+    assert isinstance(backend, CudaBackend)
+    backend.admission = admission
+    asked = scheme("int8", activations="float", rounds=True)
+    loaded = load_model(checkpoint, backend, quantized=asked)
+    graph = fused(loaded.graph, False)
+    weights = [op.weight for op in graph.ops if isinstance(op, (Linear, GatedLinear))]
+    packed = [w for w in weights if isinstance(w, CudaMatrix) and w.packed is not None]
+    assert len(packed) >= 4
+    size, most = sum(w.nbytes for w in packed), max(w.shape[0] * w.shape[1] for w in packed)
+    key = admission.key(torch.device("cpu"), "interpreter")
+
+    def room() -> int:
+        return admission.room(graph, Arena(graph, spec, limits), spec, limits, key) - admit.ROOM
+
+    assert room() == 2 * size + admit.CODE * most
+    executable = backend.compile(loaded.graph, backend.kv_cache(spec, 4, 16), limits)
+    assert room() == size + admit.CODE * most
+    assert sum(tensor.nbytes for ref in alive if (tensor := ref()) is not None) == size
+    assert executable is not None
+    found = []
+    for given in (libraries[:1], libraries[2:]):
+        far = make_backend(threads=1, device="sm_90")
+        assert isinstance(far, CudaBackend)
+        far.admission = Admission(given, Checks(None, False), exact=False, every=False)
+        found.append(far.outline().workspace_bytes(loaded.graph, spec, limits))
+    assert found[0] - found[1] == size + admit.CODE * most
 
 
 def test_options_say_what_is_tried(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ import torch
 from quire.devices.cuda import libraries
 from quire.devices.cuda.jit import InterpretedLauncher
 from quire.devices.cuda.kernels.packed import Form, PackedWeight
-from quire.devices.cuda.libraries import of_humming, pinned
+from quire.devices.cuda.libraries import copied_by_humming, of_humming, pinned
 from quire.devices.cuda.pack import CudaMatrix
 from tests.devices.cuda.test_products import drawn, near, poison
 
@@ -160,8 +160,10 @@ def test_humming_gets_codes_and_scales_as_it_reads_them(monkeypatch: pytest.Monk
     form.multiply(x, out)
     assert near(out, x.double() @ packed.values().double().T)
     assert form.types == (BF16,)
+    assert copied_by_humming(CudaMatrix(None, packed=packed)) == packed.codes.nbytes + packed.scales.nbytes
     fine = PackedWeight.pack(Form(codes.dtype, group), codes, scales.float() * 1.0001)
     rounding, floats = CudaMatrix(None, packed=packed, rounds=True), CudaMatrix(drawn(24, 192, dtype=BF16))
     for other in (CudaMatrix(None, packed=fine), rounding, floats):
         assert of_humming(RUN, other, BF16) is None
+    assert copied_by_humming(rounding) == copied_by_humming(floats) == 0
     assert of_humming(RUN, CudaMatrix(None, packed=packed), torch.float32) is None

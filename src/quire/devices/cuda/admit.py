@@ -41,11 +41,13 @@ SIZES = (
 """SIZES are the rows at which forms are tried. Steps of graphs have them."""
 LARGE = 512  # rows of pieces of our bits
 ROOM = 256 << 20  # bytes of sums before their end, at most
+CODE = 8  # bytes of each code of a weight while a library copies it, at most
 CHECKED = 16  # rows beside float64
 DECODING, SHARE = 64, 4  # rows of steps that count SHARE times when one form is to serve all
 FASTER = 0.97  # of the seconds of our kernel
 REPEATS, ROUNDS = 5, 5
 REFUSED = Verdict(False, False, ())
+EXCHANGES = AllReduce, AllGather, Receive
 Compute = Callable[[Any, Any, Any], None]
 
 
@@ -69,6 +71,37 @@ class Admission:
         others = [] if choice == "none" else installed(exact, choice == "all")
         found = [*(() if exact else OURS), *others]
         return cls(found, checks, exact, choice == "all") if found else None
+
+    def key(self, device: Any, target: str) -> str:
+        """Name what verdicts depend on beside the product."""
+        others = " and ".join(f"{library.name} {library.version}" for library in self.libraries)
+        return f"{fingerprint(device, target)}, {'bits' if self.exact else 'time'}: {others}"
+
+    def replaces(self, graph: Graph, limits: Limits) -> bool:
+        """Tell whether forms of other bits may serve: nobody else must have bits like this one's."""
+        alone = graph.logits is not None and not limits.max_adapters
+        return self.every and alone and not any(isinstance(op, EXCHANGES) for op in graph.ops)
+
+    def products(
+        self, graph: Graph, arena: Arena, spec: KVSpec, limits: Limits
+    ) -> Iterator[tuple[int, str, dict[str, Library]]]:
+        """Products that libraries may compute: their places and names, and the libraries by names of verdicts."""
+        every, sizes, ops = self.replaces(graph, limits), widths(graph, spec), list[Any](graph.ops)
+        for index, op in enumerate(ops):
+            if type(op) in (Linear, GatedLinear) and not own_matrix(op.weight).rounds:
+                about = f"{' bias' * (op.bias is not None)} {arena.places[index].dtype}{' or ours' * every}"
+                name = f"{described(op, index, sizes)}{about}"
+                yield index, name, {f"{library.name} for {name}": library for library in self.libraries}
+
+    def room(self, graph: Graph, arena: Arena, spec: KVSpec, limits: Limits, key: str) -> int:
+        """Bytes of sums, of copies by libraries that serve or were not tried, and of codes while one is made."""
+        known, ops, copied, most = self.checks.of(key), list[Any](graph.ops), 0, 0
+        for index, _, names in self.products(graph, arena, spec, limits):
+            weight = own_matrix(ops[index].weight)
+            for name, library in names.items():
+                if (name not in known or known[name].sizes) and (nbytes := library.copied(weight)):
+                    copied, most = copied + nbytes, max(most, CODE * weight.shape[0] * weight.shape[1])
+        return ROOM + copied + most
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +169,15 @@ def admit(
     limits: Limits, wrong: Sequence[int],
 ) -> list[Call]:  # fmt: skip
     """The launches of a graph, with products by what is admitted. What was not tried before is tried now."""
-    exact, checks, libraries = admission.exact, admission.checks, admission.libraries
-    others = " and ".join(f"{library.name} {library.version}" for library in libraries)
-    key = f"{fingerprint(recorder.device, recorder.run.target.name)}, {'bits' if exact else 'time'}: {others}"
-    alone = graph.logits is not None and not limits.max_adapters  # else others must have bits like this one's
-    alone = alone and not any(isinstance(op, (AllReduce, AllGather, Receive)) for op in graph.ops)
-    every, sizes, made, told = admission.every and alone, widths(graph, spec), [*calls], Counter[str]()
+    exact, checks, made, told = admission.exact, admission.checks, [*calls], Counter[str]()
+    key, every = admission.key(recorder.device, recorder.run.target.name), admission.replaces(graph, limits)
     ops: Sequence[Any] = graph.ops
-    for index, op in enumerate(ops):
-        if type(op) not in (Linear, GatedLinear) or index in wrong or own_matrix(op.weight).rounds:
+    for index, name, names in admission.products(graph, arena, spec, limits):
+        if index in wrong:
             continue
+        op = ops[index]
         product, place = Product.of(recorder, op), arena.places[index]
         about = arena.places[op.x].dtype, place.dtype, residual_of(op) is not None
-        name = f"{described(op, index, sizes)}{' bias' * (op.bias is not None)} {place.dtype}{' or ours' * every}"
-        names = {f"{library.name} for {name}": library for library in libraries}
         if not names.keys() <= checks.of(key).keys():
             checks.add(key, dict.fromkeys(names, REFUSED))  # of what does not live to see a verdict
             most = limits.max_logit_rows if place.kind == PIECE else limits.max_tokens

@@ -19,7 +19,7 @@ from quire.devices.choices import Choices
 from quire.devices.cpu.machine import measure_limits, usable_threads
 from quire.devices.cpu.sampler import NativeSampler
 from quire.devices.cuda import parts, peers, selfcheck
-from quire.devices.cuda.admit import ROOM, Admission
+from quire.devices.cuda.admit import Admission
 from quire.devices.cuda.arena import CLOSED_STATES, Arena
 from quire.devices.cuda.cache import CudaKVCache, own_cache
 from quire.devices.cuda.encoders import exchanges
@@ -189,7 +189,8 @@ class CudaBackend:
             raise ConfigError(
                 f"{self._run.target.name} does not convert fp8_e4m3: choose --kv-cache-dtype fp8_e5m2, int8 or auto"
             )
-        arena = Arena(fused(graph, limits.max_adapters > 0), kv_spec, limits)
+        own = fused(graph, limits.max_adapters > 0)
+        arena = Arena(own, kv_spec, limits)
         if self._run.target.family == "interpreter":
             return arena.nbytes + arena.beside
         # The body of a step and its head, with adapters and without, and what they need beside the arena.
@@ -197,7 +198,10 @@ class CudaBackend:
         captured = len(limits.graphs) * parts * (2 if limits.max_adapters else 1)
         captured += arena.beside * min(max(limits.graphs, default=0), limits.max_tokens) // limits.max_tokens
         scratch = kv_spec.token_bytes(self.choices.block_size) * self.choices.block_size
-        sums = 0 if self.admission is None else ROOM
+        sums = 0
+        if self.admission is not None:
+            key = self.admission.key(torch.device(self._gpu or "cpu"), self._run.target.name)
+            sums = self.admission.room(own, arena, kv_spec, limits, key)
         sums += peers.ROOM if any(isinstance(op, AllReduce) for op in graph.ops) else 0
         return arena.nbytes + arena.beside + CLOSED_STATES + captured + scratch + sums
 

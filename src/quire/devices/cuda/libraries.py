@@ -47,11 +47,15 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What makes forms of weights for activations of a type: None if it has none. What it raises refuses it."""
+    """What makes forms of weights for activations of a type: None if it has none. What it raises refuses it.
+
+    A form holds `copied` bytes of a weight for itself.
+    """
 
     name: str
     version: str
     form: Callable[[Launcher, CudaMatrix, Any], Form | None]
+    copied: Callable[[CudaMatrix], int] = lambda weight: 0
 
 
 def slices(run: Launcher, weight: CudaMatrix, act: Any) -> Form | None:
@@ -131,21 +135,36 @@ def pinned(run: Launcher, weight: CudaMatrix, act: Any) -> Form | None:
 def of_humming(run: Launcher, weight: CudaMatrix, act: Any) -> Form | None:
     """humming-kernels, batch-invariant, over a copy of the codes: 4 or 8 bits, by scales that `act` holds."""
     packed = weight.packed
-    if packed is None or weight.rounds or weight.inputs is not None or act not in HALF:
+    if packed is None or not copied_by_humming(weight) or act not in HALF:
         return None
     form, scales = packed.form, packed.scales.to(act)
-    other = form.zeros or form.offsets or form.e2m1 or form.number not in (torch.uint8, torch.int8)
-    if other or not torch.equal(scales.float(), packed.scales):
+    if not torch.equal(scales.float(), packed.scales):
         return None
-    codes = packed.codes.to(torch.int32)
-    codes = torch.stack([codes & 15, codes >> 4], 2).flatten(1) if form.bits == 4 else codes + 128
+    codes = packed.codes
+    codes = torch.stack([codes & 15, codes >> 4], 2).flatten(1) if form.bits == 4 else codes
+    codes = codes[:, : packed.columns].to(torch.int32).contiguous()
+    codes += 128 * (form.bits == 8)
     about = {"dtype": f"uint{form.bits}", "group_size": form.group}
     layer = humming.HummingLayer(*weight.shape, weight_config=about, torch_dtype=act).to(codes.device)
-    held = humming_ops.pack_weight(codes[:, : packed.columns].contiguous(), form.bits)
+    held = humming_ops.pack_weight(codes, form.bits)
     layer.load_from_tensors({"weight": held, "weight_scale": scales})
     layer.transform()
     mode = {"use_batch_invariant": True, "gemm_type": "dense"}
     return Form(lambda x, out: layer(x, outputs=out, compute_config=mode), (act,))
+
+
+def copied_by_humming(weight: CudaMatrix) -> int:
+    """The bytes of codes and scales, at most; 0 for a weight of which it has no form."""
+    form = None if weight.packed is None or weight.rounds or weight.inputs is not None else weight.packed.form
+    if (
+        form is None
+        or form.zeros
+        or form.offsets
+        or form.e2m1
+        or form.number not in (torch.uint8, torch.int8)
+    ):
+        return 0
+    return weight.nbytes
 
 
 OURS = tuple(Library(form.__name__, "of Quire", form) for form in (slices, vectors))
@@ -153,9 +172,11 @@ OURS = tuple(Library(form.__name__, "of Quire", form) for form in (slices, vecto
 
 def installed(exact: bool, every: bool) -> list[Library]:
     """Torch, and with `every` the libraries that are installed beside it."""
-    others = (("nvmath", "nvmath-python", pinned), ("humming", "humming-kernels", of_humming))
+    others: tuple[tuple[str, str, Any], ...] = (
+        ("nvmath", "nvmath-python", (pinned,)), ("humming", "humming-kernels", (of_humming, copied_by_humming)),
+    )  # fmt: skip
     found = [Library("torch", torch.__version__, partial(of_torch, exact))]
     return found + [
-        Library(name, importlib.metadata.version(name), form)
+        Library(name, importlib.metadata.version(name), *form)
         for module, name, form in others if every and not missing(module)
     ]  # fmt: skip
