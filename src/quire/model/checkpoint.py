@@ -20,6 +20,7 @@ from quire.model.info import NOTHING, UNLIMITED, Asked, EngineLimits, ModelInfo
 from quire.model.kv_scales import kv_scales
 from quire.model.loaded import LoadedModel
 from quire.model.packing import (
+    Packed,
     Packer,
     WantedTensor,
     WeightTypes,
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 class OpenModel(NamedTuple):
     """A checkpoint's description and its tensors, before they are read.
 
-    `family` gives the names by which adapters know the tensors, if the checkpoint has others.
+    `family` gives the names by which adapters know the tensors, if the checkpoint has others; `packed` packs them.
     """
 
     info: ModelInfo
@@ -61,6 +62,7 @@ class OpenModel(NamedTuple):
     checkpoint: Checkpoint
     names: TensorNames
     family: Callable[[], TensorNames] | None = None
+    packed: type[Packed] = Packed
 
 
 class OpenedFiles:
@@ -85,10 +87,10 @@ class OpenedFiles:
         return self._read(backend, shard, False, told)
 
     def _read(self, backend: WeightPacker, shard: Shard, outline: bool, told: Told) -> LoadedModel:
-        info, spec, checkpoint, names, family = self.opened()
+        info, spec, checkpoint, names, family, packed = self.opened()
         spec.check_share(shard)
         packer = Packer(checkpoint, backend, WeightTypes.of(info.dtype, info.quantized), outline)
-        decoder = pack_weights(spec, names, packer, shard, told)
+        decoder = pack_weights(spec, names, packer, shard, told, packed)
         return LoadedModel(info, decoder, names=names, shard=shard, family=family)
 
 
@@ -150,7 +152,7 @@ def _open(path: Path, asked: Asked) -> OpenModel:
         head = head_of(checkpoint)
         limits = UNLIMITED if head is None else EngineLimits(max_seq_len=sentences.max_length(path))
         info = replace(info, pooling=head, limits=limits, head_of=head_of)
-    return OpenModel(info, spec, checkpoint, names)
+    return OpenModel(info, spec, checkpoint, names, packed=dummy.DummyWeights if reading.dummy else Packed)
 
 
 def _opened(source: Source, spec: DecoderConfig, names: TensorNames) -> tuple[Checkpoint, TensorNames]:
