@@ -20,7 +20,6 @@ from quire.model.info import NOTHING, UNLIMITED, Asked, EngineLimits, ModelInfo
 from quire.model.kv_scales import kv_scales
 from quire.model.loaded import LoadedModel
 from quire.model.packing import (
-    Packed,
     Packer,
     WantedTensor,
     WeightTypes,
@@ -54,7 +53,7 @@ log = logging.getLogger(__name__)
 class OpenModel(NamedTuple):
     """A checkpoint's description and its tensors, before they are read.
 
-    `family` gives the names by which adapters know the tensors, if the checkpoint has others; `packed` packs them.
+    `family` gives the names by which adapters know the tensors, if the checkpoint has others.
     """
 
     info: ModelInfo
@@ -62,7 +61,6 @@ class OpenModel(NamedTuple):
     checkpoint: Checkpoint
     names: TensorNames
     family: Callable[[], TensorNames] | None = None
-    packed: type[Packed] = Packed
 
 
 class OpenedFiles:
@@ -87,10 +85,10 @@ class OpenedFiles:
         return self._read(backend, shard, False, told)
 
     def _read(self, backend: WeightPacker, shard: Shard, outline: bool, told: Told) -> LoadedModel:
-        info, spec, checkpoint, names, family, packed = self.opened()
+        info, spec, checkpoint, names, family = self.opened()
         spec.check_share(shard)
         packer = Packer(checkpoint, backend, WeightTypes.of(info.dtype, info.quantized), outline)
-        decoder = pack_weights(spec, names, packer, shard, told, packed)
+        decoder = pack_weights(spec, names, packer, shard, told)
         return LoadedModel(info, decoder, names=names, shard=shard, family=family)
 
 
@@ -152,7 +150,7 @@ def _open(path: Path, asked: Asked) -> OpenModel:
         head = head_of(checkpoint)
         limits = UNLIMITED if head is None else EngineLimits(max_seq_len=sentences.max_length(path))
         info = replace(info, pooling=head, limits=limits, head_of=head_of)
-    return OpenModel(info, spec, checkpoint, names, packed=dummy.DummyWeights if reading.dummy else Packed)
+    return OpenModel(info, spec, checkpoint, names)
 
 
 def _opened(source: Source, spec: DecoderConfig, names: TensorNames) -> tuple[Checkpoint, TensorNames]:

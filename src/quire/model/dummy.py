@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from quire.devices.protocol import Matrix, WeightPacker
 from quire.errors import ModelError
 from quire.model.families.names import TensorNames
-from quire.model.packing import BFLOAT16, Packed, WantedTensor, wanted_tensors
+from quire.model.packing import BFLOAT16, WantedTensor, wanted_tensors
 from quire.model.parts.decoder import DecoderConfig
-from quire.model.parts.source import Piece, Use
 from quire.weights.checkpoint.protocol import Unquantized
 from quire.weights.source import Source
 from quire.weights.tensor import Array
@@ -57,32 +54,6 @@ class DummyCheckpoint(Unquantized):
         if len(self.shape(name)) == 1 and name.endswith("weight"):
             block += 1
         return np.resize(block.astype(self.dtype(name)), self.shape(name))
-
-
-@runtime_checkable
-class MakesRandom(Protocol):
-    """A `WeightPacker` that needs no values of dummy weights."""
-
-    def random(self, deviation: float, seed: int) -> WeightPacker:
-        """What makes random weights of a deviation, by the shapes of parts alone."""
-
-
-class DummyWeights(Packed):
-    """Packs a `DummyCheckpoint`; large weights are made by the device, if it can, from their path and shape alone."""
-
-    def _of(self, path: str, use: Use = "linear") -> Packed:
-        packer = self.packer
-        large = use in ("linear", "table", "head") and not packer.outline
-        if large and isinstance(packer.backend, MakesRandom):
-            random = packer.backend.random(STANDARD_DEVIATION, xxhash.xxh32_intdigest(path.encode()))
-            packer = replace(packer, backend=random, outline=True)
-        return Packed(self.tensors, packer, self.told)
-
-    def matrix(self, path: str, pieces: Sequence[Piece], use: Use = "linear") -> Matrix:
-        return self._of(path, use).matrix(path, pieces, use)
-
-    def gated(self, path: str, gate: Piece, up: Piece) -> Matrix:
-        return self._of(path).gated(path, gate, up)
 
 
 def dummy_checkpoint(source: Source, spec: DecoderConfig, names: TensorNames) -> DummyCheckpoint:

@@ -208,13 +208,12 @@ def wanted_of(tensors: Tensors) -> dict[str, WantedTensor]:
 
 
 def pack_weights(
-    config: DecoderConfig, names: TensorNames, packer: Packer, shard: Shard = WHOLE, told: Told = untold,
-    packed: type[Packed] = Packed,
-) -> Decoder:  # fmt: skip
+    config: DecoderConfig, names: TensorNames, packer: Packer, shard: Shard = WHOLE, told: Told = untold
+) -> Decoder:
     """Read and pack a checkpoint that `check_tensors` accepted, or a rank's share of it."""
     if not packer.outline and packer.checkpoint is not None:
         _check_tied_head(config, names, packer.checkpoint)
-    return Decoder(config, packed(Tensors(config, names), packer, told), shard)
+    return Decoder(config, Packed(Tensors(config, names), packer, told), shard)
 
 
 def check_tensors(

@@ -27,7 +27,7 @@ from quire.devices.cuda.errors import device_errors
 from quire.devices.cuda.fuse import fused
 from quire.devices.cuda.launch import Launcher
 from quire.devices.cuda.loading import Ring
-from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs, random_matrix
+from quire.devices.cuda.pack import CudaMatrix, own_matrix, packs
 from quire.devices.cuda.record import check_operations
 from quire.devices.cuda.run import CudaExecutable
 from quire.devices.cuda.sampler import CudaSampler
@@ -87,7 +87,6 @@ class CudaBackend:
         self._run: Launcher = self._launcher(artifacts)
         self.planned: list[Planned] = []
         self._compiling: Future[None] | None = None
-        self._fill: Callable[[CudaMatrix], CudaMatrix] | None = None
 
     def _launcher(self, artifacts: Path | None) -> Launcher:
         if self._gpu is None:
@@ -126,26 +125,17 @@ class CudaBackend:
         return made
 
     @device_errors(ResourceError)
-    def matrix(
-        self, parts: Sequence[Array | QuantTensor], dtype: WeightType, gated: bool = False
-    ) -> CudaMatrix:
+    def matrix(self, parts: Sequence[Array | QuantTensor], dtype: WeightType) -> CudaMatrix:
         self._compile_ahead()
-        made = CudaMatrix.pack(parts, dtype, self._ring, gated, self.threads, self.takes)
-        return made if self._fill is None else self._fill(made)
+        return CudaMatrix.pack(parts, dtype, self._ring, threads=self.threads, packs=self.takes)
 
     head = matrix
 
+    @device_errors(ResourceError)
     def gated_matrix(
         self, gate: Array | QuantTensor, up: Array | QuantTensor, dtype: WeightType
     ) -> CudaMatrix:
-        return self.matrix([gate, up], dtype, gated=True)
-
-    def random(self, deviation: float, seed: int) -> CudaBackend:
-        self._compile_ahead()
-        made = copy(self)
-        made._ring = Ring(torch.device("meta"))
-        made._fill = partial(random_matrix, device=self._device, deviation=deviation, seed=seed)
-        return made
+        return CudaMatrix.pack([gate, up], dtype, self._ring, True, self.threads, self.takes)
 
     def takes(self, layout: AnyLayout) -> bool:
         return packs(layout, self._run.target.e4m3)

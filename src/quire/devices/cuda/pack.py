@@ -122,32 +122,6 @@ class CudaMatrix(Matrix):
         return found
 
 
-def random_matrix(outline: CudaMatrix, device: Any, deviation: float, seed: int) -> CudaMatrix:
-    """A matrix like an outline, with random values of a deviation that are made on the device."""
-    draw, (rows, columns) = torch.Generator(device).manual_seed(seed), outline.shape
-    if outline.packed is None:
-        values = torch.empty(rows, columns, dtype=outline.dtype, device=device)
-        return CudaMatrix(values.normal_(0, deviation, generator=draw), outline.gated)
-    form = outline.packed.form
-    whole = PackedWeight.outline(rows, columns, form, device)
-    codes, scales, zeros, offsets, table = whole.tensors
-    codes.view(torch.uint8).random_(0, 256, generator=draw)
-    if codes.is_floating_point():
-        codes.view(torch.uint8).bitwise_and_(0xBF)  # at most 2: no infinity, and no NaN
-    for tensor, number in ((scales, 1), (zeros, 8), (offsets, 0)):
-        if tensor is not None:
-            tensor.fill_(number)
-    if table is not None:
-        table.normal_(generator=draw)
-    some = PackedWeight(
-        form, columns, *(None if side is None else side[:64] for side in whole.tensors)
-    ).values()
-    scales.copy_(deviation / some.std())
-    if offsets is not None:
-        offsets.copy_(some.mean() * deviation / some.std())
-    return CudaMatrix(None, outline.gated, whole, outline.rounds)
-
-
 def own_matrix(weight: Matrix) -> CudaMatrix:
     """Check that a weight is this backend's."""
     if not isinstance(weight, CudaMatrix):
