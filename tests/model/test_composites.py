@@ -42,11 +42,9 @@ SIZES = {
     **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 512},
 }
 
-LLAMA = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-LLAMA |= {
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 8,
+LLAMA = {
+    **dict.fromkeys(["vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings"], 8),
+    **dict.fromkeys(["num_attention_heads", "num_key_value_heads", "num_hidden_layers"], 1),
     "rms_norm_eps": 1e-6,
 }
 

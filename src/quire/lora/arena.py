@@ -13,7 +13,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -137,10 +137,7 @@ class AdapterArena(Generic[A]):
         with self._lock:
             for digest, slot in list(self._resident.items()):
                 try:
-                    found, build = self._read(Path(self._paths[digest]))
-                    if found != digest:
-                        raise ModelError(files_changed(self._paths[digest]))
-                    self._place(slot, build())
+                    self._place(slot, self._read_again(digest, self._paths[digest]))
                 except QuireError:
                     if self._users[digest]:
                         raise
@@ -226,21 +223,22 @@ class AdapterArena(Generic[A]):
         if slot is None:
             return None
 
-        def read() -> A:
-            found, build = self._read(Path(path))
-            if found != digest:
-                raise ModelError(files_changed(path))
-            return build()
-
         def work() -> None:
             with self._lock:
                 if digest in self._resident:  # an operator's load was faster
                     self._free.append(slot)
                     return
-            self._fill(slot, digest, path, read)
+            self._fill(slot, digest, path, partial(self._read_again, digest, path))
 
         self._loading[digest] = self._thread.submit(work)
         return self._loading[digest]
+
+    def _read_again(self, digest: str, path: str) -> A:
+        """Read an adapter whose digest is known. ModelError: its files have another one now."""
+        found, build = self._read(Path(path))
+        if found != digest:
+            raise ModelError(files_changed(path))
+        return build()
 
     def _fill(self, slot: int, digest: str, path: str, build: Callable[[], A]) -> None:
         try:

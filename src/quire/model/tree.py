@@ -95,7 +95,7 @@ def mixture_fields(
 
 
 class _About:
-    """The fields of a model by part, and the sizes that several parts have."""
+    """The fields of a model by part, and the sizes that several parts have: its width, layers and positions."""
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from quire.devices.protocol import Routing
 from quire.model.families.config import ConfigReader
 from quire.model.families.family import Family, num_layers, read_decoder, read_moe, sparse_after
 from quire.model.families.names import LLAMA_NAMES, TensorNames
@@ -15,6 +14,7 @@ from quire.model.families.rope import read_rope
 from quire.model.parts.bounds import MAX_LAYERS
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.norm import NormConfig
+from quire.model.tree import mixture_fields
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -130,19 +130,16 @@ def read_longcat(config: ConfigReader) -> DecoderConfig:
     config.expect("num_hidden_layers", 2 * modules)
     twice = config.derived({"num_hidden_layers": 2 * modules})
     experts, zero = config.integer("n_routed_experts"), config.count("zero_expert_num")
-    routing = Routing(
+    moe = mixture_fields(
         experts + zero,
         config.integer("num_experts_per_tok", high=experts + zero),
+        config.integer("moe_intermediate_size"),
+        [True, False] * modules,
         scale=config.number("routed_scaling_factor"),
+        correction=True,
+        zero_experts=zero,
+        with_mlp=True,
     )
-    moe = {
-        "routing": routing,
-        "intermediate_size": config.integer("moe_intermediate_size"),
-        "layers": [True, False] * modules,
-        "correction": True,
-        "zero_experts": zero,
-        "with_mlp": True,
-    }
     scales = {
         "q_scale": (hidden / config.integer("q_lora_rank")) ** 0.5,
         "kv_scale": (hidden / config.integer("kv_lora_rank")) ** 0.5,

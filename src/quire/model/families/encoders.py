@@ -23,7 +23,7 @@ from quire.model.families.rope import read_layer_ropes
 from quire.model.parts.decoder import DecoderConfig
 from quire.model.parts.relative import RelativeConfig
 
-UNUSED = """pooler_dropout pooler_hidden_size legacy cls_dropout padding_idx"""
+UNUSED = "pooler_dropout pooler_hidden_size legacy cls_dropout padding_idx"
 HEADS = (r"(lm_predictions|cls|mask_predictions|classifier)\..*", r"pooler\.dense\..*")
 
 

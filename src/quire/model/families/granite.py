@@ -62,7 +62,7 @@ def read_granite_swa(
     fields = {"scores_window": windows_of(config, kinds), "scores_sinks": True}
     if config.get("layer_rope_theta") is None:
         return read(config, **fields)
-    thetas = read_list(config, "layer_rope_theta", kinds, _is_theta, "numbers above 1, or 0")
+    thetas = read_list(config, "layer_rope_theta", [0] * len(kinds), _is_theta, "numbers above 1, or 0")
     rope = read_rope(config, head_size(config), config.integer("max_position_embeddings"))
     ropes = [replace(rope, theta=float(theta)) if theta else None for theta in thetas]
     return read(config, rope=rope, layer_ropes=ropes, **fields)

@@ -100,10 +100,11 @@ class TensorNames(msgspec.Struct, frozen=True):
 
     def without_layers(self, first: int, count: int = 1) -> TensorNames:
         """Ignore `count` layers from number `first` on."""
-        numbers = "|".join(str(first + i) for i in range(count))
         if not count:
             return self
-        return self.changed({"ignored": (*self.ignored, rf"model\.layers\.({numbers})\..*")})
+        numbers = "|".join(str(first + i) for i in range(count))
+        start, _, end = map(re.escape, self.layer.partition("{i}"))
+        return self.changed({"ignored": (*self.ignored, f"{start}({numbers}){end}.*")})
 
     def of_sublayer(self, j: int) -> TensorNames:
         """Give the names of the j-th layer of each module."""

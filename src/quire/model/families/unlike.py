@@ -55,7 +55,7 @@ def read_gemma4(config: ConfigReader) -> DecoderConfig:
         **biases(config),
         num_kv_heads=[sizes[kind][0] for kind in kinds],
         head_dim=[sizes[kind][1] for kind in kinds],
-        intermediate_size=[inner * (wide if far else 1) for far in back],
+        intermediate_size=[inner * (wide if distance else 1) for distance in back],
         attention_back=back,
         attention_keys_as_values=[shared and kind == FULL for kind in kinds],
         attention_value_norm=True,

@@ -99,8 +99,7 @@ def mixture(
 
 def small_experts(keys: Keys, **fields: Any) -> dict[str, Any]:
     """Read a mixture in all layers; its files may give the experts' size under the MLP's key."""
-    whole = keys.optional_integer("feed_forward_length")
-    inner = keys.integer("expert_feed_forward_length", whole)
+    inner = keys.integer("expert_feed_forward_length", keys.count("feed_forward_length") or None)
     return {"moe": mixture(keys, inner=inner, **fields), "intermediate_size": inner}
 
 

@@ -132,7 +132,8 @@ def _whole_codes(fields: Fields) -> Packed:
         raise fields.wrong("_weight_scale", f"one for each row, or group of a row, of {list(shape)}")
     if "_weight_zero_point" in fields:
         fields.check("_weight_zero_point", (I8,), scales)
-    (rows, columns), decode = shape, partial(_torchao_groups, fields)
+    rows, columns = shape
+    decode = partial(_torchao_groups, fields)
     if not fields.is_of("_weight_qdata", I8):
         group = columns // scales[1]
         kind = byte_kind("e4m3" if fields.is_of("_weight_qdata", E4M3) else "e5m2", columns, group)
