@@ -207,6 +207,21 @@ class Mixture:
         return torch.stack(rows)
 
 
+def chosen(tokens: int, count: int) -> Any:
+    """Two of `count` experts for each token: int32 [T, 2]."""
+    return torch.from_numpy(
+        np.stack([np.random.default_rng(t).permutation(count)[:2] for t in range(tokens)]).astype(np.int32)
+    )
+
+
+def answered(mixture: Mixture, x: Any, close: float) -> tuple[Any, Any, Any]:
+    """Experts and weights of rows, and what the kernels make of them, which is close to the right answer."""
+    ids, weights = chosen(len(x), 4), torch.rand(len(x), 2) + 0.1
+    wanted, out = mixture.answer(x, ids, weights), mixture.run(RUN, x, ids, weights)
+    assert torch.allclose(out.double(), wanted, rtol=close, atol=close * float(wanted.abs().max()))
+    return ids, weights, out
+
+
 @pytest.mark.parametrize(
     ("sizes", "about"),
     [
@@ -221,20 +236,17 @@ class Mixture:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mixtures(sizes: list[int], about: dict, dtype: Any) -> None:
     mixture, x = Mixture(sizes, 128, dtype, **dict(about)), drawn(7, 128, dtype=dtype) / 8
-    ids = torch.from_numpy(
-        np.stack([np.random.default_rng(t).permutation(4)[:2] for t in range(7)]).astype(np.int32)
-    )
-    weights = torch.rand(7, 2) + 0.1
-    wanted = mixture.answer(x, ids, weights)
-    close = 3e-2 if dtype == torch.bfloat16 else 1e-5
-    out = mixture.run(RUN, x, ids, weights)
-    assert torch.allclose(out.double(), wanted, rtol=close, atol=close * float(wanted.abs().max()))
+    answered(mixture, x, 3e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 PACKED = [
     ("int8", 0, True), ("int8", 32, False), ("int4", 32, True), ("int4 with zeros", 64, False), ("fp8", 0, False),
     ("e2m1", 16, False), ("int4 with offsets", 32, False), ("table", 64, False),
 ]  # fmt: skip
+
+
+def closeness(kind: Any) -> float:
+    return 2e-3 if kind[2] else 1e-5  # a number halfway may be rounded otherwise
 
 
 @pytest.mark.parametrize("kind", PACKED, ids=str)
@@ -248,13 +260,7 @@ PACKED = [
     ids=str,
 )
 def test_mixtures_of_packed_weights(sizes: list[int], about: dict, kind: Any) -> None:
-    mixture, x = Mixture(sizes, 128, torch.float32, kind=kind, **about), drawn(7, 128) / 8
-    ids = torch.from_numpy(np.stack([np.random.default_rng(t).permutation(4)[:2] for t in range(7)]))
-    weights = torch.rand(7, 2) + 0.1
-    wanted = mixture.answer(x, ids, weights)
-    out = mixture.run(RUN, x, ids.to(torch.int32), weights)
-    close = 2e-3 if kind[2] else 1e-5  # a number halfway may be rounded otherwise
-    assert torch.allclose(out.double(), wanted, rtol=close, atol=close * float(wanted.abs().max()))
+    answered(Mixture(sizes, 128, torch.float32, kind=kind, **about), drawn(7, 128) / 8, closeness(kind))
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
@@ -263,9 +269,7 @@ def test_a_token_follows_no_batch(target: str, kind: Any) -> None:
     """Few and many tokens have tiles of their own; places in a tile and the order of choices do not matter."""
     run, mixture = InterpretedLauncher(TARGETS[target]), Mixture([48, 48, 80], 128, torch.bfloat16, kind=kind)
     x, weights = drawn(60, 128, dtype=torch.bfloat16), torch.rand(60, 2)
-    ids = torch.from_numpy(
-        np.stack([np.random.default_rng(t).permutation(3)[:2] for t in range(60)]).astype(np.int32)
-    )
+    ids = chosen(60, 3)
     every = mixture.run(run, x, ids, weights)
     few, many = (experts.expert_tile(run, count, 2, 3, mixture.held.up)[0] for count in (1, 60))
     assert few != many
@@ -280,13 +284,8 @@ def test_a_token_follows_no_batch(target: str, kind: Any) -> None:
 def test_experts_have_inputs_in_orders_of_their_own(about: dict, kind: Any) -> None:
     mixture, x = Mixture([48, 40, 24, 0], 128, torch.float32, kind=kind, **about), drawn(7, 128) / 8
     mixture.arrange()
-    ids = torch.from_numpy(np.stack([np.random.default_rng(t).permutation(4)[:2] for t in range(7)]))
-    weights = torch.rand(7, 2) + 0.1
-    wanted = mixture.answer(x, ids, weights)
-    out = mixture.run(RUN, x, ids.to(torch.int32), weights)
-    close = 2e-3 if kind[2] else 1e-5  # a number halfway may be rounded otherwise
-    assert torch.allclose(out.double(), wanted, rtol=close, atol=close * float(wanted.abs().max()))
-    alone = mixture.run(RUN, x[5:6].clone(), ids[5:6].to(torch.int32), weights[5:6].clone())
+    ids, weights, out = answered(mixture, x, closeness(kind))
+    alone = mixture.run(RUN, x[5:6].clone(), ids[5:6].clone(), weights[5:6].clone())
     assert torch.equal(alone[0], out[5])
 
 
