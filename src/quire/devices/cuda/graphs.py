@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,10 +32,9 @@ class Piece:
     by_host: bool
 
 
-def pieces(calls: Sequence[Call], by_host: Sequence[bool]) -> list[Piece]:
+def pieces(calls: Sequence[Call], by_host: Callable[[Call], bool]) -> list[Piece]:
     """Cut operations wherever the host takes part."""
-    groups = groupby(zip(calls, by_host, strict=True), itemgetter(1))
-    return [Piece([call for call, _ in group], host) for host, group in groups]
+    return [Piece([*group], host) for host, group in groupby(calls, by_host)]
 
 
 class Graphs:
@@ -77,13 +75,13 @@ class Graphs:
         key: tuple[Any, ...] | None,
         calls: Sequence[Call],
         step: CudaStep,
-        by_host: Callable[[], list[bool]],
+        by_host: Callable[[Call], bool],
     ) -> None:
         """Launch operations over a step: those for the host, and others as graphs under a key; None: one by one."""
         if key is None:
             return launched(calls, step)
         if key[:2] not in self._pieces:  # of a part of steps of a size
-            self._pieces[key[:2]] = pieces(calls, by_host())
+            self._pieces[key[:2]] = pieces(calls, by_host)
         for index, piece in enumerate(self._pieces[key[:2]]):
             if not piece.by_host:
                 self.launch((*key, index), partial(launched, piece.calls, step))

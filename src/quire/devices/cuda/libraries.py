@@ -155,16 +155,11 @@ def of_humming(run: Launcher, weight: CudaMatrix, act: Any) -> Form | None:
 
 def copied_by_humming(weight: CudaMatrix) -> int:
     """The bytes of codes and scales, at most; 0 for a weight of which it has no form."""
-    form = None if weight.packed is None or weight.rounds or weight.inputs is not None else weight.packed.form
-    if (
-        form is None
-        or form.zeros
-        or form.offsets
-        or form.e2m1
-        or form.number not in (torch.uint8, torch.int8)
-    ):
+    if weight.packed is None or weight.rounds or weight.inputs is not None:
         return 0
-    return weight.nbytes
+    form = weight.packed.form
+    integers = form.number in (torch.uint8, torch.int8) and not (form.zeros or form.offsets or form.e2m1)
+    return weight.nbytes if integers else 0
 
 
 OURS = tuple(Library(form.__name__, "of Quire", form) for form in (slices, vectors))

@@ -66,8 +66,8 @@ class CudaExecutable:
             self._on_device()
             about = own, self._calls, recorder, self._arena, kv.spec, limits, wrong
             self._calls = admit(admission, *about)
-        self._plain = {*wrong}
-        self._body, self._head = range(own.body), range(own.body, len(own.ops))
+        self._plain = {self._calls[index] for index in wrong}
+        self._body, self._head = self._calls[: own.body], self._calls[own.body :]
         self._adapters = SlotAdapters(graph, recorder, limits.max_adapters, limits.max_tokens)
         self._step: CudaStep | None = None
         self._padded: dict[int, CudaStep] = {}
@@ -150,11 +150,9 @@ class CudaExecutable:
     def _run_step(self, part: str, size: int, step: CudaStep) -> None:
         """Launch a part of the operations, as graphs of a size; steps with adapters, and without, have their own."""
         version = None if step.adapters is None else self._adapters.version
-        places = self._body if part == "body" else self._head
-        self._graphs.run_step(
-            (part, size, version) if size else None, [self._calls[i] for i in places], step,
-            lambda: [i in self._plain or needs_host(self._calls[i], step) for i in places],
-        )  # fmt: skip
+        key = (part, size, version) if size else None
+        calls = self._body if part == "body" else self._head
+        self._graphs.run_step(key, calls, step, lambda call: call in self._plain or needs_host(call, step))
 
     def _filled(self, inputs: ModelInput, size: int = 0) -> CudaStep:
         """A step of a graph's size, which is kept if its kernels can be captured; a large one, of its own size.
