@@ -1,4 +1,4 @@
-"""`cache_control` in /v1/messages and chats: a model with recurrent states keeps one there, where the next goes on."""
+"""`cache_control` in messages, chats and responses: a recurrent model keeps a state there, where the next goes on."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_marks_are_counted_in_the_rendered_text() -> None:
     assert marks_of(front, accepted.messages, text) == ends
 
 
-@pytest.mark.parametrize("url", ["/v1/messages", "/v1/chat/completions"])
+@pytest.mark.parametrize("url", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
 @pytest.mark.parametrize(("mark", "least", "most"), [(True, 192, 208), (False, 0, 0)])
 def test_the_second_request_with_a_marked_system_prompt_hits(
     mark: bool, least: int, most: int, url: str, tmp_path: Path
@@ -69,16 +69,18 @@ def test_the_second_request_with_a_marked_system_prompt_hits(
         with httpx.Client(base_url=server.url, timeout=60) as http:
             for said in ("One", "Another"):
                 body = asked("x" * 200, said * 40, mark)
-                if url.endswith("completions"):
+                if url != "/v1/messages":
                     body["messages"].insert(0, {"role": "system", "content": body.pop("system")})
+                if url == "/v1/responses":
+                    body = {"model": "m", "max_output_tokens": 2, "input": body["messages"]}
                 answer = http.post(url, json=body)
                 assert answer.status_code == 200, answer.text
     finally:
         server.stop()
     usage = answer.json()["usage"]
-    cached = (
-        usage["cache_read_input_tokens"]
-        if "messages" in url
-        else usage["prompt_tokens_details"]["cached_tokens"]
-    )
-    assert least <= cached <= most
+    cached = {
+        "/v1/messages": lambda: usage["cache_read_input_tokens"],
+        "/v1/chat/completions": lambda: usage["prompt_tokens_details"]["cached_tokens"],
+        "/v1/responses": lambda: usage["input_tokens_details"]["cached_tokens"],
+    }
+    assert least <= cached[url]() <= most
