@@ -106,17 +106,18 @@ class LoadedAdapters:
 
     @property
     def all(self) -> list[LoadedAdapter]:
+        """List those of this moment: another thread may load one while a caller reads them."""
         return list(self._by_name.values())
 
     def find(self, name: str | None) -> LoadedAdapter | None:
         return None if name is None else self._by_name.get(name)
 
     def numbered(self, number: int) -> LoadedAdapter | None:
-        return next((one for one in self._by_name.values() if one.number == number), None)
+        return next((one for one in self.all if one.number == number), None)
 
     def find_request(self, request: LoRARequest) -> LoadedAdapter | None:
         """Find the adapter that a LoRARequest names, if it is loaded. RequestError: its name or number is in use."""
-        for one in self._by_name.values():
+        for one in self.all:
             same = one.name == request.lora_name, one.number == request.lora_int_id
             if any(same) and not all(same):
                 raise RequestError(
