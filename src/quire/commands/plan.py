@@ -351,8 +351,7 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
     whose = f", each of {ranks} ranks" if ranks > 1 else ""
     if len(stages) > 1:
         whose = f", each of {size} rank{'s' if size > 1 else ''} of the last of {len(stages)} stages"
-    size_of_one = 8 * figures["weight_bytes"] / figures["parameters"]
-    bits = f", {size_of_one:.1f} bits each" if ranks == 1 else ""
+    bits = f", {8 * figures['weight_bytes'] / figures['parameters']:.1f} bits each" if ranks == 1 else ""
     by_stage = [
         (
             f"layers {stage['layers'][0]} to {stage['layers'][1] - 1}",
@@ -376,6 +375,8 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
             ("KV cache", f"{gib('kv_cache_bytes')}, {figures['kv_tokens']:,} tokens"),
             ("total", f"{gib('total_bytes')} of {gib('available_bytes')} free"),
         ]
+        most = figures["max_sequences"].items()
+        fitting = {"sequences that fit at once": [(f"of {n:,} tokens", f"{count:,}") for n, count in most]}
     else:
         batch = figures["batch_size"] * figures["sequence_len"] * figures["kv_bytes_per_token"]
         room = [
@@ -385,9 +386,7 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
                 f"{batch / GIB:.3f} GiB",
             ),
         ]
-    fitting = [
-        (f"of {length:,} tokens", f"{count:,}") for length, count in figures.get("max_sequences", {}).items()
-    ]
+        fitting = {}
     told = "given" if read_limits(plan.config.device.machine_limits) else "measured now"
     return {
         **({"each rank, stage by stage": by_stage} if len(stages) > 1 else {}),
@@ -401,7 +400,7 @@ def _tables(figures: dict[str, Any], plan: EnginePlan, bounded: bool) -> dict[st
             *_state_rows(figures),
             *room,
         ],
-        **({"sequences that fit at once": fitting} if bounded else {}),
+        **fitting,
         f"upper bounds, by limits {told}": [
             ("memory read", f"{figures['read_gb_s']:.1f} GB/s"),
             ("arithmetic", f"{figures['peak_gflop_s']:.0f} GFLOP/s"),
