@@ -168,11 +168,7 @@ async def count(service: Service, http: HttpRequest) -> bytes:
     body = await service.read(http, COUNT_TOKENS)
     service.check_model(body.model)
     tools = reading.tools_of(body.tools or (), body.tool_choice)
-
-    def job() -> int:
-        return count_tokens(service, conversation(body, tools))
-
-    count = await service.work(http, job, renders=True)
+    count = await service.work(http, lambda: count_tokens(service, conversation(body, tools)), renders=True)
     for name in tools.dropped:
         service.notice(http, name)
     return _encode(TokenCount(count))

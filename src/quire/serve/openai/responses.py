@@ -71,11 +71,8 @@ async def count_input(service: Service, http: HttpRequest) -> bytes:
     service.check_model(body.model)
     _check(body)
     tools = responses_input.tools_of(body.tools or (), body.tool_choice, body.input)
-
-    def job() -> int:
-        return count_tokens(service, _conversation(body, tools))
-
-    return _encode(InputTokens(await service.work(http, job, renders=True)))
+    count = await service.work(http, lambda: count_tokens(service, _conversation(body, tools)), renders=True)
+    return _encode(InputTokens(count))
 
 
 def _check(body: ResponsesRequest) -> None:
