@@ -7,14 +7,18 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Return once `condition()` holds; fail after `seconds`."""
+def wait_until(condition: Callable[[], T], seconds: float = 60) -> T:
+    """Return what `condition()` gives, once it holds; fail after `seconds`."""
     limit = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < limit, "waited in vain"
         time.sleep(0.02)
+    return found
 
 
 @contextmanager

@@ -36,10 +36,15 @@ SILENCE = 2  # seconds after which a replica that says nothing is left, where a 
 
 
 @pytest.fixture
-def routed(replicas: list[StandIn], request: pytest.FixtureRequest) -> Iterator[Running]:
+def fault() -> str:
+    """What a replica or a client does, in tests that say so."""
+    return ""
+
+
+@pytest.fixture
+def routed(replicas: list[StandIn], fault: str) -> Iterator[Running]:
     addresses = [word for one in replicas for word in ("--replica", one.url)]
-    fault = getattr(request.node, "callspec", None) and request.node.callspec.params.get("fault")
-    patience = SILENCE if fault in ("silent", "frozen") or "not_read" in request.node.name else 120
+    patience = SILENCE if fault in ("silent", "frozen", "unread") else 120
     options = ("--policy", "round_robin", "--silence-timeout", str(patience), "--admin-api-key", "boss")
     with router(*addresses, *options) as running:
         wait_until(lambda: running.metric('quire_route_replicas{what="up"}') == 3)
@@ -260,6 +265,7 @@ def test_models_are_joined(loop: Loop) -> None:
         loop.run(one.close())
 
 
+@pytest.mark.parametrize("fault", ["unread"])
 def test_a_client_that_does_not_read_harms_no_replica(routed: Running) -> None:
     body = {"prompt": "Once", "stream": True, "max_tokens": 300, "size": 100_000}
     with routed.client as client, client.stream("POST", "/v1/completions", json=body) as answer:

@@ -48,12 +48,7 @@ class Server:
 
     def lines_with(self, *parts: str) -> list[str]:
         """The lines with all `parts`, once there is one: the log is written beside the answers."""
-
-        def found() -> list[str]:
-            return [line for line in list(self.lines) if all(part in line for part in parts)]
-
-        wait_until(found)
-        return found()
+        return wait_until(lambda: [line for line in [*self.lines] if all(part in line for part in parts)])
 
     @property
     def client(self) -> httpx.Client:

@@ -111,8 +111,7 @@ def watch_and_stop(server: Server) -> None:
 
         thread = threading.Thread(target=ask)
         thread.start()
-        wait_until(lambda: first_snapshot(client)["requests"])
-        rows: Any = first_snapshot(client)["requests"]
+        rows: Any = wait_until(lambda: first_snapshot(client)["requests"])
         assert rows[0]["prompt"]
         assert client.delete(f"/dashboard/requests/{rows[0]['id']}", headers=KEY).status_code == 204
         thread.join()

@@ -41,8 +41,7 @@ def lines_of(server: Server, request_id: str, logger: str) -> list[dict[str, Any
         entries = [json.loads(line) for line in list(server.lines) if line.startswith("{")]
         return [e for e in entries if e.get("request_id") == request_id and e["logger"] == logger]
 
-    wait_until(found)
-    return found()
+    return wait_until(found)
 
 
 def test_access_lines_have_parts_and_the_id_of_the_header(server: Server, http: httpx.Client) -> None:

@@ -323,8 +323,8 @@ def test_prefixes_that_come_and_go_are_told_to_routers() -> None:
         told = ask(empty["next"], 10)
         assert (told["reset"], told["events"]) == (False, [["+", first]])
         os.kill(running.engine_pid, signal.SIGKILL)
-        wait_until(lambda: ask(told["next"])["reset"])
-        assert ask(told["next"])["events"] == [["+"]]
+        after = wait_until(lambda: (found := ask(told["next"]))["reset"] and found)
+        assert after["events"] == [["+"]]
     assert running.stop() == 0
 
 
