@@ -12,7 +12,7 @@ from quire import params, steps
 from quire.client import grammar_check, program_checks, request_checks
 from quire.fields import MAX_BEAMS, MAX_N
 from quire.lora import arena
-from quire.program import host, tasks
+from quire.program import program_requests, sessions, tasks
 from quire.sched import plan
 from quire.serve import adapters, call, threads
 from quire.serve.openai import texts
@@ -68,7 +68,7 @@ def most(step: type, name: str) -> int:
         (FIELDS, "structured_outputs", [params.MAX_CONSTRAINT_BYTES]),
         (FIELDS, "repetition_detection", [params.MAX_PATTERN]),
         (FIELDS, "beam", [MAX_BEAMS]),
-        (STEPS, "text", [1 << 20, host.CHARACTERS_PER_TOKEN]),
+        (STEPS, "text", [1 << 20, program_requests.CHARACTERS_PER_TOKEN]),
         (STEPS, "gen", [most(Gen, "n"), program_checks.MAX_TOKENS]),
         (STEPS, "select", [most(Select, "choices"), program_checks.MAX_CHOICES]),
         (STEPS, "fork", [most(Fork, "branches"), program_checks.MAX_LANES]),
@@ -80,7 +80,7 @@ def most(step: type, name: str) -> int:
         (PASSES, "steps and texts of all programs", [tasks.TURN_SECONDS * 1000]),
         (PASSES, "predictions searched", [lookup.MOST_SEARCHED]),
         (PASSES, "prompts that enter suffix trees", [suffix.MOST_GROWN]),
-        (POOLS, "sessions of programs", [host.MAX_SESSIONS, host.MAX_CHARACTERS]),
+        (POOLS, "sessions of programs", [sessions.MAX_SESSIONS, sessions.MAX_CHARACTERS]),
         (POOLS, "grammars that wait to be compiled", [grammar_check.MAX_WAITING]),
         (POOLS, "names of adapters loaded at run time", [adapters.MOST_NAMES]),
     ],
